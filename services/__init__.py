@@ -1,0 +1,1 @@
+"""Applications: one folder is one process. Services never import each other."""

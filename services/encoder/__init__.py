@@ -1,0 +1,1 @@
+"""The encoder: items in, tickets out."""

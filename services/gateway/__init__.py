@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-compatible REST in front of the router."""

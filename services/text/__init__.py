@@ -1,0 +1,1 @@
+"""The text instance: pulls embeddings, prefills, decodes."""

@@ -1,0 +1,49 @@
+"""What a client asks for: a conversation over text and media, before any of it is tokenized."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An item's undecoded bytes. Whether they are what ``modality`` says is for the router to find out."""
+
+    modality: Modality
+    data: bytes
+
+
+Part = TextPart | MediaPart
+SpeakerRole = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: SpeakerRole
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request as the router takes it, from the gateway and from the SDK alike."""
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    timeout_s: float = 120.0
+    """Time left for the whole request when it is sent."""
+    tenant_salt: bytes = b""
+    """Keeps the caller's embeddings apart from other tenants'; empty only where all may share."""
+
+    @property
+    def media(self) -> tuple[MediaPart, ...]:
+        """The media parts in the order in which the prompt mentions them."""
+        return tuple(part for message in self.messages for part in message.parts if isinstance(part, MediaPart))

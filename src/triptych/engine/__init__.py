@@ -1,0 +1,1 @@
+"""Compute: encoder and text engines over transformers. Nothing else imports torch."""

@@ -1,0 +1,174 @@
+"""The error tree: everything Triptych refuses or fails with, and how each is said on gRPC and HTTP.
+
+    TriptychError
+    +-- InvalidRequest          INVALID_ARGUMENT     400  the request can never succeed as it stands
+    |   +-- InvalidMedia        INVALID_ARGUMENT     400  an item is not what its type says, or out of bounds
+    |   +-- ContextTooLong      INVALID_ARGUMENT     400  prompt and answer do not fit the model's context
+    +-- Unauthenticated         UNAUTHENTICATED      401
+    +-- PermissionDenied        PERMISSION_DENIED    403
+    +-- NotFound                NOT_FOUND            404
+    |   +-- ModelNotFound       NOT_FOUND            404
+    |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
+    +-- RequestTooLarge         OUT_OF_RANGE         413  the body is larger than the server takes
+    +-- Overloaded              RESOURCE_EXHAUSTED   429  a bound is reached; the same request may succeed later
+    |   +-- ArenaFull           RESOURCE_EXHAUSTED   429  no registered memory for this embedding now
+    +-- Cancelled               CANCELLED            499  the caller went away
+    +-- InternalError           INTERNAL             500  a defect; details are in the server's log only
+    |   +-- EngineFailure       INTERNAL             500  the engine failed on this request
+    +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not there yet
+    |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the link to it broke
+    |   +-- TransferFailed      UNAVAILABLE          503  embeddings could not be pulled; names the items
+    +-- DeadlineExceeded        DEADLINE_EXCEEDED    504
+
+A class is chosen for what the *caller* can do about it. ``retryable`` says that the same call may succeed when it
+is made again. Messages name the thing, its value and its limit, never an address, a path or a stack. The gRPC code
+is given by name so that this module, at the bottom of the tree, needs no grpc.
+"""
+
+from typing import ClassVar
+
+
+class TriptychError(Exception):
+    """Root of the tree; raised only through its subclasses."""
+
+    code: ClassVar[str] = "internal_error"
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """The request field at fault, in the caller's own words (``messages[0].content[1]``), if there is one."""
+        self.retry_after_s = retry_after_s
+        """How long to wait before the same call is worth making again, in seconds, if that is known."""
+
+
+class InvalidRequest(TriptychError):
+    """The request can never succeed as it stands."""
+
+    code, grpc_code, http_status = "invalid_request", "INVALID_ARGUMENT", 400
+
+
+class InvalidMedia(InvalidRequest):
+    """An item is not what its type says it is, or is out of bounds."""
+
+    code = "invalid_media"
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and answer do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthenticated(TriptychError):
+    """No valid credentials came with the call."""
+
+    code, grpc_code, http_status = "invalid_api_key", "UNAUTHENTICATED", 401
+
+
+class PermissionDenied(TriptychError):
+    """The credentials are valid, but not for this."""
+
+    code, grpc_code, http_status = "permission_denied", "PERMISSION_DENIED", 403
+
+
+class NotFound(TriptychError):
+    """The thing that the call names is not there."""
+
+    code, grpc_code, http_status = "not_found", "NOT_FOUND", 404
+
+
+class ModelNotFound(NotFound):
+    """No instance serves the model that the request names."""
+
+    code = "model_not_found"
+
+
+class LeaseLost(NotFound):
+    """The embedding, or the lease on it, is gone: the item must be encoded again."""
+
+    code = "lease_lost"
+
+
+class RequestTooLarge(TriptychError):
+    """The body is larger than the server takes."""
+
+    code, grpc_code, http_status = "request_too_large", "OUT_OF_RANGE", 413
+
+
+class Overloaded(TriptychError):
+    """A bound of the server is reached; the same request may succeed later."""
+
+    code, grpc_code, http_status, retryable = "overloaded", "RESOURCE_EXHAUSTED", 429, True
+
+
+class ArenaFull(Overloaded):
+    """No registered memory is left for this embedding now."""
+
+    code = "arena_full"
+
+
+class Cancelled(TriptychError):
+    """The caller went away."""
+
+    code, grpc_code, http_status = "cancelled", "CANCELLED", 499
+
+
+class InternalError(TriptychError):
+    """A defect of the server; the details are in its log only."""
+
+
+class EngineFailure(InternalError):
+    """The engine failed on this request; others are not affected."""
+
+    code = "engine_failure"
+
+
+class Unavailable(TriptychError):
+    """An instance is down, draining, or not there yet."""
+
+    code, grpc_code, http_status, retryable = "unavailable", "UNAVAILABLE", 503, True
+
+
+class InstanceLost(Unavailable):
+    """The instance died, or the link to it broke, while it worked on the call."""
+
+    code = "instance_lost"
+
+
+class TransferFailed(Unavailable):
+    """Embeddings could not be pulled: encode the named items again."""
+
+    code = "transfer_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        items: tuple[int, ...] = (),
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.items = items
+        """Indices, within the request, of the items whose embeddings did not arrive."""
+
+
+class DeadlineExceeded(TriptychError):
+    """The time that the caller gave is over."""
+
+    code, grpc_code, http_status, retryable = "deadline_exceeded", "DEADLINE_EXCEEDED", 504, True
+
+
+def tree() -> dict[str, type[TriptychError]]:
+    """Every class of the tree by its ``code``; the root stands in for codes that nobody knows."""
+    found: dict[str, type[TriptychError]] = {}
+    pending: list[type[TriptychError]] = list(TriptychError.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,1 @@
+"""Untrusted media: sniffing, hashing and bounding, without decoding pixels."""

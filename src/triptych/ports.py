@@ -1,0 +1,271 @@
+"""The system on one page: every seam as a Protocol in domain types.
+
+    client -> Router -> Encoder (one per item, in parallel)  -> Ticket
+                     -> Text    (once every item has one)    -> tokens
+              Text   -> Encoder's arena through a Transport: a one-sided read, then Encoder.release
+
+A service object and its gRPC stub satisfy the same Protocol, so a caller cannot tell a process of its own from one
+across the network; the simulator and the tests use that. Every method raises only errors of ``triptych.errors``.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
+from triptych.domain.media import MediaInfo
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Readiness, Timeline
+
+T = TypeVar("T")
+
+# --- services: what processes offer each other -----------------------------------------------------------------------
+
+
+class Router(Protocol):
+    """The one entrance, for gateway and SDK alike."""
+
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        """Stream the answer. Closing the generator cancels the request at every stage."""
+        ...
+
+    async def models(self) -> tuple[ModelInfo, ...]: ...
+
+    async def timeline(self, request_id: str) -> Timeline:
+        """Raises NotFound once the bounded history has let the request go."""
+        ...
+
+    async def readiness(self) -> Readiness: ...
+
+
+class Encoder(Protocol):
+    """Turns an item into an embedding that lies in this instance's arena."""
+
+    async def describe(self) -> InstanceInfo: ...
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        """Raises ArenaFull rather than wait for memory, InvalidMedia for what cannot be decoded."""
+        ...
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        """Raises LeaseLost when the embedding is no longer there."""
+        ...
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        """Gives leases back; one that is unknown or over is not an error."""
+        ...
+
+    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        """The load now, and again whenever it has changed, at a bounded rate."""
+        ...
+
+
+class Text(Protocol):
+    """Pulls what a request needs, then prefills and decodes."""
+
+    async def describe(self) -> InstanceInfo: ...
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        """``Ready``, then ``TokenChunk`` any number of times, then ``Finished``.
+
+        Raises TransferFailed, naming the items, before ``Ready`` and never after.
+        """
+        ...
+
+    def watch_load(self) -> AsyncGenerator[TextLoad]: ...
+
+
+# --- transport: how embeddings get from one process's memory into another's ------------------------------------------
+
+
+class Arena(Protocol):
+    """One block of memory, registered once and never freed while the process lives."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it, writable, format ``B``."""
+        ...
+
+
+class Peer(Protocol):
+    """A holder whose arena this reader can read, over one backend that has been seen to work."""
+
+    @property
+    def backend(self) -> str: ...
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None:
+        """Copy a ticket's slot (``slot_nbytes``) into the reader's own arena.
+
+        It is complete, or raises: LeaseLost when the holder says that lease or slot are gone, TransferFailed for all
+        else. When it is cancelled it returns only once nothing can write to the destination any more, or hands the
+        range to the transport's quarantine (``Transport.quarantined``).
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """One backend, on both sides: its arena can be read by peers, and it reads theirs into its arena."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def arena(self) -> Arena: ...
+
+    def offer(self) -> TransportOffer:
+        """What a reader needs to know to connect."""
+        ...
+
+    async def connect(self, offer: TransportOffer) -> Peer:
+        """Reach a holder and prove it by reading a probe from its arena. Raises TransferFailed."""
+        ...
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        """(offset, nbytes) ranges of the own arena that a late write may still reach: not to be reused."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LeaseCheck(Protocol):
+    """Asked by a holder's transport, where the backend can ask, before it serves a read."""
+
+    def __call__(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool: ...
+
+
+# --- engines: the compute behind a service ---------------------------------------------------------------------------
+
+
+class PreparedItem(Protocol):
+    """An item after CPU preprocessing; what is inside is the engine's own."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What ``encode`` will make of it, so that memory is reserved before compute is spent."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes while it waits."""
+        ...
+
+
+PreparedT = TypeVar("PreparedT", bound=PreparedItem)
+
+
+class EncoderEngine(Protocol[PreparedT]):
+    """Tower and projector. ``prepare`` is thread-safe; ``encode`` is called from one thread at a time."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    @property
+    def version(self) -> str:
+        """Changes whenever the same bytes would give another embedding."""
+        ...
+
+    @property
+    def processor_digest(self) -> bytes: ...
+
+    def prepare(self, media: bytes, info: MediaInfo) -> PreparedT:
+        """Decode and preprocess one item. Raises InvalidMedia."""
+        ...
+
+    def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:
+        """One pass over a batch; per item the tensors that ``outputs`` announced, finite. Raises EngineFailure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """One item's tensors and the placeholder run they replace (``start``, ``tokens`` prompt positions)."""
+
+    start: int
+    tokens: int
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A sequence for the text engine. ``sampling.max_tokens`` is set; ``seed`` too."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    embeddings: tuple[EmbeddingInput, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What one step did for one sequence. ``error`` is set when the engine gave the sequence up."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+
+class TextEngine(Protocol):
+    """The language model with continuous batching. Not thread-safe: one loop calls it, from one thread at a time."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
+        """What an item of so many tokens must bring; checked by the service before anything is spliced."""
+        ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a sequence. Raises ContextTooLong or InvalidRequest for what can never run. Tensors are copied."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a sequence; unknown ids are fine."""
+        ...
+
+    def step(self) -> list[EngineOutput]:
+        """Run one iteration: sequences join and leave the batch between steps."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
+        ...
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float: ...
+
+
+class Offload(Protocol):
+    """Runs blocking work off the event loop: a bounded pool in production, inline under virtual time."""
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T: ...
+
+
+class Chance(Protocol):
+    """What ``random.Random`` satisfies."""
+
+    def random(self) -> float: ...
+
+    def getrandbits(self, k: int, /) -> int: ...

@@ -1,0 +1,1 @@
+"""gRPC plumbing: server, channels, interceptors, and stubs that satisfy ports.py."""

@@ -1,0 +1,1 @@
+"""The world: clock, settings, tasks, shutdown, process."""

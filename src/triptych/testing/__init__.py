@@ -1,0 +1,1 @@
+"""The public test kit: virtual-time loop, fake engines, in-memory cluster."""

@@ -1,0 +1,1 @@
+"""Text as token ids: chat templates, tokenizing, incremental detokenizing and stop strings (torch-free)."""

@@ -1,0 +1,1 @@
+"""Tensors between processes: one Protocol (ports.Transport), one file per backend."""
