@@ -1,0 +1,26 @@
+"""Blocking work off the event loop, in a bounded pool of threads."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class ThreadOffload:
+    """``ports.Offload`` over a pool of ``workers`` threads of its own.
+
+    A caller that is cancelled stops waiting; the work it handed over still runs to its end, as threads do. Waiting
+    work is not bounded here but by whoever admits it.
+    """
+
+    def __init__(self, workers: int, *, name: str) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, fn, *args)
+
+    def close(self) -> None:
+        """Drop what has not started and wait for what has."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

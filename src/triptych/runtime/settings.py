@@ -1,0 +1,171 @@
+"""Settings: one frozen object per service, read once at start from the command line, the environment and a file.
+
+Precedence: command line > environment (``TRIPTYCH_<SERVICE>_...``) > file (``--config FILE``, TOML) > default.
+Unknown keys are refused everywhere, and each default stands once, in the class that owns it.
+"""
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+_PREFIX = "TRIPTYCH_"
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Several strings; in the environment and on the command line ``a,b,c``."""
+
+
+def service_config(service: str) -> SettingsConfigDict:
+    """The configuration of a service's settings class; ``service`` is its folder's name."""
+    return SettingsConfigDict(
+        env_prefix=f"{_PREFIX}{service.upper()}_",
+        frozen=True,
+        extra="forbid",
+        cli_prog_name=f"services.{service}",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        use_attribute_docstrings=True,
+        nested_model_default_partial_update=True,
+        protected_namespaces=(),
+    )
+
+
+class SettingsError(ValueError):
+    """The configuration as a whole is not valid; the message says what to change, line by line."""
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told. Subclasses set ``model_config = service_config(NAME)``."""
+
+    model_config = SettingsConfigDict(use_attribute_docstrings=True)
+
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    """Least severity that is logged: DEBUG, INFO, WARNING or ERROR."""
+    drain_s: float = Field(default=10.0, ge=0, le=3600)
+    """How long requests may go on after the process was told to stop."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructed directly, a settings object is exactly its arguments; ``load`` brings in the world."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
+        """Read all sources and validate the whole. Raises SettingsError; ``--help`` exits as usual.
+
+        The flags ``--config FILE`` and ``--print-config`` belong to every service.
+        """
+        environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader of the environment
+        rest, config, print_config = _take_common_flags(argv)
+        _refuse_unknown_environment(cls, environ)
+        try:
+            merged: dict[str, Any] = {}
+            for layer in (_read_file(config), _read_environment(cls, environ), _read_command_line(cls, rest)):
+                merged.update(layer)
+            settings = cls(**merged)
+        except ValidationError as error:
+            raise SettingsError(_explain(error)) from None
+        if print_config:
+            settings.print_and_exit()
+        return settings
+
+    def print_and_exit(self) -> NoReturn:
+        sys.stdout.write(self.model_dump_json(indent=2) + "\n")
+        raise SystemExit(0)
+
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def load_or_exit(cls: type[SettingsT], argv: Sequence[str]) -> SettingsT:
+    """``load`` for a process's entry point: a mistake is one clear message and exit status 2, never a stack."""
+    try:
+        return cls.load(argv)
+    except SettingsError as error:
+        sys.stderr.write(f"{cls.model_config.get('cli_prog_name')}: {error}\n")
+        raise SystemExit(2) from None
+
+
+def _take_common_flags(argv: Sequence[str]) -> tuple[list[str], Path | None, bool]:
+    rest: list[str] = []
+    config: Path | None = None
+    print_config = False
+    pending = iter(argv)
+    for argument in pending:
+        if argument == "--print-config":
+            print_config = True
+        elif argument == "--config":
+            value = next(pending, None)
+            if value is None:
+                raise SettingsError("--config needs a file")
+            config = Path(value)
+        elif argument.startswith("--config="):
+            config = Path(argument.removeprefix("--config="))
+        else:
+            rest.append(argument)
+    return rest, config, print_config
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"--config: cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"--config: {path} is not TOML: {error}") from None
+
+
+def _read_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:
+    source = EnvSettingsSource(cls)
+    source.env_vars = {key.lower(): value for key, value in environ.items()}
+    return source()
+
+
+def _read_command_line(cls: type[ServiceSettings], argv: list[str]) -> dict[str, Any]:
+    source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=argv)
+    return InitSettingsSource(cls, init_kwargs=source())()
+
+
+def _refuse_unknown_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> None:
+    prefix = str(cls.model_config.get("env_prefix"))
+    known = {prefix + name.upper() for name in cls.model_fields}
+    unknown = sorted(key for key in environ if key.upper().startswith(prefix) and key.upper() not in known)
+    if unknown:
+        raise SettingsError(f"unknown environment variable {', '.join(unknown)}")
+
+
+def _explain(error: ValidationError) -> str:
+    lines = (f"{'.'.join(map(str, detail['loc'])) or 'settings'}: {detail['msg']}" for detail in error.errors())
+    return "invalid configuration\n  " + "\n  ".join(lines)

@@ -1,0 +1,61 @@
+"""Tasks with owners: the only place that starts one without waiting for it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Self
+
+logger = logging.getLogger(__name__)
+
+
+class TaskScope:
+    """Owns background tasks: each ends with the scope, and the failure of one neither passes unseen nor ends others.
+
+    It is bounded: a scope that already runs ``limit`` tasks refuses another (RuntimeError).
+    """
+
+    def __init__(self, name: str, *, limit: int = 100_000) -> None:
+        self._name = name
+        self._limit = limit
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[object, object, None], *, name: str) -> None:
+        """Start ``work``; it is cancelled when the scope closes."""
+        if self._closed or len(self._tasks) >= self._limit:
+            work.close()
+            reason = "closed" if self._closed else f"full ({self._limit} tasks)"
+            raise RuntimeError(f"task scope {self._name!r} is {reason}, cannot start {name!r}")
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._name}/{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what runs come to its end, but not for longer than ``timeout_s``."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Cancel everything and wait until it has ended."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("task %s failed", task.get_name(), exc_info=error)

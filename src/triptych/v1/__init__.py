@@ -1,0 +1,1 @@
+"""Generated from proto/triptych/v1 by proto/generate.sh. Never edited."""

@@ -1,0 +1,84 @@
+from triptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    item: int
+    model: str
+    media: bytes
+    info: _common_pb2.MediaInfo
+    tokens: int
+    tenant_salt: bytes
+    lease_s: float
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("ticket", "holder_lease", "cached", "queue_s", "encode_s")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
+    holder_lease: bytes
+    cached: bool
+    queue_s: float
+    encode_s: float
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., holder_lease: _Optional[bytes] = ..., cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("key", "generation", "lease_s")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    generation: int
+    lease_s: float
+    def __init__(self, key: _Optional[bytes] = ..., generation: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class LeaseResponse(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, lease_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EncoderLoad(_message.Message):
+    __slots__ = ("pending_tokens", "pending_items", "arena_bytes", "arena_leased_bytes", "cached_embeddings", "draining")
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    pending_tokens: int
+    pending_items: int
+    arena_bytes: int
+    arena_leased_bytes: int
+    cached_embeddings: int
+    draining: bool
+    def __init__(self, pending_tokens: _Optional[int] = ..., pending_items: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_leased_bytes: _Optional[int] = ..., cached_embeddings: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

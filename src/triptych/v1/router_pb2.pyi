@@ -1,0 +1,197 @@
+from triptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SpeakerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPEAKER_ROLE_UNSPECIFIED: _ClassVar[SpeakerRole]
+    SPEAKER_ROLE_SYSTEM: _ClassVar[SpeakerRole]
+    SPEAKER_ROLE_USER: _ClassVar[SpeakerRole]
+    SPEAKER_ROLE_ASSISTANT: _ClassVar[SpeakerRole]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_RUNNING: _ClassVar[Outcome]
+    OUTCOME_DONE: _ClassVar[Outcome]
+    OUTCOME_FAILED: _ClassVar[Outcome]
+    OUTCOME_CANCELLED: _ClassVar[Outcome]
+SPEAKER_ROLE_UNSPECIFIED: SpeakerRole
+SPEAKER_ROLE_SYSTEM: SpeakerRole
+SPEAKER_ROLE_USER: SpeakerRole
+SPEAKER_ROLE_ASSISTANT: SpeakerRole
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_RUNNING: Outcome
+OUTCOME_DONE: Outcome
+OUTCOME_FAILED: Outcome
+OUTCOME_CANCELLED: Outcome
+
+class MediaPart(_message.Message):
+    __slots__ = ("modality", "data")
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    modality: _common_pb2.Modality
+    data: bytes
+    def __init__(self, modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("text", "media")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    media: MediaPart
+    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[MediaPart, _Mapping]] = ...) -> None: ...
+
+class Message(_message.Message):
+    __slots__ = ("role", "parts")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    role: SpeakerRole
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, role: _Optional[_Union[SpeakerRole, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class ChatRequest(_message.Message):
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    sampling: _common_pb2.SamplingParams
+    tenant_salt: bytes
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "completion_tokens", "image_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    completion_tokens: int
+    image_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
+
+class ChatFinished(_message.Message):
+    __slots__ = ("reason", "usage")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: _common_pb2.FinishReason
+    usage: Usage
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class ChatEvent(_message.Message):
+    __slots__ = ("chunk", "finished")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    chunk: _common_pb2.TokenChunk
+    finished: ChatFinished
+    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ...) -> None: ...
+
+class ModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[_common_pb2.ModelInfo, _Mapping]]] = ...) -> None: ...
+
+class TimelineRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ItemTimeline(_message.Message):
+    __slots__ = ("item", "modality", "width", "height", "tokens", "encoder", "encode_attempts", "encoder_cached", "queue_s", "encode_s", "pull_backend", "pull_bytes", "pull_s", "text_cached")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_CACHED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    PULL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    TEXT_CACHED_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    modality: str
+    width: int
+    height: int
+    tokens: int
+    encoder: str
+    encode_attempts: int
+    encoder_cached: bool
+    queue_s: float
+    encode_s: float
+    pull_backend: str
+    pull_bytes: int
+    pull_s: float
+    text_cached: bool
+    def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ...) -> None: ...
+
+class Timeline(_message.Message):
+    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    outcome: Outcome
+    items: _containers.RepeatedCompositeFieldContainer[ItemTimeline]
+    text_instance: str
+    text_attempts: int
+    prompt_tokens: int
+    completion_tokens: int
+    prepare_s: float
+    encode_s: float
+    queue_s: float
+    pull_s: float
+    prefill_s: float
+    decode_s: float
+    ttft_s: float
+    total_s: float
+    error: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ReadinessRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadinessResponse(_message.Message):
+    __slots__ = ("ready", "missing", "instances")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    instances: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ready: _Optional[bool] = ..., missing: _Optional[_Iterable[str]] = ..., instances: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,90 @@
+from triptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Placement(_message.Message):
+    __slots__ = ("item", "start", "ticket")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    start: int
+    ticket: _common_pb2.Ticket
+    def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class TextRequest(_message.Message):
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    sampling: _common_pb2.SamplingParams
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class PullReport(_message.Message):
+    __slots__ = ("item", "backend", "nbytes", "duration_s", "cached")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    backend: str
+    nbytes: int
+    duration_s: float
+    cached: bool
+    def __init__(self, item: _Optional[int] = ..., backend: _Optional[str] = ..., nbytes: _Optional[int] = ..., duration_s: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("pulls", "queue_s", "pull_s")
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    pulls: _containers.RepeatedCompositeFieldContainer[PullReport]
+    queue_s: float
+    pull_s: float
+    def __init__(self, pulls: _Optional[_Iterable[_Union[PullReport, _Mapping]]] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    reason: _common_pb2.FinishReason
+    completion_tokens: int
+    prefill_s: float
+    decode_s: float
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+
+class TextEvent(_message.Message):
+    __slots__ = ("ready", "chunk", "finished")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ready: Ready
+    chunk: _common_pb2.TokenChunk
+    finished: Finished
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class TextLoad(_message.Message):
+    __slots__ = ("pending_tokens", "waiting_requests", "running_requests", "draining")
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    pending_tokens: int
+    waiting_requests: int
+    running_requests: int
+    draining: bool
+    def __init__(self, pending_tokens: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
