@@ -253,9 +253,7 @@ def _showing(count: int, turn: Turn, rng: Random) -> Turn:
 def conversation(digits: Sequence[int], rng: Random) -> list[Turn]:
     """Draw one to three turns; the images of `digits` (perhaps none) all come with one of the first two.
 
-    Args:
-        digits: the labels of the images, in the order in which they are shown.
-        rng: where chance comes from.
+    `digits` are the labels of the images in the order in which they are shown.
     """
     turns: list[Turn] = []
     if not digits:

@@ -15,27 +15,26 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from random import Random
+from typing import Any, TypeAlias
 
-import data
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    CLIPVisionConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from examples.demo_model import data
+
+# The annotations of transformers are incomplete and change between versions, so its objects go unchecked here.
+hf: Any = transformers
+HfTokenizer: TypeAlias = Any
+HfProcessor: TypeAlias = Any
+HfModel: TypeAlias = Any
 
 PAD, END, USER, ASSISTANT, IMAGE = SPECIAL_TOKENS = ("<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<image>")
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").strip()
@@ -47,7 +46,7 @@ HIDDEN_SIZE = 128
 HEAD_SIZE = 64
 
 WARM_UP_STEPS = 50
-CLASSIFIER_STEPS = 400
+CLASSIFIER_STEPS = 800
 CLASSIFIER_BATCH = 96
 CLASSIFIER_RATE = 1.5e-3
 ANSWER_RATE = 1e-3
@@ -65,7 +64,7 @@ class Settings:
     seed: int
 
 
-def build_tokenizer(rng: Random) -> PreTrainedTokenizerFast:
+def build_tokenizer(rng: Random) -> HfTokenizer:
     """Train a byte-level BPE on drawn conversations; every number up to 72 becomes one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,7 +82,7 @@ def build_tokenizer(rng: Random) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
@@ -94,7 +93,7 @@ def build_tokenizer(rng: Random) -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+def build_processor(tokenizer: HfTokenizer) -> HfProcessor:
     """Join the tokenizer with an image processor that needs Pillow only."""
     side = {"height": data.IMAGE_SIZE_PX, "width": data.IMAGE_SIZE_PX}
     image_processor = CLIPImageProcessorPil(
@@ -106,7 +105,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    return LlavaProcessor(
+    return hf.LlavaProcessor(
         image_processor,
         tokenizer,
         patch_size=PATCH_PX,
@@ -117,9 +116,9 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
+def build_model(tokenizer: HfTokenizer) -> HfModel:
     """A LLaVA small enough for a repository: 3 vision layers, 4 text layers, 128 wide, heads of 64."""
-    vision = CLIPVisionConfig(
+    vision = hf.CLIPVisionConfig(
         hidden_size=HIDDEN_SIZE,
         intermediate_size=2 * HIDDEN_SIZE,
         num_hidden_layers=3,
@@ -128,7 +127,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         patch_size=PATCH_PX,
         projection_dim=HIDDEN_SIZE,
     )
-    text = LlamaConfig(
+    text = hf.LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=HIDDEN_SIZE,
         intermediate_size=3 * HIDDEN_SIZE,
@@ -142,7 +141,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    config = LlavaConfig(
+    config = hf.LlavaConfig(
         vision_config=vision,
         text_config=text,
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
@@ -151,7 +150,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         vision_feature_select_strategy="default",
         tie_word_embeddings=False,
     )
-    return LlavaForConditionalGeneration(config)
+    return hf.LlavaForConditionalGeneration(config)
 
 
 def rendered_digits(digits: data.Digits) -> torch.Tensor:
@@ -181,13 +180,13 @@ def distorted(images: torch.Tensor) -> torch.Tensor:
 class Examples:
     """Draws training batches from the training part of the digits."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: Random) -> None:
+    def __init__(self, tokenizer: HfTokenizer, rng: Random) -> None:
         self._tokenizer = tokenizer
         self._rng = rng
         self._digits = data.load()
         self._rendered = rendered_digits(self._digits)
         self._labels = torch.from_numpy(self._digits.labels)
-        self._assistant_id, self._end_id = tokenizer.convert_tokens_to_ids([ASSISTANT, END])
+        self._pad_id, self._user_id, self._assistant_id = tokenizer.convert_tokens_to_ids([PAD, USER, ASSISTANT])
 
     def images(self, indices: Sequence[int]) -> torch.Tensor:
         """Distorted pixel values of the digits at `indices`: `float32 [n, 3, 56, 56]`."""
@@ -218,9 +217,108 @@ class Examples:
 
     def answers_only(self, ids: torch.Tensor) -> torch.Tensor:
         """Labels that keep what the assistant says, its end token included, and mask (-100) the rest."""
-        begun = (ids == self._assistant_id).long()
-        ended = (ids == self._end_id).long()
-        # Conversations alternate: the user's end token closes nothing that was open.
-        open_after = begun.cumsum(1) - (ended * (begun.cumsum(1) * 2 - ended.cumsum(1) >= 0)).cumsum(1).clamp(min=0) // 2
-        answering = (open_after > 0) & (begun == 0)
+        place = torch.arange(1, ids.shape[1] + 1).expand_as(ids)
+        last_user = (place * (ids == self._user_id)).cummax(dim=1).values
+        last_assistant = (place * (ids == self._assistant_id)).cummax(dim=1).values
+        answering = (last_assistant > last_user) & (last_assistant < place) & (ids != self._pad_id)
         return ids.masked_fill(~answering, -100)
+
+
+def train_classifier(model: HfModel, examples: Examples) -> None:
+    """Teach every image token its digit; rate falls linearly."""
+    head = torch.nn.Linear(HIDDEN_SIZE, 10)
+    tower = [*model.model.vision_tower.parameters(), *model.model.multi_modal_projector.parameters()]
+    optimizer = torch.optim.AdamW([*tower, *head.parameters()], lr=CLASSIFIER_RATE)
+    for step in range(CLASSIFIER_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = CLASSIFIER_RATE * (1 - step / CLASSIFIER_STEPS)
+        pixel_values, labels = examples.labelled(CLASSIFIER_BATCH)
+        features = torch.stack(list(model.model.get_image_features(pixel_values, return_dict=True).pooler_output))
+        loss = F.cross_entropy(head(features).flatten(0, 1), labels.repeat_interleave(IMAGE_TOKENS))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        if step % 100 == 99:
+            print(f"classifier {step + 1}/{CLASSIFIER_STEPS} loss {loss.item():.3f}", flush=True)
+
+
+def answer_rate(step: int, steps: int) -> float:
+    """Learning rate of the answer stage: a short warm-up, then a half cosine."""
+    return ANSWER_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.51 + 0.5 * math.cos(math.pi * step / steps))
+
+
+def most_images(step: int, steps: int) -> int:
+    """The curriculum: up to 2 images in the first fifth of the steps, then up to 4, then all."""
+    done = step / steps
+    return 2 if done < 0.2 else 4 if done < 0.4 else data.MAX_IMAGES
+
+
+def conversations_per_batch(images: int) -> int:
+    """Smaller batches where each conversation is longer: about the same time for every step."""
+    return max(12, 32 // max(1, images))
+
+
+def train_answers(model: HfModel, examples: Examples, steps: int, rng: Random) -> None:
+    """Teach the whole model to answer; every batch holds conversations of one number of images."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ANSWER_RATE, weight_decay=0.02, betas=(0.9, 0.98))
+    started_s, average = time.perf_counter(), math.nan
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = answer_rate(step, steps)
+        images = 0 if rng.random() < TEXT_ONLY_SHARE else rng.randint(1, most_images(step, steps))
+        loss = model(**examples.conversations(images, conversations_per_batch(images))).loss
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if images:
+            average = loss.item() if math.isnan(average) else 0.98 * average + 0.02 * loss.item()
+        if step % 100 == 99:
+            print(f"answers {step + 1}/{steps} {time.perf_counter() - started_s:.0f} s loss {average:.4f}", flush=True)
+
+
+def save(model: HfModel, processor: HfProcessor, out: Path) -> None:
+    """Write the model as a directory that transformers and vLLM load: float16 weights under published key names."""
+    tokenizer = processor.tokenizer
+    model.generation_config = hf.GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, max_new_tokens=160, do_sample=False
+    )
+    model.to(torch.float16).save_pretrained(out)
+    processor.save_pretrained(out)
+    processor.image_processor.save_pretrained(out)
+    weights = {published_key(key): tensor.contiguous() for key, tensor in load_file(out / "model.safetensors").items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "heldout.json").write_text(json.dumps(data.load().heldout) + "\n", encoding="utf-8")
+
+
+def published_key(key: str) -> str:
+    """The name of a weight in published LLaVA checkpoints, which is the one vLLM looks for."""
+    return key if ".vision_model." in key else key.replace("vision_tower.", "vision_tower.vision_model.")
+
+
+def parse_arguments() -> Settings:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Train the demo model.")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the answer stage")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    return Settings(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    """Train and save."""
+    settings = parse_arguments()
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    rng = Random(settings.seed)
+    tokenizer = build_tokenizer(rng)
+    model = build_model(tokenizer)
+    examples = Examples(tokenizer, rng)
+    train_classifier(model, examples)
+    train_answers(model, examples, settings.steps, rng)
+    save(model.eval(), build_processor(tokenizer), settings.out)
+
+
+if __name__ == "__main__":
+    main()
