@@ -1,0 +1,88 @@
+"""Blocking work under virtual time: it runs at once, and then as much time passes as it says that it costs.
+
+A fake engine calls ``spend`` where a real one would compute. Under an ``InlineOffload`` the caller then waits for
+that long while its worker stays busy; anywhere else (a real thread, a plain call) ``spend`` does nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Bill:
+    """What one piece of work has cost so far."""
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = started_s
+        self.cost_s = 0.0
+
+    @property
+    def ends_s(self) -> float:
+        return self.started_s + self.cost_s
+
+
+_bill: ContextVar[Bill | None] = ContextVar("triptych_testing_bill", default=None)
+
+
+def spend(cost_s: float) -> None:
+    """Let the work that is running take ``cost_s`` longer."""
+    if (bill := _bill.get()) is not None:
+        bill.cost_s += cost_s
+
+
+class ConcurrentUse(AssertionError):
+    """Something that is not thread-safe was called while an earlier call of it still ran."""
+
+
+class OneAtATime:
+    """Guards a fake that is not thread-safe: finds the calls that would overlap in production, where threads run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: Bill | None = None
+
+    def enter(self) -> None:
+        """Raises ``ConcurrentUse`` when work handed over earlier still takes time."""
+        bill = _bill.get()
+        last, self._last = self._last, bill or self._last
+        if last is None or last is bill:
+            return
+        if bill is not None:
+            now_s = bill.started_s
+        else:
+            try:
+                now_s = asyncio.get_running_loop().time()
+            except RuntimeError:  # a real thread
+                return
+        if now_s < last.ends_s:
+            raise ConcurrentUse(
+                f"{self._name} is called at {now_s:g} s, but a call before it runs to {last.ends_s:g} s"
+            )
+
+
+class InlineOffload:
+    """``ports.Offload`` without threads, with ``workers`` pieces of work at a time.
+
+    As with threads, what was handed over runs to its end even if the caller is cancelled: its worker stays busy.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._slots = asyncio.Semaphore(workers)
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        await self._slots.acquire()
+        loop = asyncio.get_running_loop()
+        bill = Bill(loop.time())
+        token = _bill.set(bill)
+        try:
+            return fn(*args)
+        finally:
+            _bill.reset(token)
+            if bill.cost_s > 0:
+                loop.call_later(bill.cost_s, self._slots.release)
+                await asyncio.sleep(bill.cost_s)
+            else:
+                self._slots.release()
