@@ -1,0 +1,18 @@
+"""``python -m services.router``: read the settings, run until told to stop."""
+
+import sys
+
+from triptych.runtime.process import run
+from triptych.runtime.settings import load_or_exit
+
+from .app import app
+from .settings import RouterSettings
+
+
+def main() -> None:
+    settings = load_or_exit(RouterSettings, sys.argv[1:])
+    run("router", app(settings), log_level=settings.log_level, drain_s=settings.drain_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The router on the wire: messages in, domain types through, messages out."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from triptych import wire
+from triptych.ports import Router
+from triptych.rpc.server import remaining_s
+from triptych.v1 import router_pb2, router_pb2_grpc
+
+SERVICE_NAME = "triptych.v1.Router"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServicer(router_pb2_grpc.RouterServicer):
+    """Serves any ``ports.Router``."""
+
+    def __init__(self, service: Router) -> None:
+        self._service = service
+
+    def register(self, server: grpc.aio.Server) -> None:
+        router_pb2_grpc.add_RouterServicer_to_server(self, server)
+
+    async def Chat(self, request: router_pb2.ChatRequest, context: Context) -> AsyncGenerator[router_pb2.ChatEvent]:  # noqa: N802 - the name is the wire's
+        work = wire.chat_request_from_wire(request, remaining_s(context))
+        async with aclosing(self._service.chat(work)) as events:
+            async for event in events:
+                yield wire.chat_event_to_wire(event)
+
+    async def Models(self, request: router_pb2.ModelsRequest, context: Context) -> router_pb2.ModelsResponse:  # noqa: N802
+        del request, context
+        return router_pb2.ModelsResponse(models=map(wire.model_to_wire, await self._service.models()))
+
+    async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
+        del context
+        return wire.timeline_to_wire(await self._service.timeline(request.request_id))
+
+    async def Readiness(  # noqa: N802
+        self, request: router_pb2.ReadinessRequest, context: Context
+    ) -> router_pb2.ReadinessResponse:
+        del request, context
+        return wire.readiness_to_wire(await self._service.readiness())

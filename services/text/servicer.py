@@ -1,0 +1,43 @@
+"""The text instance on the wire: messages in, domain types through, messages out."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from triptych import wire
+from triptych.ports import Text
+from triptych.rpc.server import remaining_s
+from triptych.v1 import common_pb2, text_pb2, text_pb2_grpc
+
+SERVICE_NAME = "triptych.v1.Text"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TextServicer(text_pb2_grpc.TextServicer):
+    """Serves any ``ports.Text``."""
+
+    def __init__(self, service: Text) -> None:
+        self._service = service
+
+    def register(self, server: grpc.aio.Server) -> None:
+        text_pb2_grpc.add_TextServicer_to_server(self, server)
+
+    async def Describe(self, request: common_pb2.DescribeRequest, context: Context) -> common_pb2.InstanceInfo:  # noqa: N802 - the name is the wire's
+        del request, context
+        return wire.instance_to_wire(await self._service.describe())
+
+    async def Generate(self, request: text_pb2.TextRequest, context: Context) -> AsyncGenerator[text_pb2.TextEvent]:  # noqa: N802
+        work = wire.text_request_from_wire(request, remaining_s(context))
+        async with aclosing(self._service.generate(work)) as events:
+            async for event in events:
+                yield wire.text_event_to_wire(event)
+
+    async def WatchLoad(  # noqa: N802
+        self, request: common_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncGenerator[text_pb2.TextLoad]:
+        del request, context
+        async with aclosing(self._service.watch_load()) as loads:
+            async for load in loads:
+                yield wire.text_load_to_wire(load)

@@ -1,0 +1,41 @@
+"""Client calls in the terms of ``ports.py``: foreign errors are translated here and nowhere else."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from triptych import errors, wire
+
+Wire = TypeVar("Wire")
+Domain = TypeVar("Domain")
+
+
+def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
+    """The error of the tree that a failed call stands for."""
+    trailing = error.trailing_metadata() or ()
+    pairs = [(str(key), value) for key, value in trailing]
+    return wire.error_from_status(error.code().name, error.details() or "", pairs)
+
+
+async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[Wire], Domain]) -> Domain:
+    """Await one answer."""
+    try:
+        message = await call
+    except grpc.aio.AioRpcError as error:
+        raise translate(error) from None
+    return convert(message)
+
+
+async def stream(
+    call: grpc.aio.UnaryStreamCall[object, Wire], convert: Callable[[Wire], Domain]
+) -> AsyncGenerator[Domain]:
+    """Yield answers as they come; closing the generator cancels the call."""
+    try:
+        async for message in call:
+            yield convert(message)
+    except grpc.aio.AioRpcError as error:
+        raise translate(error) from None
+    finally:
+        call.cancel()

@@ -1,0 +1,65 @@
+"""Server side of the error tree: whatever a handler raises leaves as a status, in one place."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+
+from triptych import errors, wire
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns errors of the tree into their status, and everything else into a bare INTERNAL that is logged here."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        method = handler_call_details.method
+        if handler.response_streaming:
+            inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.unary_stream)
+
+            async def stream(request: object, context: Context) -> AsyncGenerator[Any]:
+                try:
+                    async with aclosing(inner_stream(request, context)) as answers:
+                        async for answer in answers:
+                            yield answer
+                except Exception as error:  # noqa: BLE001 - the boundary of the process
+                    await _abort(context, error, method)
+
+            return grpc.unary_stream_rpc_method_handler(
+                stream, handler.request_deserializer, handler.response_serializer
+            )
+        inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
+
+        async def unary(request: object, context: Context) -> object:
+            try:
+                return await inner(request, context)
+            except Exception as error:  # noqa: BLE001 - the boundary of the process
+                await _abort(context, error, method)
+
+        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+
+
+async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):  # a standard service (health, reflection) answered for itself
+        raise error
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        error = errors.DeadlineExceeded("the request did not end within its deadline")
+    if not isinstance(error, errors.TriptychError):
+        logger.error("%s failed", method, exc_info=error)
+        error = errors.InternalError("internal error")
+    status = wire.error_to_status(error)
+    await context.abort(grpc.StatusCode[status.grpc_code], status.message, status.metadata)

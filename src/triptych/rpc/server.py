@@ -1,0 +1,68 @@
+"""A gRPC server with the standard services and one error boundary."""
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from triptych.errors import Unavailable
+from triptych.rpc import limits
+from triptych.rpc.interceptors import ErrorInterceptor
+
+logger = logging.getLogger(__name__)
+
+Register = Callable[[grpc.aio.Server], None]
+
+
+class RpcServer:
+    """Serves one Triptych service (``service_name`` in full, ``triptych.v1.Router``) on ``host:port``.
+
+    ``port`` 0 takes a free one; ``port`` tells which once the context is entered. Raises Unavailable when the port
+    is taken.
+    """
+
+    def __init__(self, *, host: str, port: int, service_name: str, register: Register) -> None:
+        self._host = host
+        self._service_name = service_name
+        self._health = HealthServicer()
+        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=limits.SERVER_OPTIONS)
+        register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (service_name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.port = port
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.port = self._server.add_insecure_port(f"{self._host}:{self.port}")
+        except RuntimeError:
+            raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it taken?") from None
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        logger.info("%s listens on %s:%d", self._service_name, self._host, self.port)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._server.stop(grace=0.2)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new calls and wait, for at most ``timeout_s``, until those that run have ended."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(grace=timeout_s)
+
+    async def _set_health(self, status: Any) -> None:
+        for name in ("", self._service_name):
+            await self._health.set(name, status)
+
+
+def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
+    """Time that the caller gives this call; a default for callers who did not say."""
+    remaining = context.time_remaining()
+    return limits.DEFAULT_CALL_TIMEOUT_S if remaining is None else max(0.0, remaining)

@@ -1,0 +1,105 @@
+"""gRPC stubs that satisfy ``ports.py``: to a caller, a service in another process is the service itself."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import grpc.aio
+
+from triptych import wire
+from triptych.domain.chat import ChatRequest
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.timeline import Readiness, Timeline
+from triptych.rpc import calls, limits
+from triptych.v1 import (
+    common_pb2,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    text_pb2_grpc,
+)
+
+
+class _Channel:
+    """One connection to ``target`` (``host:port``); it reconnects by itself."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=limits.CHANNEL_OPTIONS)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class RouterStub(_Channel):
+    """``ports.Router`` at ``target``."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._stub = router_pb2_grpc.RouterStub(self._channel)
+
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        call = self._stub.Chat(wire.chat_request_to_wire(request), timeout=request.timeout_s)
+        return calls.stream(call, wire.chat_event_from_wire)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        return await calls.unary(call, lambda answer: tuple(map(wire.model_from_wire, answer.models)))
+
+    async def timeline(self, request_id: str) -> Timeline:
+        message = router_pb2.TimelineRequest(request_id=request_id)
+        call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S)
+        return await calls.unary(call, wire.timeline_from_wire)
+
+    async def readiness(self) -> Readiness:
+        call = self._stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        return await calls.unary(call, wire.readiness_from_wire)
+
+
+class EncoderStub(_Channel):
+    """``ports.Encoder`` at ``target``."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._stub = encoder_pb2_grpc.EncoderStub(self._channel)
+
+    async def describe(self) -> InstanceInfo:
+        call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
+        return await calls.unary(call, wire.instance_from_wire)
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        call = self._stub.Encode(wire.encode_request_to_wire(request), timeout=request.timeout_s)
+        return await calls.unary(call, wire.encode_result_from_wire)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        call = self._stub.Lease(wire.lease_request_to_wire(request), timeout=request.timeout_s)
+        return await calls.unary(call, lambda answer: wire.ticket_from_wire(answer.ticket))
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
+        await calls.unary(self._stub.Release(message, timeout=limits.RELEASE_TIMEOUT_S), lambda _: None)
+
+    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
+        return calls.stream(call, wire.encoder_load_from_wire)
+
+
+class TextStub(_Channel):
+    """``ports.Text`` at ``target``."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._stub = text_pb2_grpc.TextStub(self._channel)
+
+    async def describe(self) -> InstanceInfo:
+        call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
+        return await calls.unary(call, wire.instance_from_wire)
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        call = self._stub.Generate(wire.text_request_to_wire(request), timeout=request.timeout_s)
+        return calls.stream(call, wire.text_event_from_wire)
+
+    def watch_load(self) -> AsyncGenerator[TextLoad]:
+        call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
+        return calls.stream(call, wire.text_load_from_wire)
