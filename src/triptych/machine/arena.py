@@ -1,0 +1,374 @@
+"""Memory of a holder: which embeddings lie where in its arena, who may read them and until when (DESIGN section 4).
+
+One entry per embedding key:
+
+    Reserve -> WRITING -- Commit -> READY -- no room for another, least recently used -> gone
+                  +------ Abandon -> gone
+
+Every reader has a lease of its own. A lease is LIVE until it is released or its time is over; then it has *lapsed*
+and still holds the slot for ``max_pull_s``, because a read that began in time may still be running. A slot with a
+lease of either kind is never reused; a release gives it back at once. Memory that is reserved again always gets
+another generation, so that a reader can tell a recycled slot from the one it was promised.
+
+A refusal is an effect that carries the error for the caller. Nothing waits here: whoever is refused holds nothing.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket, payload_nbytes
+from triptych.errors import ArenaFull, InvalidMedia, LeaseLost, Overloaded, TriptychError
+from triptych.machine.extents import Extents, round_up
+
+Key = bytes
+"""Whole digest of an embedding's identity."""
+
+
+class SlotState(Enum):
+    WRITING = "writing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An embedding's place: ``generation | payload | generation``, from ``offset`` on."""
+
+    key: Key
+    generation: int
+    offset: int
+    tensors: tuple[TensorSpec, ...]
+    tokens: int
+
+    @property
+    def payload_nbytes(self) -> int:
+        return payload_nbytes(self.tensors)
+
+    @property
+    def slot_nbytes(self) -> int:
+        return self.payload_nbytes + 2 * GENERATION_NBYTES
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Memory for an embedding that is about to be made. Answer: Reserved, Present or Refused."""
+
+    key: Key
+    tensors: tuple[TensorSpec, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The embedding stands in its slot, sealed. Answer: Committed."""
+
+    key: Key
+    generation: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The embedding will not be made, and nothing writes to its slot any more."""
+
+    key: Key
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease for one more reader. ``lease_id``: 16 random bytes from outside. Answer: Granted or Refused.
+
+    ``generation`` is what a further reader's old ticket says; None for whatever is there.
+    """
+
+    key: Key
+    lease_id: LeaseId
+    lease_s: float
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Readers are done; ids that are unknown or over are fine."""
+
+    lease_ids: tuple[LeaseId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: sweep the leases."""
+
+
+Event = Reserve | Commit | Abandon | Grant | Release | Tick
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The slot is the caller's to fill; Commit or Abandon must follow."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The key has a slot already: READY to be granted, or still WRITING by somebody else."""
+
+    slot: Slot
+    state: SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded."""
+
+    key: Key
+    error: TriptychError
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The embedding is no longer here: hints about it can be withdrawn."""
+
+    slot: Slot
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """A reader never gave its lease back: it died, or lost the ticket."""
+
+    key: Key
+    reason: str
+
+
+Effect = Reserved | Present | Committed | Granted | Refused | Evicted | Lapsed
+
+
+@dataclass(slots=True)
+class _Lease:
+    key: Key
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: Slot
+    state: SlotState = SlotState.WRITING
+    checksum: int = 0
+    leases: set[LeaseId] = field(default_factory=set)
+
+    @property
+    def pinned(self) -> bool:
+        return self.state is SlotState.WRITING or bool(self.leases)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLimits:
+    max_pull_s: float
+    """Longest time that a read may take: readers and transports give up after it."""
+    max_lease_s: float = 3600.0
+    """A longer lease is cut to this."""
+    max_leases: int = 65_536
+
+
+class ArenaMachine:
+    """``handle`` is the only mutator. ``start`` and ``end`` bound the part of the arena that holds slots, in bytes."""
+
+    def __init__(self, *, start: int, end: int, holder: str, epoch: int, limits: ArenaLimits) -> None:
+        self._extents = Extents(start, end)
+        self._holder = holder
+        self._epoch = epoch
+        self._limits = limits
+        self._entries: dict[Key, _Entry] = {}
+        """Least recently used first: an entry moves to the end when it is granted."""
+        self._leases: dict[LeaseId, _Lease] = {}
+        self._generation = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._extents.capacity
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes that cannot be reclaimed now: being written, leased, or lapsed but perhaps still being read."""
+        return sum(self._extents.size(entry.slot.offset) for entry in self._entries.values() if entry.pinned)
+
+    @property
+    def available_bytes(self) -> int:
+        return self.capacity_bytes - self.leased_bytes
+
+    @property
+    def cached(self) -> int:
+        """Embeddings that can be granted at once."""
+        return sum(entry.state is SlotState.READY for entry in self._entries.values())
+
+    @property
+    def leases(self) -> int:
+        return len(self._leases)
+
+    def find(self, key: Key) -> Slot | None:
+        """The slot of a READY embedding."""
+        entry = self._entries.get(key)
+        return entry.slot if entry is not None and entry.state is SlotState.READY else None
+
+    def may_read(self, lease_id: LeaseId, offset: int, nbytes: int, now_s: float) -> bool:
+        """Whether a live lease covers these bytes of the arena: what a transport asks before it serves a read."""
+        lease = self._leases.get(lease_id)
+        if lease is None or now_s >= lease.expires_s:
+            return False
+        slot = self._entries[lease.key].slot
+        return nbytes >= 0 and slot.offset <= offset and offset + nbytes <= slot.offset + slot.slot_nbytes
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case Reserve():
+                return self._reserve(event, now_s)
+            case Commit():
+                return self._commit(event)
+            case Abandon():
+                self._abandon(event)
+                return []
+            case Grant():
+                return self._grant(event, now_s)
+            case Release(lease_ids):
+                for lease_id in lease_ids:
+                    self._drop_lease(lease_id)
+                return []
+            case Tick():
+                return self._sweep(now_s)
+
+    def _reserve(self, event: Reserve, now_s: float) -> list[Effect]:
+        present = self._entries.get(event.key)
+        if present is not None:
+            return [Present(present.slot, present.state)]
+        nbytes = payload_nbytes(event.tensors) + 2 * GENERATION_NBYTES
+        if round_up(nbytes) > self.capacity_bytes:
+            message = f"the embedding takes {nbytes} bytes, the arena has {self.capacity_bytes}"
+            return [Refused(event.key, InvalidMedia(message))]
+        effects: list[Effect] = []
+        offset = self._extents.allocate(nbytes)
+        if offset is None:
+            effects += self._sweep(now_s)
+            effects += self._make_room(nbytes)
+            offset = self._extents.allocate(nbytes)
+        if offset is None:
+            message = f"the embedding takes {nbytes} bytes, {self.leased_bytes} of the arena's {self.capacity_bytes} are in use"
+            return [*effects, Refused(event.key, ArenaFull(message))]
+        self._generation += 1
+        slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens)
+        self._entries[event.key] = _Entry(slot)
+        return [*effects, Reserved(slot)]
+
+    def _make_room(self, nbytes: int) -> list[Effect]:
+        """Evict the least recently used until ``nbytes`` fit in one piece; nothing at all when they could not."""
+        if not self._could_fit(nbytes):
+            return []
+        effects: list[Effect] = []
+        for entry in [entry for entry in self._entries.values() if not entry.pinned]:
+            if self._extents.largest_gap >= nbytes:
+                break
+            self._forget(entry)
+            effects.append(Evicted(entry.slot, f"room for {nbytes} bytes was needed"))
+        return effects
+
+    def _could_fit(self, nbytes: int) -> bool:
+        """Whether there is a gap for ``nbytes`` once everything is evicted that can be."""
+        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._entries.values() if e.pinned]
+        at = self._extents.start
+        for offset, size in sorted(fixed):
+            if offset - at >= nbytes:
+                return True
+            at = offset + size
+        return self._extents.end - at >= nbytes
+
+    def _commit(self, event: Commit) -> list[Effect]:
+        entry = self._writing(event.key, event.generation)
+        entry.state, entry.checksum = SlotState.READY, event.checksum
+        return [Committed(entry.slot)]
+
+    def _abandon(self, event: Abandon) -> None:
+        self._forget(self._writing(event.key, event.generation))
+
+    def _writing(self, key: Key, generation: int) -> _Entry:
+        entry = self._entries.get(key)
+        if entry is None or entry.state is not SlotState.WRITING or entry.slot.generation != generation:
+            raise ValueError(f"generation {generation} of this embedding is not being written")
+        return entry
+
+    def _grant(self, event: Grant, now_s: float) -> list[Effect]:
+        entry = self._entries.get(event.key)
+        if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
+            return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
+        if event.lease_id in self._leases:
+            raise ValueError("a lease id is used once")
+        if len(self._leases) >= self._limits.max_leases:
+            return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
+        lease_s = min(max(event.lease_s, 0.0), self._limits.max_lease_s)
+        self._leases[event.lease_id] = _Lease(event.key, now_s + lease_s)
+        entry.leases.add(event.lease_id)
+        self._entries[event.key] = self._entries.pop(event.key)
+        slot = entry.slot
+        ticket = Ticket(
+            key=slot.key,
+            holder=self._holder,
+            epoch=self._epoch,
+            offset=slot.offset,
+            payload_nbytes=slot.payload_nbytes,
+            generation=slot.generation,
+            checksum=entry.checksum,
+            tensors=slot.tensors,
+            tokens=slot.tokens,
+            lease_id=event.lease_id,
+            lease_s=lease_s,
+        )
+        return [Granted(ticket)]
+
+    def _sweep(self, now_s: float) -> list[Effect]:
+        over = [i for i, lease in self._leases.items() if lease.expires_s + self._limits.max_pull_s <= now_s]
+        effects: list[Effect] = []
+        for lease_id in over:
+            effects.append(Lapsed(self._leases[lease_id].key, "a lease ended without being released"))
+            self._drop_lease(lease_id)
+        return effects
+
+    def _drop_lease(self, lease_id: LeaseId) -> None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self._entries[lease.key].leases.discard(lease_id)
+
+    def _forget(self, entry: _Entry) -> None:
+        assert not entry.leases, "a leased slot was freed"  # noqa: S101 - invariant
+        del self._entries[entry.slot.key]
+        self._extents.free(entry.slot.offset)
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant does not hold."""
+        self._extents.validate()
+        slots = sorted((e.slot.offset, e.slot.slot_nbytes) for e in self._entries.values())
+        for (offset, nbytes), (following, _) in pairwise(slots):
+            assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"  # noqa: S101 - invariant
+        taken = sum(self._extents.size(offset) for offset, _ in slots)
+        assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
+        assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant
+        for key, entry in self._entries.items():
+            assert entry.slot.key == key, "an entry stands under another key"  # noqa: S101 - invariant
+            assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"  # noqa: S101 - invariant
+            assert not (entry.leases and entry.state is SlotState.WRITING), "lease on a part"  # noqa: S101 - invariant
+        assert len(self._leases) <= self._limits.max_leases, "too many leases"  # noqa: S101 - invariant
