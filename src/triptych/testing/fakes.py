@@ -1,0 +1,202 @@
+"""Engines that compute nothing and yet give answers that are right or wrong.
+
+An embedding is a digest of the item's bytes, stretched to the size of an embedding. An answer is a digest of the
+prompt and of every embedding in its place, one token per item first. So an item that is lost, swapped, cut, mixed up
+with another or put in the wrong place changes the answer, and ``answer_tokens`` says what it should have been.
+
+Both engines spend virtual time (``testing.offload.spend``), and find calls that would overlap in real threads.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b, shake_128
+
+from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.generation import FinishReason
+from triptych.domain.instance import ModelInfo
+from triptych.domain.media import MediaInfo
+from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
+from triptych.ports import EngineOutput, EngineRequest
+from triptych.testing.offload import OneAtATime, spend
+
+FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
+BROKEN_MEDIA = b"triptych-fake-broken"
+"""Media that ends in these bytes looks right and cannot be decoded."""
+
+
+def fake_tensors(tokens: int, hidden_size: int) -> tuple[TensorSpec, ...]:
+    """What crosses the boundary for an item of so many tokens."""
+    return (TensorSpec("embeddings", DType.F32, (tokens, hidden_size)),)
+
+
+def fake_embedding(media: bytes, tokens: int, hidden_size: int) -> bytes:
+    """The item's embedding: float32 in [0, 1), shape (tokens, hidden_size), a digest of its bytes."""
+    stretched = shake_128(media).digest(tokens * hidden_size)
+    return array("f", (byte / 256 for byte in stretched)).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Spliced:
+    """An embedding in its place in the prompt, as the text engine got it (or should have)."""
+
+    start: int
+    tokens: int
+    embedding: bytes
+
+
+def answer_tokens(token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range) -> tuple[int, ...]:
+    """The right answer: one token per item, then 4 to 11 that depend on everything; all of them in ``vocabulary``."""
+    whole = blake2b(array("q", token_ids).tobytes(), digest_size=32)
+    answer: list[int] = []
+    for item in sorted(items, key=lambda item: item.start):
+        one = blake2b(b"%d:%d:" % (item.start, item.tokens) + item.embedding, digest_size=8).digest()
+        whole.update(one)
+        answer.append(_token(one, vocabulary))
+    digest = whole.digest()
+    answer += [_token(digest[index : index + 3], vocabulary) for index in range(4 + digest[31] % 8)]
+    return tuple(answer)
+
+
+def _token(digest: bytes, vocabulary: range) -> int:
+    return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
+
+
+@dataclass(frozen=True, slots=True)
+class FakePrepared:
+    """``ports.PreparedItem``."""
+
+    media: bytes
+    tokens: int
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.media)
+
+
+@dataclass
+class FakeEncoderEngine:
+    """``ports.EncoderEngine``; ``tokens_of`` must count as the family does that the router counts with."""
+
+    tokens_of: Callable[[MediaInfo], int]
+    model: ModelInfo = FAKE_MODEL
+    version: str = "fake-1"
+    processor_digest: bytes = bytes(32)
+    prepare_s: float = 0.002
+    batch_s: float = 0.005
+    token_s: float = 0.0002
+    failures: deque[Exception] = field(default_factory=deque)
+    """Each makes one ``encode`` fail."""
+    encoded_items: int = 0
+
+    def __post_init__(self) -> None:
+        self._alone = OneAtATime("encoder engine")
+
+    def prepare(self, media: bytes, info: MediaInfo) -> FakePrepared:
+        spend(self.prepare_s)
+        if media.endswith(BROKEN_MEDIA):
+            raise InvalidMedia(f"the {info.modality.value} cannot be decoded")
+        tokens = self.tokens_of(info)
+        return FakePrepared(media, tokens, fake_tensors(tokens, self.model.hidden_size))
+
+    def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+        self._alone.enter()
+        spend(self.batch_s + self.token_s * sum(item.tokens for item in batch))
+        if self.failures:
+            raise self.failures.popleft()
+        self.encoded_items += len(batch)
+        return [
+            (Tensor(item.outputs[0], memoryview(fake_embedding(item.media, item.tokens, self.model.hidden_size))),)
+            for item in batch
+        ]
+
+
+@dataclass
+class _Sequence:
+    request: EngineRequest
+    answer: tuple[int, ...]
+    unfilled_tokens: int
+    sent: int = 0
+
+    @property
+    def limit(self) -> int:
+        assert self.request.sampling.max_tokens is not None  # noqa: S101  # the port's promise
+        return self.request.sampling.max_tokens
+
+
+@dataclass
+class FakeTextEngine:
+    """``ports.TextEngine`` with continuous batching: a step prefills who is new and gives each other one token."""
+
+    vocabulary: range
+    model: ModelInfo = FAKE_MODEL
+    max_running: int = 16
+    step_s: float = 0.005
+    prefill_token_s: float = 0.00005
+    failures: deque[Exception] = field(default_factory=deque)
+    """Each makes one ``step`` give up its oldest sequence."""
+
+    def __post_init__(self) -> None:
+        self._alone = OneAtATime("text engine")
+        self._waiting: dict[str, _Sequence] = {}
+        self._running: dict[str, _Sequence] = {}
+
+    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
+        return fake_tensors(tokens, self.model.hidden_size)
+
+    def add(self, request: EngineRequest) -> None:
+        self._alone.enter()
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise InvalidRequest(f"request {request.request_id!r} is running already")
+        if len(request.token_ids) > self.model.context_length:
+            raise ContextTooLong(f"prompt has {len(request.token_ids)} tokens of {self.model.context_length}")
+        items = [
+            Spliced(item.start, item.tokens, bytes(item.tensors["embeddings"].data)) for item in request.embeddings
+        ]
+        answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary)
+        self._waiting[request.request_id] = _Sequence(request, answer, len(request.token_ids))
+
+    def cancel(self, request_id: str) -> None:
+        self._alone.enter()
+        self._waiting.pop(request_id, None)
+        self._running.pop(request_id, None)
+
+    def step(self) -> list[EngineOutput]:
+        self._alone.enter()
+        while self._waiting and len(self._running) < self.max_running:
+            request_id = next(iter(self._waiting))
+            self._running[request_id] = self._waiting.pop(request_id)
+        if not self._running:
+            return []
+        spend(self.step_s + self.prefill_token_s * sum(one.unfilled_tokens for one in self._running.values()))
+        outputs = []
+        if self.failures:
+            request_id = next(iter(self._running))
+            del self._running[request_id]
+            outputs.append(EngineOutput(request_id, (), error=self.failures.popleft()))
+        outputs += [self._advance(one) for one in list(self._running.values())]
+        return outputs
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def pending_tokens(self) -> int:
+        everyone = [*self._waiting.values(), *self._running.values()]
+        return sum(one.unfilled_tokens + one.limit - one.sent for one in everyone)
+
+    def _advance(self, one: _Sequence) -> EngineOutput:
+        one.unfilled_tokens = 0
+        token = one.answer[one.sent]
+        one.sent += 1
+        reason = None
+        if one.sent == len(one.answer):
+            reason = FinishReason.STOP
+        elif one.sent == one.limit:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            del self._running[one.request.request_id]
+        return EngineOutput(one.request.request_id, (token,), reason)

@@ -1,0 +1,273 @@
+"""Links between services of one process, with everything that networks and processes do to them.
+
+A ``Link`` stands where a gRPC stub stands: it delays calls, loses requests and replies, keeps deadlines, stalls as a
+stopped process does, and dies as a killed one does: calls in flight raise InstanceLost, later ones Unavailable.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from triptych import ports
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import TextEvent, TextRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo, TextLoad, TransportOffer
+from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 5.0
+"""Deadline of calls that carry none of their own."""
+
+
+class Fault(Enum):
+    """What happens to one call."""
+
+    NONE = "none"
+    REQUEST_LOST = "request lost"
+    REPLY_LOST = "reply lost"
+    """The work is done, and nobody learns of it."""
+
+
+class Link(Generic[S]):
+    """The way to one instance. ``latency_s`` is asked for each direction, ``fault`` for each call (by method)."""
+
+    def __init__(
+        self,
+        name: str,
+        target: S,
+        *,
+        latency_s: Callable[[], float] = lambda: 0.0005,
+        fault: Callable[[str], Fault] = lambda _: Fault.NONE,
+    ) -> None:
+        self.name = name
+        self.latency_s = latency_s
+        self.fault = fault
+        self._target: S | None = target
+        self._incarnation = 0
+        self._calls: dict[_Call, None] = {}  # in the order of their start
+        self._runs = asyncio.Event()
+        self._runs.set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    def kill(self) -> None:
+        """The process is gone: what is in flight is lost, and nothing answers."""
+        self._target = None
+        for call in tuple(self._calls):
+            call.lose()
+
+    def restart(self, target: S) -> None:
+        """Another process answers in its place; what was in flight to the old one stays lost."""
+        self.kill()
+        self._target = target
+        self._incarnation += 1
+
+    def stall(self) -> None:
+        """The process stands still: nothing fails and nothing answers."""
+        self._runs.clear()
+
+    def resume(self) -> None:
+        self._runs.set()
+
+    async def call(self, method: str, invoke: Callable[[S], Awaitable[T]], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        """One call and its answer."""
+        async with self._deadline(method, timeout_s), _Call(self):
+            target, fault = await self._request(method)
+            answer = await invoke(target)
+            await self._travel()
+            if fault is Fault.REPLY_LOST:
+                raise Unavailable(f"{self.name} has lost the reply to {method}")
+            return answer
+
+    async def stream(
+        self, method: str, invoke: Callable[[S], AsyncGenerator[T]], timeout_s: float | None = None
+    ) -> AsyncGenerator[T]:
+        """One call and its stream of answers; a lost reply breaks it after the first."""
+        loop = asyncio.get_running_loop()
+        ends_s = None if timeout_s is None else loop.time() + timeout_s
+        async with self._deadline(method, timeout_s), _Call(self):
+            target, fault = await self._request(method)
+            incarnation = self._incarnation
+        answers = invoke(target)
+        try:
+            while True:
+                left_s = None if ends_s is None else ends_s - loop.time()
+                async with self._deadline(method, left_s), _Call(self):
+                    if self._target is None or self._incarnation != incarnation:
+                        raise InstanceLost(f"{self.name} was lost during {method}")
+                    try:
+                        answer = await anext(answers)
+                    except StopAsyncIteration:
+                        return
+                    await self._travel()
+                yield answer
+                if fault is Fault.REPLY_LOST:
+                    raise InstanceLost(f"the link to {self.name} broke during {method}")
+        finally:
+            try:
+                await answers.aclose()
+            except Exception:
+                if self._target is not None and self._incarnation == incarnation:
+                    raise  # else it is a dead process that could not clean up
+
+    async def _request(self, method: str) -> tuple[S, Fault]:
+        if self._target is None:
+            raise Unavailable(f"{self.name} is not there")
+        fault = self.fault(method)
+        await self._travel()
+        if fault is Fault.REQUEST_LOST:
+            raise Unavailable(f"{self.name} has lost {method}")
+        if self._target is None:
+            raise Unavailable(f"{self.name} is not there")
+        return self._target, fault
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self.latency_s())
+        await self._runs.wait()
+
+    @asynccontextmanager
+    async def _deadline(self, method: str, timeout_s: float | None) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"{self.name} did not answer {method} in time") from None
+
+
+class _Call:
+    """A call in flight on a link: ``lose`` ends it with InstanceLost, wherever it waits."""
+
+    def __init__(self, link: Link[Any]) -> None:
+        self._link = link
+        self._lost = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None  # noqa: S101  # an async with runs in a task
+        self._cancelling = self._task.cancelling()
+        self._link._calls[self] = None  # noqa: SLF001  # the two are one thing
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del self._link._calls[self]  # noqa: SLF001
+        if self._lost and self._task is not None and self._task.uncancel() <= self._cancelling:
+            raise InstanceLost(f"{self._link.name} was lost during the call") from None
+
+    def lose(self) -> None:
+        if not self._lost and self._task is not None:
+            self._lost = True
+            self._task.cancel()
+
+
+class LinkedEncoder:
+    """``ports.Encoder`` across a link."""
+
+    def __init__(self, link: Link[ports.Encoder]) -> None:
+        self._link = link
+
+    async def describe(self) -> InstanceInfo:
+        return await self._link.call("describe", lambda encoder: encoder.describe())
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        return await self._link.call("encode", lambda encoder: encoder.encode(request), request.timeout_s)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        return await self._link.call("lease", lambda encoder: encoder.lease(request), request.timeout_s)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self._link.call("release", lambda encoder: encoder.release(lease_ids))
+
+    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        return self._link.stream("watch_load", lambda encoder: encoder.watch_load())
+
+
+class LinkedText:
+    """``ports.Text`` across a link."""
+
+    def __init__(self, link: Link[ports.Text]) -> None:
+        self._link = link
+
+    async def describe(self) -> InstanceInfo:
+        return await self._link.call("describe", lambda text: text.describe())
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
+
+    def watch_load(self) -> AsyncGenerator[TextLoad]:
+        return self._link.stream("watch_load", lambda text: text.watch_load())
+
+
+class UnreliableTransport:
+    """``ports.Transport`` over another one, whose pulls are late, fail, or arrive damaged.
+
+    ``before_pull`` runs before each pull: it may wait, and it may raise. ``damage`` says of a pull that was done
+    whether a bit of it is flipped.
+    """
+
+    def __init__(
+        self,
+        inner: ports.Transport,
+        *,
+        before_pull: Callable[[Ticket], Awaitable[None]] | None = None,
+        damage: Callable[[Ticket], bool] = lambda _: False,
+    ) -> None:
+        self._inner = inner
+        self._before_pull = before_pull
+        self._damage = damage
+
+    @property
+    def backend(self) -> str:
+        return self._inner.backend
+
+    @property
+    def arena(self) -> ports.Arena:
+        return self._inner.arena
+
+    def offer(self) -> TransportOffer:
+        return self._inner.offer()
+
+    async def connect(self, offer: TransportOffer) -> ports.Peer:
+        return _UnreliablePeer(await self._inner.connect(offer), self)
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        return self._inner.quarantined()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def pull(self, peer: ports.Peer, ticket: Ticket, destination_offset: int) -> None:
+        """A pull through ``peer`` with what befalls it."""
+        if self._before_pull is not None:
+            await self._before_pull(ticket)
+        await peer.pull(ticket, destination_offset)
+        if self._damage(ticket):
+            self._inner.arena.memory[destination_offset + ticket.slot_nbytes // 2] ^= 1
+
+
+class _UnreliablePeer:
+    def __init__(self, inner: ports.Peer, transport: UnreliableTransport) -> None:
+        self._inner = inner
+        self._transport = transport
+
+    @property
+    def backend(self) -> str:
+        return self._inner.backend
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None:
+        await self._transport.pull(self._inner, ticket, destination_offset)
+
+    async def close(self) -> None:
+        await self._inner.close()

@@ -1,0 +1,24 @@
+"""Valid images out of nothing: what tests ask questions about."""
+
+import struct
+import zlib
+from random import Random
+
+
+def png(width: int, height: int, *, seed: int = 0) -> bytes:
+    """A valid 8-bit greyscale PNG of ``width`` by ``height`` pixels; its content depends on ``seed`` alone."""
+    noise = Random(seed)  # noqa: S311  # not for secrets
+    rows = b"".join(b"\0" + noise.randbytes(width) for _ in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows, 1)) + _chunk(b"IEND", b"")
+    )
+
+
+def png_header(width: int, height: int) -> bytes:
+    """The beginning of a PNG that says to be so large, and nothing of its pixels."""
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

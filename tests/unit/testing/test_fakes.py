@@ -1,0 +1,151 @@
+"""Fake engines keep the engines' contract, and their answers show every mistake on the way."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+
+import pytest
+
+from triptych.domain.generation import FinishReason
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia
+from triptych.ports import EmbeddingInput, EngineRequest
+from triptych.testing import virtual_time
+from triptych.testing.fakes import (
+    BROKEN_MEDIA,
+    FakeEncoderEngine,
+    FakeTextEngine,
+    Spliced,
+    answer_tokens,
+    fake_embedding,
+)
+from triptych.testing.media import png
+from triptych.testing.offload import ConcurrentUse, InlineOffload
+
+VOCABULARY = range(10, 1000)
+PROMPT = tuple(range(20))
+SAMPLING = SamplingParams(temperature=0, max_tokens=100)
+
+
+def info_of(media: bytes) -> MediaInfo:
+    return MediaInfo(Modality.IMAGE, "png", 28, 28, len(media), blake2b(media, digest_size=32).digest())
+
+
+def encoder() -> FakeEncoderEngine:
+    return FakeEncoderEngine(tokens_of=lambda info: 4)
+
+
+def embed(engine: FakeEncoderEngine, start: int, media: bytes) -> EmbeddingInput:
+    (tensors,) = engine.encode([engine.prepare(media, info_of(media))])
+    return EmbeddingInput(start, 4, {tensor.spec.name: tensor for tensor in tensors})
+
+
+def drain(engine: FakeTextEngine) -> dict[str, list[int]]:
+    answers: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
+    return answers
+
+
+def ask(*items: EmbeddingInput, request_id: str = "r", prompt: tuple[int, ...] = PROMPT) -> EngineRequest:
+    return EngineRequest(request_id, prompt, items, SAMPLING)
+
+
+def test_an_embedding_is_what_its_outputs_announce() -> None:
+    engine = encoder()
+    prepared = engine.prepare(png(28, 28), info_of(png(28, 28)))
+    (tensors,) = engine.encode([prepared])
+    assert tuple(tensor.spec for tensor in tensors) == prepared.outputs
+    assert tensors[0].data.tobytes() == fake_embedding(png(28, 28), 4, engine.model.hidden_size)
+    assert engine.encoded_items == 1
+
+
+def test_what_cannot_be_decoded_is_invalid_media() -> None:
+    with pytest.raises(InvalidMedia):
+        encoder().prepare(png(28, 28) + BROKEN_MEDIA, info_of(png(28, 28)))
+
+
+def test_the_answer_is_the_one_foreseen_from_the_media_alone() -> None:
+    engine = FakeTextEngine(VOCABULARY)
+    engine.add(ask(embed(encoder(), 2, png(28, 28, seed=1)), embed(encoder(), 9, png(28, 28, seed=2))))
+    hidden = engine.model.hidden_size
+    items = [Spliced(start, 4, fake_embedding(png(28, 28, seed=seed), 4, hidden)) for start, seed in ((2, 1), (9, 2))]
+    assert tuple(drain(engine)["r"]) == answer_tokens(PROMPT, items, vocabulary=VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda a, b: ask(a),
+        lambda a, b: ask(replace(a, start=b.start), replace(b, start=a.start)),
+        lambda a, b: ask(a, replace(b, tensors=a.tensors)),
+        lambda a, b: ask(a, replace(b, start=b.start + 1)),
+        lambda a, b: ask(a, b, prompt=(*PROMPT[:-1], 5)),
+    ],
+    ids=["lost", "swapped", "mixed up", "misplaced", "other prompt"],
+)
+def test_every_mistake_changes_the_answer(spoil: Callable[[EmbeddingInput, EmbeddingInput], EngineRequest]) -> None:
+    first, second = embed(encoder(), 2, png(28, 28, seed=1)), embed(encoder(), 9, png(28, 28, seed=2))
+    right, wrong = FakeTextEngine(VOCABULARY), FakeTextEngine(VOCABULARY)
+    right.add(ask(first, second))
+    wrong.add(spoil(first, second))
+    assert drain(right) != drain(wrong)
+
+
+def test_sequences_join_and_leave_between_steps() -> None:
+    engine = FakeTextEngine(VOCABULARY, max_running=2)
+    for number in range(5):
+        engine.add(ask(request_id=f"r{number}", prompt=(number,)))
+    assert [output.request_id for output in engine.step()] == ["r0", "r1"]
+    engine.cancel("r0")
+    engine.cancel("nobody")
+    assert [output.request_id for output in engine.step()] == ["r1", "r2"]
+    assert set(drain(engine)) == {"r1", "r2", "r3", "r4"}
+    assert engine.pending_tokens == 0
+
+
+def test_length_ends_an_answer() -> None:
+    engine = FakeTextEngine(VOCABULARY)
+    engine.add(replace(ask(), sampling=SamplingParams(max_tokens=2)))
+    outputs = engine.step() + engine.step()
+    assert [output.finish_reason for output in outputs] == [None, FinishReason.LENGTH]
+    assert not engine.has_work
+
+
+def test_failures_are_injected() -> None:
+    faulty = encoder()
+    faulty.failures.append(EngineFailure("on purpose"))
+    with pytest.raises(EngineFailure):
+        embed(faulty, 0, png(28, 28))
+    text = FakeTextEngine(VOCABULARY)
+    text.failures.append(EngineFailure("on purpose"))
+    text.add(ask(request_id="a"))
+    text.add(ask(request_id="b"))
+    outputs = text.step()
+    assert [(output.request_id, output.error is not None) for output in outputs] == [("a", True), ("b", False)]
+    assert set(drain(text)) == {"b"}
+
+
+def test_a_prompt_over_the_context_is_refused() -> None:
+    engine = FakeTextEngine(VOCABULARY)
+    with pytest.raises(ContextTooLong, match="4096"):
+        engine.add(ask(prompt=(1,) * 4097))
+
+
+def test_steps_take_virtual_time_and_adding_during_one_is_found() -> None:
+    engine = FakeTextEngine(VOCABULARY)
+
+    async def main() -> float:
+        offload = InlineOffload()
+        await offload.run(engine.add, ask())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(offload.run(engine.step))
+            await asyncio.sleep(0.001)
+            with pytest.raises(ConcurrentUse):
+                engine.add(ask(request_id="late"))
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(main()) == pytest.approx(0.006)

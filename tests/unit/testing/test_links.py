@@ -1,0 +1,211 @@
+"""Links do to calls what networks and dying processes do."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
+from triptych.ports import Peer
+from triptych.testing import virtual_time
+from triptych.testing.links import Fault, Link, LinkedEncoder, UnreliableTransport
+
+T = TypeVar("T")
+TICKET = Ticket(b"", "e", 1, 0, 48, 1, 0, (), 4, bytes(16), 10)
+REQUEST = EncodeRequest("r", 0, "m", b"", MediaInfo(Modality.IMAGE, "png", 1, 1, 0, b""), 4, b"", 5, 10)
+
+
+@dataclass
+class SlowEncoder:
+    """Takes 1 s for everything."""
+
+    log: list[str] = field(default_factory=list)
+
+    async def describe(self) -> InstanceInfo:
+        raise NotImplementedError
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        self.log.append("began")
+        try:
+            await asyncio.sleep(1)
+            self.log.append("done")
+        finally:
+            self.log.append("left")
+        return EncodeResult(TICKET, bytes(16), cached=False, queue_s=0, encode_s=1)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        return TICKET
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        self.log.append(f"released {len(lease_ids)}")
+
+    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        try:
+            for number in range(3):
+                await asyncio.sleep(1)
+                yield EncoderLoad(number, 0, 0, 0, 0)
+        finally:
+            self.log.append("closed")
+
+
+def make(fault: Callable[[str], Fault] = lambda _: Fault.NONE) -> tuple[SlowEncoder, Link[Any], LinkedEncoder]:
+    target = SlowEncoder()
+    link: Link[Any] = Link("e0", target, latency_s=lambda: 0.1, fault=fault)
+    return target, link, LinkedEncoder(link)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return virtual_time.run(main(), limit_s=100)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_calls_take_their_way_there_and_back() -> None:
+    async def main() -> float:
+        _, _, encoder = make()
+        assert (await encoder.encode(REQUEST)).ticket == TICKET
+        return now_s()
+
+    assert run(main) == pytest.approx(1.2)
+
+
+def test_streams_pass_on_everything_and_are_closed() -> None:
+    async def main() -> None:
+        target, link, encoder = make()
+        assert [load.pending_tokens async for load in encoder.watch_load()] == [0, 1, 2]
+        assert link.in_flight == 0
+        assert target.log == ["closed"]
+
+    run(main)
+
+
+def test_closing_a_stream_early_reaches_the_instance() -> None:
+    async def main() -> None:
+        target, _, encoder = make()
+        loads = encoder.watch_load()
+        await anext(loads)
+        await loads.aclose()
+        assert target.log == ["closed"]
+
+    run(main)
+
+
+def test_a_kill_loses_what_is_in_flight_and_refuses_what_comes_later() -> None:
+    async def main() -> None:
+        target, link, encoder = make()
+        asyncio.get_running_loop().call_later(0.5, link.kill)
+        with pytest.raises(InstanceLost):
+            await encoder.encode(REQUEST)
+        assert now_s() == pytest.approx(0.5)
+        assert target.log == ["began", "left"]
+        with pytest.raises(Unavailable):
+            await encoder.encode(REQUEST)
+        link.restart(SlowEncoder())
+        await encoder.encode(REQUEST)
+
+    run(main)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_stream_to_a_killed_instance_is_lost_even_if_another_took_its_place(restarted: bool) -> None:
+    async def main() -> None:
+        _, link, encoder = make()
+        loads = encoder.watch_load()
+        await anext(loads)
+        link.kill()
+        if restarted:
+            link.restart(SlowEncoder())
+        with pytest.raises(InstanceLost):
+            await anext(loads)
+
+    run(main)
+
+
+def test_a_caller_that_is_cancelled_is_not_told_of_a_loss() -> None:
+    async def main() -> None:
+        target, link, encoder = make()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(encoder.encode(REQUEST), 0.5)
+        assert target.log == ["began", "left"]
+        assert link.in_flight == 0
+
+    run(main)
+
+
+def test_a_stalled_instance_answers_nothing_until_the_deadline() -> None:
+    async def main() -> float:
+        _, link, encoder = make()
+        link.stall()
+        with pytest.raises(DeadlineExceeded):
+            await encoder.encode(REQUEST)
+        expired_s = now_s()
+        link.resume()
+        await encoder.encode(REQUEST)
+        return expired_s
+
+    assert run(main) == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("fault", "done"), [(Fault.REQUEST_LOST, False), (Fault.REPLY_LOST, True)])
+def test_lost_requests_and_replies_are_unavailable(fault: Fault, done: bool) -> None:
+    async def main() -> None:
+        target, _, encoder = make(lambda _: fault)
+        with pytest.raises(Unavailable):
+            await encoder.encode(REQUEST)
+        assert ("done" in target.log) == done
+
+    run(main)
+
+
+@dataclass
+class OwnArena:
+    """A transport and peer that 'pull' by writing zeros."""
+
+    memory: memoryview
+    nbytes: int = 128
+    backend: str = "own"
+
+    @property
+    def arena(self) -> "OwnArena":
+        return self
+
+    def offer(self) -> TransportOffer:
+        return TransportOffer("own", "here", b"")
+
+    async def connect(self, offer: TransportOffer) -> Peer:
+        return self
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None:
+        self.memory[destination_offset : destination_offset + ticket.slot_nbytes] = bytes(ticket.slot_nbytes)
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    async def close(self) -> None: ...
+
+
+def test_pulls_are_late_and_damaged_as_told() -> None:
+    async def main() -> float:
+        own = OwnArena(memoryview(bytearray(b"x" * 128)))
+        damaged = iter([False, True])
+
+        async def late(ticket: Ticket) -> None:
+            await asyncio.sleep(3)
+
+        transport = UnreliableTransport(own, before_pull=late, damage=lambda _: next(damaged))
+        peer = await transport.connect(transport.offer())
+        await peer.pull(TICKET, 0)
+        assert not any(own.memory[:64])
+        await peer.pull(TICKET, 0)
+        assert sum(own.memory[:64]) == 1
+        return now_s()
+
+    assert run(main) == 6
