@@ -1,0 +1,102 @@
+"""One frozen object, four sources, no surprises."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+
+from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, load_or_exit, service_config
+
+
+class DoorSettings(ServiceSettings):
+    model_config = service_config("door")
+
+    port: int = Field(default=1, ge=0, le=65535)
+    """The port."""
+    peers: Strings = ()
+    wide: bool = False
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "door.toml"
+    path.write_text('port = 2\npeers = ["file"]\n')
+    return path
+
+
+def test_defaults_stand_in_the_class() -> None:
+    assert DoorSettings.load([], {}).port == 1
+
+
+def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(config: Path) -> None:
+    file = ["--config", str(config)]
+    assert DoorSettings.load(file, {}).port == 2
+    assert DoorSettings.load(file, {"TRIPTYCH_DOOR_PORT": "3"}).port == 3
+    assert DoorSettings.load([*file, "--port", "4"], {"TRIPTYCH_DOOR_PORT": "3"}).port == 4
+
+
+def test_several_strings_are_separated_by_commas_wherever_they_come_from(config: Path) -> None:
+    assert DoorSettings.load(["--peers", "a,b"], {}).peers == ("a", "b")
+    assert DoorSettings.load([], {"TRIPTYCH_DOOR_PEERS": "a, b"}).peers == ("a", "b")
+    assert DoorSettings.load([f"--config={config}"], {}).peers == ("file",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ([], {"TRIPTYCH_DOOR_PROT": "3"}, "unknown environment variable TRIPTYCH_DOOR_PROT"),
+        ([], {"TRIPTYCH_DOOR_PORT": "many"}, "port: Input should be a valid integer"),
+        (["--port", "70000"], {}, "port: Input should be less than or equal to 65535"),
+        (["--config", "nowhere.toml"], {}, "cannot read nowhere.toml"),
+        (["--config"], {}, "--config needs a file"),
+    ],
+)
+def test_a_mistake_is_named(argv: list[str], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        DoorSettings.load(argv, environ)
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text("prot = 2\n")
+    with pytest.raises(SettingsError, match="prot: Extra inputs are not permitted"):
+        DoorSettings.load(["--config", str(path)], {})
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text("= 2\n")
+    with pytest.raises(SettingsError, match="is not TOML"):
+        DoorSettings.load(["--config", str(path)], {})
+
+
+def test_unknown_flags_end_the_process_with_a_usage_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        DoorSettings.load(["--prot", "2"], {})
+    assert stop.value.code == 2
+    assert "unrecognized arguments: --prot 2" in capsys.readouterr().err
+
+
+def test_print_config_shows_the_whole_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        DoorSettings.load(["--print-config", "--port", "4"], {})
+    assert stop.value.code == 0
+    assert DoorSettings.model_validate_json(capsys.readouterr().out).port == 4
+
+
+def test_an_entry_point_turns_a_mistake_into_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load_or_exit(DoorSettings, ["--port", "many"])
+    assert stop.value.code == 2
+    assert "services.door: invalid configuration" in capsys.readouterr().err
+
+
+def test_settings_are_frozen() -> None:
+    settings = DoorSettings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 3
+
+
+def test_constructed_directly_they_are_exactly_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_DOOR_PORT", "9")
+    assert DoorSettings().port == 1

@@ -1,0 +1,66 @@
+"""Background tasks have an owner."""
+
+import asyncio
+import logging
+
+import pytest
+
+from triptych.runtime.tasks import TaskScope
+
+
+async def test_tasks_end_with_their_scope() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with TaskScope("test") as scope:
+        scope.spawn(work(), name="work")
+        await asyncio.sleep(0)
+    assert ended.is_set()
+    assert len(scope) == 0
+
+
+async def test_a_failure_is_logged_and_ends_no_other_task(caplog: pytest.LogCaptureFixture) -> None:
+    go = asyncio.Event()
+    done = asyncio.Event()
+
+    async def fail() -> None:
+        go.set()
+        raise ValueError("broken")
+
+    async def work() -> None:
+        await go.wait()
+        done.set()
+
+    with caplog.at_level(logging.ERROR):
+        async with TaskScope("test") as scope:
+            scope.spawn(work(), name="work")
+            scope.spawn(fail(), name="fail")
+            await done.wait()
+            await scope.drain(1.0)
+    assert "task test/fail failed" in caplog.text
+    assert "broken" in caplog.text
+
+
+async def test_drain_waits_no_longer_than_told() -> None:
+    async with TaskScope("test") as scope:
+        scope.spawn(_for_ever(), name="stuck")
+        await scope.drain(0.01)
+        assert len(scope) == 1
+
+
+async def test_a_full_or_closed_scope_refuses() -> None:
+    async with TaskScope("test", limit=1) as scope:
+        scope.spawn(_for_ever(), name="first")
+        with pytest.raises(RuntimeError, match="full"):
+            scope.spawn(_for_ever(), name="second")
+    with pytest.raises(RuntimeError, match="closed"):
+        scope.spawn(_for_ever(), name="late")
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,270 @@
+"""Everything that crosses the wire comes out as it went in, and what is malformed is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych import errors, wire
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import (
+    ChatFinished,
+    Finished,
+    FinishReason,
+    Placement,
+    PullReport,
+    Ready,
+    TextRequest,
+    TokenChunk,
+    Usage,
+)
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Role
+from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
+from triptych.v1 import common_pb2, router_pb2, text_pb2
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+TEXT = st.text(max_size=20)
+SECONDS = st.floats(0, 1e6)
+KEY = st.binary(min_size=32, max_size=32)
+LEASE = st.binary(min_size=16, max_size=16)
+INFO = st.builds(
+    MediaInfo, modality=st.sampled_from(Modality), format=TEXT, width=U32, height=U32, nbytes=U64, digest=KEY
+)
+SPEC = st.builds(TensorSpec, TEXT, st.sampled_from(DType), st.lists(U64, max_size=4).map(tuple))
+TICKET = st.builds(
+    Ticket,
+    key=KEY,
+    holder=TEXT,
+    epoch=U64,
+    offset=U64,
+    payload_nbytes=U64,
+    generation=U64,
+    checksum=U64,
+    tensors=st.lists(SPEC, max_size=3).map(tuple),
+    tokens=U32,
+    lease_id=LEASE,
+    lease_s=SECONDS,
+)
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=SECONDS,
+    top_p=SECONDS,
+    top_k=U32,
+    seed=st.none() | U64,
+    max_tokens=st.none() | U32,
+    stop=st.lists(TEXT, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+MODEL = st.builds(
+    ModelInfo, model_id=TEXT, revision=TEXT, dtype=st.sampled_from(DType), hidden_size=U32, context_length=U32
+)
+OFFERS = st.lists(st.builds(TransportOffer, TEXT, TEXT, st.binary(max_size=8)), max_size=3).map(tuple)
+INSTANCE = st.builds(
+    InstanceInfo,
+    instance_id=TEXT,
+    epoch=U64,
+    role=st.sampled_from(Role),
+    model=MODEL,
+    arena_bytes=U64,
+    offers=OFFERS,
+    encoder_version=TEXT,
+)
+CHUNK = st.builds(TokenChunk, st.lists(U32, max_size=4).map(tuple), TEXT)
+PULLS = st.lists(st.builds(PullReport, U32, TEXT, U64, SECONDS, st.booleans()), max_size=3).map(tuple)
+FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS)
+TEXT_EVENT = CHUNK | FINISHED | st.builds(Ready, PULLS, SECONDS, SECONDS)
+CHAT_EVENT = CHUNK | st.builds(ChatFinished, st.sampled_from(FinishReason), st.builds(Usage, U32, U32, U32))
+PART = st.builds(TextPart, TEXT) | st.builds(MediaPart, st.sampled_from(Modality), st.binary(max_size=8))
+MESSAGE = st.builds(Message, st.sampled_from(("system", "user", "assistant")), st.lists(PART, max_size=3).map(tuple))
+CHAT = st.builds(
+    ChatRequest,
+    request_id=TEXT,
+    model=TEXT,
+    messages=st.lists(MESSAGE, max_size=3).map(tuple),
+    sampling=SAMPLING,
+    timeout_s=st.just(9.0),
+    tenant_salt=st.binary(max_size=8),
+)
+TEXT_REQUEST = st.builds(
+    TextRequest,
+    request_id=TEXT,
+    model=TEXT,
+    token_ids=st.lists(U32, max_size=9).map(tuple),
+    placements=st.lists(st.builds(Placement, U32, U32, TICKET), max_size=2).map(tuple),
+    sampling=SAMPLING,
+    timeout_s=st.just(9.0),
+)
+ENCODE = st.builds(
+    EncodeRequest,
+    request_id=TEXT,
+    item=U32,
+    model=TEXT,
+    media=st.binary(max_size=8),
+    info=INFO,
+    tokens=U32,
+    tenant_salt=st.binary(max_size=8),
+    timeout_s=st.just(9.0),
+    lease_s=SECONDS,
+)
+ITEM_TIMELINE = st.builds(
+    ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64
+)
+TIMELINE = st.builds(
+    Timeline,
+    request_id=TEXT,
+    model=TEXT,
+    outcome=st.sampled_from(Outcome),
+    items=st.lists(ITEM_TIMELINE, max_size=3).map(tuple),
+    text_instance=TEXT,
+    ttft_s=SECONDS,
+    error=TEXT,
+)
+STRINGS = st.lists(TEXT, max_size=3).map(tuple)
+
+ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "media info": (INFO, wire.media_info_to_wire, wire.media_info_from_wire),
+    "ticket": (TICKET, wire.ticket_to_wire, wire.ticket_from_wire),
+    "sampling": (SAMPLING, wire.sampling_to_wire, wire.sampling_from_wire),
+    "model": (MODEL, wire.model_to_wire, wire.model_from_wire),
+    "instance": (INSTANCE, wire.instance_to_wire, wire.instance_from_wire),
+    "encode request": (ENCODE, wire.encode_request_to_wire, lambda m: wire.encode_request_from_wire(m, 9.0)),
+    "encode result": (
+        st.builds(EncodeResult, TICKET, LEASE, st.booleans(), SECONDS, SECONDS),
+        wire.encode_result_to_wire,
+        wire.encode_result_from_wire,
+    ),
+    "lease request": (
+        st.builds(LeaseRequest, KEY, U64, SECONDS, st.just(9.0)),
+        wire.lease_request_to_wire,
+        lambda m: wire.lease_request_from_wire(m, 9.0),
+    ),
+    "encoder load": (
+        st.builds(EncoderLoad, U64, U32, U64, U64, U32, st.booleans()),
+        wire.encoder_load_to_wire,
+        wire.encoder_load_from_wire,
+    ),
+    "text request": (TEXT_REQUEST, wire.text_request_to_wire, lambda m: wire.text_request_from_wire(m, 9.0)),
+    "text event": (TEXT_EVENT, wire.text_event_to_wire, wire.text_event_from_wire),
+    "text load": (
+        st.builds(TextLoad, U64, U32, U32, st.booleans()),
+        wire.text_load_to_wire,
+        wire.text_load_from_wire,
+    ),
+    "chat request": (CHAT, wire.chat_request_to_wire, lambda m: wire.chat_request_from_wire(m, 9.0)),
+    "chat event": (CHAT_EVENT, wire.chat_event_to_wire, wire.chat_event_from_wire),
+    "timeline": (TIMELINE, wire.timeline_to_wire, wire.timeline_from_wire),
+    "readiness": (
+        st.builds(Readiness, st.booleans(), STRINGS, STRINGS),
+        wire.readiness_to_wire,
+        wire.readiness_from_wire,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_what_goes_in_comes_out(name: str) -> None:
+    values, to_wire, from_wire = ROUND_TRIPS[name]
+
+    @given(values)
+    def round_trip(value: Any) -> None:
+        message = to_wire(value)
+        assert from_wire(type(message).FromString(message.SerializeToString())) == value
+
+    round_trip()
+
+
+def test_every_timeline_field_is_on_the_wire() -> None:
+    assert set(Timeline.__dataclass_fields__) == set(router_pb2.Timeline.DESCRIPTOR.fields_by_name)
+    assert set(ItemTimeline.__dataclass_fields__) == set(router_pb2.ItemTimeline.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize("cls", errors.tree().values())
+def test_an_error_arrives_as_the_error_it_was(cls: type[errors.TriptychError]) -> None:
+    error = cls("3 images, at most 2", param="messages[0]", retry_after_s=1.5)
+    status = wire.error_to_status(error)
+    back = wire.error_from_status(status.grpc_code, status.message, status.metadata)
+    assert type(back) is cls
+    assert (back.message, back.param, back.retry_after_s) == (error.message, error.param, error.retry_after_s)
+
+
+def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
+    status = wire.error_to_status(errors.TransferFailed("gone", items=(0, 3)))
+    back = wire.error_from_status(status.grpc_code, status.message, status.metadata)
+    assert isinstance(back, errors.TransferFailed)
+    assert back.items == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("grpc_code", "cls"),
+    [
+        ("UNAVAILABLE", errors.InstanceLost),
+        ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
+        ("RESOURCE_EXHAUSTED", errors.RequestTooLarge),
+        ("UNIMPLEMENTED", errors.InternalError),
+        ("INVALID_ARGUMENT", errors.InvalidRequest),
+        ("CANCELLED", errors.Cancelled),
+    ],
+)
+def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
+    grpc_code: str, cls: type[errors.TriptychError]
+) -> None:
+    error = wire.error_from_status(grpc_code, "failed to connect to ipv4:127.0.0.1:1234", ())
+    assert type(error) is cls
+    assert "127.0.0.1" not in error.message
+
+
+@given(st.lists(st.tuples(st.sampled_from(["triptych-code", "triptych-items", "triptych-retry-after-s"]), st.text())))
+def test_no_metadata_breaks_the_translation(metadata: list[tuple[str, str]]) -> None:
+    assert isinstance(wire.error_from_status("INTERNAL", "", metadata), errors.TriptychError)
+
+
+def _ticket(**changes: object) -> common_pb2.Ticket:
+    fields: dict[str, Any] = {"key": bytes(32), "lease_id": bytes(16), **changes}
+    return common_pb2.Ticket(**fields)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _ticket(key=b"short"),
+        _ticket(lease_id=b"short"),
+        _ticket(lease_s=-1.0),
+        _ticket(lease_s=float("nan")),
+        _ticket(tensors=[common_pb2.TensorSpec(name="x")]),
+        _ticket(tensors=[common_pb2.TensorSpec(dtype=common_pb2.DTYPE_F32, shape=[1] * 9)]),
+        _ticket(tensors=[common_pb2.TensorSpec(dtype=common_pb2.DTYPE_F32)] * 65),
+    ],
+)
+def test_a_malformed_ticket_is_refused(message: common_pb2.Ticket) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        wire.ticket_from_wire(message)
+
+
+def test_a_chat_with_an_unknown_role_or_an_empty_part_is_refused() -> None:
+    for entry in (
+        router_pb2.Message(role=router_pb2.SPEAKER_ROLE_UNSPECIFIED),
+        router_pb2.Message(role=router_pb2.SPEAKER_ROLE_USER, parts=[router_pb2.Part()]),
+    ):
+        with pytest.raises(errors.InvalidRequest):
+            wire.chat_request_from_wire(router_pb2.ChatRequest(messages=[entry]), 1.0)
+
+
+def test_a_tenant_salt_is_bounded() -> None:
+    message = router_pb2.ChatRequest(tenant_salt=bytes(wire.MAX_TENANT_SALT_NBYTES + 1))
+    with pytest.raises(errors.InvalidRequest, match="tenant_salt"):
+        wire.chat_request_from_wire(message, 1.0)
+
+
+def test_an_event_of_an_unknown_kind_is_an_internal_error() -> None:
+    with pytest.raises(errors.InternalError):
+        wire.text_event_from_wire(text_pb2.TextEvent())
+    with pytest.raises(errors.InternalError):
+        wire.chat_event_from_wire(router_pb2.ChatEvent())
