@@ -1,0 +1,50 @@
+"""What holds for every test: a clean environment, reproducible examples, and no process left behind."""
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import psutil
+import pytest
+
+# Examples are the same on every run, so that a failure on one machine is a failure on all of them;
+# --hypothesis-profile=explore looks further.
+hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+ENDING_S = 5.0
+"""How long processes may take to end once nobody needs them."""
+
+
+def pytest_configure() -> None:
+    """Settings of whoever runs the tests do not reach them, and no test looks for models on the network."""
+    for name in [name for name in os.environ if name.startswith("TRIPTYCH_")]:  # noqa: TID251  # it is the subject
+        del os.environ[name]  # noqa: TID251
+    os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251  # read by huggingface_hub when it is imported
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    """Whatever a module starts has ended when the module has."""
+    before = set(_children())
+    yield
+    left = [child for child in _children() if child not in before]
+    _, alive = psutil.wait_procs(left, timeout=ENDING_S)
+    names = [_name(child) for child in alive]
+    for child in alive:
+        child.kill()
+    assert not names, f"processes left behind: {names}"
+
+
+def _children() -> list[psutil.Process]:
+    """Processes below this one, without what the standard library itself keeps for later."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "multiprocessing" not in _name(child)]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return f"process {process.pid}"

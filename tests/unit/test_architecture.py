@@ -1,0 +1,56 @@
+"""The tree is what ARCHITECTURE and the guides say that it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"triptych": ROOT / "src" / "triptych", "services": ROOT / "services"}
+GUIDES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "CHANGELOG.md"]
+
+
+def test_dependencies_point_down_only(capsys: pytest.CaptureFixture[str]) -> None:
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["machine", "policy"])
+def test_every_decision_and_every_memory_has_its_own_tests(package: str) -> None:
+    modules = {path.stem for path in (SOURCES["triptych"] / package).glob("[a-z]*.py")}
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "unit" / package).glob("test_*.py")}
+    assert modules <= tested, f"without tests: {sorted(modules - tested)}"
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    strays = []
+    for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")):
+        folder = path.parent.relative_to(ROOT / "tests" / "unit")
+        base = ROOT / folder if folder.parts[:1] == ("services",) else SOURCES["triptych"] / folder
+        if not base.is_dir():
+            strays.append(str(path.relative_to(ROOT)))
+    assert not strays, f"tests of packages that are not there: {strays}"
+
+
+def test_every_service_has_the_same_files() -> None:
+    common = {"__init__.py", "__main__.py", "app.py", "service.py", "settings.py", "README.md"}
+    for folder in sorted(path for path in SOURCES["services"].iterdir() if (path / "__main__.py").exists()):
+        edge = "routes.py" if folder.name == "gateway" else "servicer.py"
+        missing = (common | {edge}) - {path.name for path in folder.iterdir()}
+        assert not missing, f"services/{folder.name} lacks {sorted(missing)}"
+
+
+def test_commands_in_the_guides_exist_in_the_makefile() -> None:
+    makefile = ROOT / "Makefile"
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile.read_text(), re.MULTILINE)) if makefile.exists() else set()
+    for guide in GUIDES:
+        named = set(re.findall(r"(?:^\s*|`)make ([a-z][\w-]*)", guide.read_text(), re.MULTILINE))
+        assert named <= targets, f"{guide.name} names make targets that are not there: {sorted(named - targets)}"
+
+
+def test_links_in_the_guides_lead_somewhere() -> None:
+    for guide in GUIDES:
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", guide.read_text()):
+            if "://" not in link and not link.startswith("mailto:"):
+                assert (guide.parent / link).exists(), f"{guide.name} links to {link}, which is not there"
