@@ -1,0 +1,239 @@
+"""A service behind a stub and a server behaves as the service itself: answers, errors, deadlines, cancellation."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.encoder import servicer as encoder_servicer
+from services.text import servicer as text_servicer
+from triptych import errors
+from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import Finished, FinishReason, TextEvent, TextRequest, TokenChunk
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Role
+from triptych.rpc.server import RpcServer
+from triptych.rpc.stubs import EncoderStub, TextStub
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 128)
+INFO = MediaInfo(Modality.IMAGE, "png", 2, 2, 1, bytes(32))
+TICKET = Ticket(
+    key=bytes(32),
+    holder="encoder-0",
+    epoch=1,
+    offset=0,
+    payload_nbytes=32,
+    generation=1,
+    checksum=2,
+    tensors=(TensorSpec("embeds", DType.F32, (1, 8)),),
+    tokens=1,
+    lease_id=bytes(16),
+    lease_s=3.0,
+)
+
+
+class ScriptedEncoder:
+    """Fails with ``error`` if it is set; else answers, or waits for ever when the item's media says so."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.cancelled = asyncio.Event()
+        self.watchers_gone = asyncio.Event()
+
+    async def describe(self) -> InstanceInfo:
+        return InstanceInfo("encoder-0", 1, Role.E, MODEL, 64, ())
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        if self.error is not None:
+            raise self.error
+        if request.media == b"wait":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        assert 4.0 < request.timeout_s < 5.5
+        return EncodeResult(TICKET, bytes(16), cached=False, queue_s=0.1, encode_s=0.2)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        raise errors.LeaseLost(f"generation {request.generation} is gone")
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        pass
+
+    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        try:
+            while True:
+                yield EncoderLoad(1, 2, 3, 4, 5)
+                await asyncio.sleep(0.01)
+        finally:
+            self.watchers_gone.set()
+
+
+class ScriptedText:
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def describe(self) -> InstanceInfo:
+        return InstanceInfo("text-0", 1, Role.PD, MODEL, 64, ())
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        try:
+            yield TokenChunk((1,), "a")
+            if request.request_id == "fails":
+                raise errors.EngineFailure("the engine failed")
+            if request.request_id == "waits":
+                await asyncio.Event().wait()
+            yield Finished(FinishReason.STOP, 1, 0.0, 0.0)
+        finally:
+            self.closed.set()
+
+    async def watch_load(self) -> AsyncGenerator[TextLoad]:
+        yield TextLoad(0, 0, 0)
+
+
+def _encode(media: bytes = b"x", timeout_s: float = 5.0) -> EncodeRequest:
+    return EncodeRequest("r", 0, "m", media, INFO, 1, b"", timeout_s, 1.0)
+
+
+def _generate(request_id: str) -> TextRequest:
+    return TextRequest(request_id, "m", (1,), (), SamplingParams(max_tokens=1), 5.0)
+
+
+@asynccontextmanager
+async def encoder_pair() -> AsyncIterator[tuple[ScriptedEncoder, EncoderStub, RpcServer]]:
+    service = ScriptedEncoder()
+    register = encoder_servicer.EncoderServicer(service).register
+    async with RpcServer(
+        host="127.0.0.1", port=0, service_name=encoder_servicer.SERVICE_NAME, register=register
+    ) as server:
+        stub = EncoderStub(f"127.0.0.1:{server.port}")
+        try:
+            yield service, stub, server
+        finally:
+            await stub.close()
+
+
+@asynccontextmanager
+async def text_pair() -> AsyncIterator[tuple[ScriptedText, TextStub]]:
+    service = ScriptedText()
+    register = text_servicer.TextServicer(service).register
+    async with RpcServer(
+        host="127.0.0.1", port=0, service_name=text_servicer.SERVICE_NAME, register=register
+    ) as server:
+        stub = TextStub(f"127.0.0.1:{server.port}")
+        try:
+            yield service, stub
+        finally:
+            await stub.close()
+
+
+async def test_answers_arrive_as_they_were_given() -> None:
+    async with encoder_pair() as (service, stub, _):
+        assert await stub.describe() == await service.describe()
+        assert (await stub.encode(_encode())).ticket == TICKET
+        await stub.release([bytes(16)])
+
+
+@pytest.mark.parametrize("cls", errors.tree().values())
+async def test_every_error_of_the_tree_crosses_the_wire(cls: type[errors.TriptychError]) -> None:
+    async with encoder_pair() as (service, stub, _):
+        service.error = cls("said so", retry_after_s=2.0)
+        with pytest.raises(cls, match="said so") as caught:
+            await stub.encode(_encode())
+        assert type(caught.value) is cls
+        assert caught.value.retry_after_s == 2.0
+
+
+async def test_a_defect_leaves_without_its_details() -> None:
+    async with encoder_pair() as (service, stub, _):
+        service.error = ValueError("a secret at /some/path")
+        with pytest.raises(errors.InternalError) as caught:
+            await stub.encode(_encode())
+        assert caught.value.message == "internal error"
+
+
+async def test_a_deadline_ends_the_call_at_both_sides() -> None:
+    async with encoder_pair() as (service, stub, _):
+        with pytest.raises(errors.DeadlineExceeded):
+            await stub.encode(_encode(b"wait", timeout_s=0.2))
+        async with asyncio.timeout(5):
+            await service.cancelled.wait()
+
+
+async def test_cancelling_the_caller_cancels_the_service() -> None:
+    async with encoder_pair() as (service, stub, _):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await stub.encode(_encode(b"wait"))
+        async with asyncio.timeout(5):
+            await service.cancelled.wait()
+
+
+async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
+    async with encoder_pair() as (_, stub, server):
+        await server.drain(0.0)
+        with pytest.raises(errors.InstanceLost) as caught:
+            await stub.encode(_encode())
+        assert "127.0.0.1" not in caught.value.message
+
+
+async def test_a_stream_runs_in_order_and_fails_where_it_fails() -> None:
+    async with text_pair() as (_, stub):
+        events = [event async for event in stub.generate(_generate("ok"))]
+        assert events == [TokenChunk((1,), "a"), Finished(FinishReason.STOP, 1, 0.0, 0.0)]
+        async with aclosing(stub.generate(_generate("fails"))) as failing:
+            assert await anext(failing) == TokenChunk((1,), "a")
+            with pytest.raises(errors.EngineFailure):
+                await anext(failing)
+
+
+async def test_closing_a_stream_closes_the_generator_at_the_service() -> None:
+    async with text_pair() as (service, stub):
+        async with aclosing(stub.generate(_generate("waits"))) as events:
+            assert await anext(events) == TokenChunk((1,), "a")
+        async with asyncio.timeout(5):
+            await service.closed.wait()
+
+
+async def test_a_watch_ends_at_the_service_when_the_watcher_leaves() -> None:
+    async with encoder_pair() as (service, stub, _):
+        async with aclosing(stub.watch_load()) as loads:
+            assert await anext(loads) == EncoderLoad(1, 2, 3, 4, 5)
+            assert not service.watchers_gone.is_set()
+        async with asyncio.timeout(5):
+            await service.watchers_gone.wait()
+
+
+async def test_garbage_on_the_wire_is_refused_and_harms_nobody() -> None:
+    async with encoder_pair() as (_, stub, server):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/triptych.v1.Encoder/Encode")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await raw(b"\xff\xff\xff", timeout=5)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await raw(b"", timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await stub.encode(_encode())).ticket == TICKET
+
+
+async def test_health_says_serving_and_a_taken_port_is_a_clear_error() -> None:
+    async with encoder_pair() as (service, _, server):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            request = health_pb2.HealthCheckRequest(service=encoder_servicer.SERVICE_NAME)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)  # type: ignore[attr-defined]
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        second = RpcServer(
+            host="127.0.0.1",
+            port=server.port,
+            service_name=encoder_servicer.SERVICE_NAME,
+            register=encoder_servicer.EncoderServicer(service).register,
+        )
+        with pytest.raises(errors.Unavailable, match=f"port {server.port}"):
+            async with second:
+                pass
