@@ -1,0 +1,126 @@
+"""LLaVA 1.5: every image is brought to one size, so every image takes the same number of positions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia
+from triptych.families.base import Run, expand_runs
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+# Published checkpoints leave out what equals transformers' defaults for these architectures.
+_TEXT_DEFAULTS: Mapping[str, Json] = {
+    "llama": {"hidden_size": 4096, "max_position_embeddings": 2048},
+    "mistral": {"hidden_size": 4096, "max_position_embeddings": 131072},
+    "qwen2": {"hidden_size": 4096, "max_position_embeddings": 32768},
+}
+_VISION_DEFAULTS: Mapping[str, Json] = {
+    "clip_vision_model": {"image_size": 224, "patch_size": 32},
+    "siglip_vision_model": {"image_size": 224, "patch_size": 16},
+}
+_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
+_PROCESSOR_DEFAULTS: Json = {
+    "do_resize": True,
+    "do_center_crop": True,
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Llava:
+    """``tokens_per_image`` is what the processor writes into a prompt and what the vision tower makes of an image."""
+
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    tokens_per_image: int
+    model_type: str = "llava"
+    shardable: bool = False
+    """The tower attends over the whole image: no cut leaves its result as it was."""
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        text = _section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
+        return cls(
+            placeholder_id=_integer(files.config, "image_token_id", "image_token_index"),
+            hidden_size=_integer(text, "hidden_size"),
+            context_length=_integer(text, "max_position_embeddings"),
+            tokens_per_image=_tokens_per_image(files),
+        )
+
+    @property
+    def max_tokens_per_item(self) -> int:
+        return self.tokens_per_image
+
+    def count_tokens(self, info: MediaInfo) -> int:
+        if info.modality is not Modality.IMAGE:
+            raise InvalidMedia(f"the model takes images, not {info.modality.value}")
+        return self.tokens_per_image
+
+    def expand(self, token_ids: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], tuple[Run, ...]]:
+        return expand_runs(token_ids, self.placeholder_id, counts)
+
+
+def _tokens_per_image(files: ModelFiles) -> int:
+    """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision tower agrees."""
+    vision = _section(files.config, "vision_config", "clip_vision_model", _VISION_DEFAULTS)
+    tower = vision["model_type"]
+    if tower not in _CLASS_TOKENS:
+        raise BadModel(f"vision_config.model_type is {tower!r}; llava is served with {', '.join(_CLASS_TOKENS)}")
+    patch_size = _integer(vision, "patch_size")
+    side = _integer(vision, "image_size")
+    strategy = files.config.get("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
+    dropped = 1 if strategy == "default" else 0
+    made = (side // patch_size) ** 2 + _CLASS_TOKENS[tower] - dropped
+
+    height, width = _processed_size({**_PROCESSOR_DEFAULTS, **files.image_processor})
+    processor_patch = files.processor.get("patch_size") or patch_size
+    processor_strategy = files.processor.get("vision_feature_select_strategy") or strategy
+    additional = files.processor.get("num_additional_image_tokens", _CLASS_TOKENS[tower] if not files.processor else 0)
+    written = (height // processor_patch) * (width // processor_patch) + additional
+    written -= 1 if processor_strategy == "default" else 0
+    if written != made or (height, width) != (side, side):
+        raise BadModel(
+            f"the processor makes {height} x {width} images of {written} tokens, the vision tower takes {side} x {side} "
+            f"and makes {made}: processor_config.json, the image processor and config.json must agree"
+        )
+    return made
+
+
+def _processed_size(image_processor: Json) -> tuple[int, int]:
+    """Height and width, in pixels, of what the image processor makes of any image."""
+    if image_processor["do_center_crop"]:
+        size, name = image_processor["crop_size"], "crop_size"
+    elif image_processor["do_resize"]:
+        size, name = image_processor["size"], "size"
+    else:
+        raise BadModel("the image processor neither resizes nor crops: images would have no common size")
+    if isinstance(size, int):
+        return size, size
+    if not isinstance(size, dict) or "height" not in size or "width" not in size:
+        raise BadModel(f"the image processor's {name} is {size!r}: it has to give height and width")
+    return _integer(size, "height"), _integer(size, "width")
+
+
+def _section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise BadModel(f"config.json has no {name}")
+    model_type = section.get("model_type", default_type)
+    return {**defaults.get(model_type, {}), **section, "model_type": model_type}
+
+
+def _integer(section: Json, *names: str) -> int:
+    """The first of the fields that is there, a positive integer."""
+    for name in names:
+        value = section.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadModel(f"{name} is {value!r}, not a positive integer")
+        return value
+    raise BadModel(f"the model's configuration has no {names[0]}")

@@ -1,0 +1,110 @@
+"""The configuration files of a model directory, parsed once and shared by tokens and families."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+Json = Mapping[str, Any]
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+
+
+class BadModel(ValueError):
+    """A model directory that cannot be served. Seen when a process starts, never by a caller of the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the configuration files of a model directory say; a file that is not there is an empty mapping.
+
+    ``image_processor`` is the nested section of ``processor_config.json`` or else ``preprocessor_config.json``, in the
+    order in which transformers looks for it. ``chat_template`` is the template's source, None without one.
+    """
+
+    directory: Path
+    config: Json
+    processor: Json
+    image_processor: Json
+    tokenizer_config: Json
+    generation_config: Json
+    chat_template: str | None
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Self:
+        """Read and parse the files. Raises BadModel, naming the file, for what is missing or cannot be parsed."""
+        root = Path(directory)
+        if not root.is_dir():
+            raise BadModel(f"model directory {root.name!r} does not exist")
+        config = _read_json(root / "config.json")
+        if not config:
+            raise BadModel(f"model directory {root.name!r} has no config.json")
+        processor = _read_json(root / "processor_config.json")
+        tokenizer_config = _read_json(root / "tokenizer_config.json")
+        return cls(
+            directory=root,
+            config=config,
+            processor=processor,
+            image_processor=processor.get("image_processor") or _read_json(root / "preprocessor_config.json"),
+            tokenizer_config=tokenizer_config | _missing_special_tokens(root, tokenizer_config),
+            generation_config=_read_json(root / "generation_config.json"),
+            chat_template=_chat_template(root, processor, tokenizer_config),
+        )
+
+    @property
+    def model_type(self) -> str:
+        """The architecture's name in transformers (``llava``)."""
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The serialized tokenizer; it may be missing."""
+        return self.directory / "tokenizer.json"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadModel(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadModel(f"{path.name} is not a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    if (nbytes := path.stat().st_size) > MAX_CONFIG_BYTES:
+        raise BadModel(f"{path.name} has {nbytes} bytes, the limit is {MAX_CONFIG_BYTES}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadModel(f"{path.name} is not UTF-8") from error
+
+
+def _chat_template(root: Path, processor: Json, tokenizer_config: Json) -> str | None:
+    """In transformers' order: processor_config.json, chat_template.json, chat_template.jinja, tokenizer_config.json."""
+    candidates = (
+        processor.get("chat_template"),
+        _read_json(root / "chat_template.json").get("chat_template"),
+        _read_text(root / "chat_template.jinja"),
+        tokenizer_config.get("chat_template"),
+    )
+    template = next((candidate for candidate in candidates if candidate), None)
+    if isinstance(template, list):  # several named templates: [{"name": ..., "template": ...}]
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is not None and not isinstance(template, str):
+        raise BadModel("the chat template is not a string")
+    return template
+
+
+def _missing_special_tokens(root: Path, tokenizer_config: Json) -> dict[str, Any]:
+    """Older models name some special tokens in a file of their own only."""
+    special = _read_json(root / "special_tokens_map.json")
+    return {name: token for name, token in special.items() if name not in tokenizer_config}

@@ -1,0 +1,226 @@
+"""Headers of the image formats that are accepted: size and orientation, read by hand and without decoding.
+
+The format is what the first bytes say, and the rest has to have its structure; a name or a declared type is never
+asked. Every walk over a file's parts is bounded. ``read_header`` raises nothing but InvalidMedia.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triptych.errors import InvalidMedia
+
+FORMATS = ("png", "jpeg", "webp", "gif", "bmp")
+
+_MAX_PARTS = 65_536
+"""Chunks, segments or blocks that are looked at before a file is refused."""
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_EXIF_PREFIX = b"Exif\x00\x00"
+_XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\x00"
+_XMP_KEYWORD = b"XML:com.adobe.xmp\x00"
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_ORIENTATION_TAG = 0x0112
+_TIFF_INTEGERS = {3: "H", 4: "I", 8: "h", 9: "i"}
+
+# Start-of-frame markers: all of 0xC0 to 0xCF but DHT (C4), JPG (C8) and DAC (CC).
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_JPEG_START_OF_SCAN, _JPEG_END, _JPEG_APP1 = 0xDA, 0xD9, 0xE1
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Width and height are in pixels as stored; ``orientation`` is EXIF's, 1 to 8."""
+
+    format: str
+    width: int
+    height: int
+    orientation: int = 1
+
+
+def read_header(data: bytes) -> Header | None:
+    """The header of an image, or None when the first bytes are those of no accepted format.
+
+    Raises InvalidMedia when they are, but the rest does not have the format's structure.
+    """
+    if data.startswith(_PNG_SIGNATURE):
+        name, reader = "png", _read_png
+    elif data.startswith(b"\xff\xd8\xff"):
+        name, reader = "jpeg", _read_jpeg
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        name, reader = "webp", _read_webp
+    elif data[:6] in (b"GIF87a", b"GIF89a"):
+        name, reader = "gif", _read_gif
+    elif data[:2] == b"BM":
+        name, reader = "bmp", _read_bmp
+    else:
+        return None
+    try:
+        return reader(data)
+    except (struct.error, IndexError) as error:  # a read beyond the end
+        raise InvalidMedia(f"the {name} image is cut off") from error
+
+
+def _parts(format_name: str) -> Iterator[int]:
+    """Counts the parts of a file, up to the bound."""
+    yield from range(_MAX_PARTS)
+    raise InvalidMedia(f"the {format_name} image has more than {_MAX_PARTS} parts")
+
+
+def _read_png(data: bytes) -> Header:
+    """Chunks of length, type, data, CRC (PNG specification, section 5.3); the first is IHDR, the last IEND."""
+    if data[8:16] != b"\x00\x00\x00\rIHDR":
+        raise InvalidMedia("the png image does not start with its header")
+    width, height = struct.unpack_from(">II", data, 16)
+    exif, xmp = b"", b""
+    position = len(_PNG_SIGNATURE)
+    for _ in _parts("png"):
+        nbytes, kind = struct.unpack_from(">I4s", data, position)
+        content = position + 8
+        position = content + nbytes + 4
+        if position > len(data):
+            raise InvalidMedia("the png image is cut off")
+        if kind == b"eXIf":
+            exif = data[content : content + nbytes]
+        elif kind == b"iTXt" and data.startswith(_XMP_KEYWORD, content):
+            xmp = data[content : content + nbytes]
+        elif kind == b"IEND":
+            break
+    return Header("png", width, height, _orientation(exif, xmp))
+
+
+def _read_jpeg(data: bytes) -> Header:
+    """Marker segments up to the first scan (ITU T.81, annex B)."""
+    size: tuple[int, int] | None = None
+    exif, xmp = b"", b""
+    position = 2
+    for _ in _parts("jpeg"):
+        if data[position] != 0xFF:
+            raise InvalidMedia("the jpeg image has no marker where one has to be")
+        while data[position] == 0xFF:  # any number of fill bytes
+            position += 1
+        marker = data[position]
+        position += 1
+        if marker in _JPEG_STANDALONE:
+            continue
+        if marker in (_JPEG_START_OF_SCAN, _JPEG_END):
+            break
+        nbytes = int(struct.unpack_from(">H", data, position)[0])
+        segment = data[position + 2 : position + nbytes]
+        if nbytes < 2 or len(segment) != nbytes - 2:
+            raise InvalidMedia("the jpeg image is cut off")
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", segment, 1)
+            size = width, height
+        elif marker == _JPEG_APP1 and segment.startswith(_EXIF_PREFIX):
+            exif += segment[len(_EXIF_PREFIX) :]  # large EXIF data goes on in the next segment
+        elif marker == _JPEG_APP1 and segment.startswith(_XMP_PREFIX):
+            xmp = segment
+        position += nbytes
+    if size is None:
+        raise InvalidMedia("the jpeg image has no frame header")
+    return Header("jpeg", *size, _orientation(exif, xmp))
+
+
+def _read_webp(data: bytes) -> Header:
+    """RIFF chunks; the first is VP8, VP8L or VP8X (RFC 9649, section 2)."""
+    end = 8 + int(struct.unpack_from("<I", data, 4)[0])
+    if end > len(data):
+        raise InvalidMedia("the webp image is cut off")
+    size: tuple[int, int] | None = None
+    exif, xmp = b"", b""
+    position = 12
+    for _ in _parts("webp"):
+        if position + 8 > end:
+            break
+        kind, nbytes = struct.unpack_from("<4sI", data, position)
+        content = position + 8
+        position = content + nbytes + nbytes % 2
+        if content + nbytes > end:
+            raise InvalidMedia("the webp image is cut off")
+        if size is None:
+            size = _webp_size(data, kind, content)
+        elif kind == b"EXIF":
+            exif = data[content : content + nbytes]
+        elif kind == b"XMP ":
+            xmp = data[content : content + nbytes]
+    if size is None:
+        raise InvalidMedia("the webp image has no image data")
+    return Header("webp", *size, _orientation(exif.removeprefix(_EXIF_PREFIX), xmp))
+
+
+def _webp_size(data: bytes, kind: bytes, content: int) -> tuple[int, int]:
+    if kind == b"VP8 " and data[content + 3 : content + 6] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, content + 6)
+        return width & 0x3FFF, height & 0x3FFF
+    if kind == b"VP8L" and data[content] == 0x2F:
+        bits = int(struct.unpack_from("<I", data, content + 1)[0])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8X":
+        low_width, high_width, low_height, high_height = struct.unpack_from("<HBHB", data, content + 4)
+        return (high_width << 16 | low_width) + 1, (high_height << 16 | low_height) + 1
+    raise InvalidMedia("the webp image does not start with its header")
+
+
+def _read_gif(data: bytes) -> Header:
+    """The logical screen, or the first frame where that reaches beyond it (GIF89a, sections 18 and 20)."""
+    screen_width, screen_height, flags = struct.unpack_from("<HHB", data, 6)
+    position = 13 + _gif_palette_nbytes(flags)
+    for _ in _parts("gif"):
+        if data[position] == 0x2C:
+            left, top, width, height = struct.unpack_from("<HHHH", data, position + 1)
+            return Header("gif", max(screen_width, left + width), max(screen_height, top + height))
+        if data[position] != 0x21:
+            raise InvalidMedia("the gif image has no frame where one has to be")
+        position += 2  # an extension: its label, then blocks of a length byte and data up to an empty one
+        for _ in _parts("gif"):
+            nbytes = data[position]
+            position += 1 + nbytes
+            if nbytes == 0:
+                break
+    raise InvalidMedia("the gif image has no frame")
+
+
+def _gif_palette_nbytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _read_bmp(data: bytes) -> Header:
+    """The OS/2 core header or one of the Windows headers; a negative height stores rows from the top."""
+    header_nbytes = int(struct.unpack_from("<I", data, 14)[0])
+    if header_nbytes == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+    elif header_nbytes in (40, 52, 56, 64, 108, 124):
+        width, height = struct.unpack_from("<ii", data, 18)
+        height = abs(height)
+    else:
+        raise InvalidMedia(f"the bmp image has a header of {header_nbytes} bytes, which is none that is known")
+    return Header("bmp", width, height)
+
+
+def _orientation(exif: bytes, xmp: bytes) -> int:
+    """EXIF's orientation, else XMP's, else 1; broken metadata says nothing, as everywhere in the field."""
+    found = _exif_orientation(exif)
+    if found is None and (match := _XMP_ORIENTATION.search(xmp)):
+        found = int(match[1])
+    return found if found is not None and 1 <= found <= 8 else 1
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """The orientation field of the first directory of a TIFF structure (TIFF 6.0, section 2)."""
+    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
+    if order is None:
+        return None
+    try:
+        (start,) = struct.unpack_from(order + "I", exif, 4)
+        (entries,) = struct.unpack_from(order + "H", exif, start)
+        for entry in range(entries):
+            place = start + 2 + 12 * entry
+            tag, kind, count = struct.unpack_from(order + "HHI", exif, place)
+            if tag == _ORIENTATION_TAG and count == 1 and kind in _TIFF_INTEGERS:
+                return int(struct.unpack_from(order + _TIFF_INTEGERS[kind], exif, place + 8)[0])
+    except struct.error:
+        return None
+    return None

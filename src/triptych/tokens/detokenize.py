@@ -1,0 +1,78 @@
+"""Token ids to text, as they come.
+
+``tokenizers.decoders.DecodeStream`` is not used: it cannot be flushed, so an answer that ends within a character or in
+U+FFFD loses its end, and it raises on byte sequences that never become valid.
+"""
+
+import re
+from collections.abc import Sequence
+
+from triptych.tokens.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_REPLACEMENT = "\ufffd"
+_CONTEXT_TOKENS = 8
+"""How many tokens the next one is decoded with. Decoders look back one token; UTF-8 up to four bytes."""
+
+
+class IncrementalDetokenizer:
+    """Turns one answer's token ids into pieces of text that add up to the text of all of them.
+
+    They equal ``Tokenizer.decode`` of the whole answer, special tokens left out, with one exception: a run of
+    byte-fallback tokens in which valid characters precede an invalid byte keeps those characters, where decoding the
+    whole would turn all of the run into U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids
+        self._byte_fallback = tokenizer.byte_fallback
+        self._context: list[int] = []
+        self._pending_bytes = b""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; empty while a character is incomplete."""
+        return "".join(self._feed(token_id) for token_id in token_ids if token_id not in self._special)
+
+    def flush(self) -> str:
+        """What is still held back, when the answer has ended: U+FFFD for an incomplete character."""
+        whole = self._tokenizer.decode(self._context)
+        text = self._flush_bytes() + whole[len(self._settled(whole)) :]
+        self._context.clear()
+        return text
+
+    def _feed(self, token_id: int) -> str:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:  # decoding skips ids that the vocabulary does not have
+            return ""
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            self._remember(token_id)
+            return self._feed_byte(bytes.fromhex(match[1]))
+        text = self._flush_bytes()
+        before = self._settled(self._tokenizer.decode(self._context))
+        after = self._settled(self._tokenizer.decode([*self._context, token_id]))
+        self._remember(token_id)
+        return text + after[len(before) :]
+
+    def _feed_byte(self, byte: bytes) -> str:
+        self._pending_bytes += byte
+        try:
+            text = self._pending_bytes.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return ""
+            return self._flush_bytes()
+        self._pending_bytes = b""
+        return text
+
+    def _flush_bytes(self) -> str:
+        text, self._pending_bytes = _REPLACEMENT * len(self._pending_bytes), b""
+        return text
+
+    def _settled(self, text: str) -> str:
+        """Without a last U+FFFD, which in byte-level vocabularies may be a character that is not complete yet."""
+        return text if self._byte_fallback else text.removesuffix(_REPLACEMENT)
+
+    def _remember(self, token_id: int) -> None:
+        self._context.append(token_id)
+        del self._context[:-_CONTEXT_TOKENS]

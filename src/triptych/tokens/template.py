@@ -1,0 +1,165 @@
+"""Chat templates, rendered as transformers renders them (``transformers.utils.chat_template_utils``)."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from triptych.domain.chat import MediaPart, Message
+from triptych.errors import InvalidRequest
+from triptych.families.model_files import BadModel
+
+_PROBE = "triptych-probe"
+_PROBE_CHARS = 1_000_000
+
+
+class RefusedByTemplate(TemplateError):
+    """``raise_exception`` was called: the conversation is not one that the model knows."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the model says, for training; rendering passes it through."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """``dict`` without the class's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """Keeps underscore names out, and with them Python's own attributes."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        for name in (attributes := dict(*args[1:], **kwargs)):
+            _Namespace._check(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: str) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise RefusedByTemplate(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def local_time(form: str) -> str:
+    """What ``strftime_now`` gives a template: the local wall clock."""
+    return datetime.now().astimezone().strftime(form)
+
+
+class ChatTemplate:
+    """A model's chat template, compiled. Rendering is thread-safe."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        placeholder: str = "",
+        strftime_now: Callable[[str], str] = local_time,
+    ) -> None:
+        """``placeholder`` stands for an item in templates that take strings only. Raises BadModel."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
+            extensions=[_Generation, loopcontrols],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": strftime_now,
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise BadModel(f"the chat template has an error in line {error.lineno}: {error.message}") from error
+        self._special_tokens = dict(special_tokens)
+        self._placeholder = placeholder
+        self.takes_parts = self._find_takes_parts()
+        """Whether a message's content is given as a list of parts; else it is one string."""
+
+    def render(self, messages: Sequence[Message], max_chars: int) -> str:
+        """The prompt, up to where the assistant begins to speak.
+
+        Raises InvalidRequest when the template refuses the conversation, or the prompt would exceed ``max_chars``.
+        """
+        size = sum(1 + sum(len(getattr(part, "text", "")) + 1 for part in message.parts) for message in messages)
+        if size > max_chars:
+            raise InvalidRequest(f"the messages have {size} characters, the limit is {max_chars}", param="messages")
+        convert = self._as_parts if self.takes_parts else self._as_string
+        try:
+            return self._render(
+                [{"role": message.role, "content": convert(message)} for message in messages], max_chars
+            )
+        except RefusedByTemplate as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses the messages: {error}", param="messages"
+            ) from error
+        except (TemplateRuntimeError, UndefinedError, TypeError, ValueError, LookupError, OverflowError) as error:
+            raise InvalidRequest("the model's chat template cannot take these messages", param="messages") from error
+
+    def _render(self, conversation: list[dict[str, Any]], max_chars: int) -> str:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(
+            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+        ):
+            size += len(piece)
+            if size > max_chars:
+                raise InvalidRequest(f"the prompt has more than {max_chars} characters", param="messages")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _find_takes_parts(self) -> bool:
+        """Show the template a list of parts: one made for strings prints the list as such, drops it, or fails."""
+        content = [{"type": "text", "text": _PROBE}]
+        try:
+            rendered = self._render([{"role": "user", "content": content}], _PROBE_CHARS)
+        except (TemplateError, InvalidRequest, TypeError, ValueError, LookupError):
+            return False
+        before, found, _ = rendered.partition(_PROBE)
+        return bool(found) and "type" not in before[-len(str(content)) :]
+
+    @staticmethod
+    def _as_parts(message: Message) -> list[dict[str, str]]:
+        return [
+            {"type": part.modality.value} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
+            for part in message.parts
+        ]
+
+    def _as_string(self, message: Message) -> str:
+        return "\n".join(self._placeholder if isinstance(part, MediaPart) else part.text for part in message.parts)

@@ -1,0 +1,167 @@
+"""Tokenizing as transformers does it, with the ``tokenizers`` library alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from triptych.errors import InvalidRequest
+from triptych.families.model_files import BadModel, ModelFiles
+
+MAX_CHARS = 4_000_000
+
+# transformers 5 builds the pipeline of these classes itself and takes only the vocabulary from tokenizer.json.
+_LLAMA_CLASSES = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's tokenizer; safe to use from several threads, and it releases the interpreter lock while it encodes."""
+
+    def __init__(self, backend: Backend, *, special_tokens: Mapping[str, str], eos_ids: frozenset[int]) -> None:
+        self.backend = backend
+        self.special_tokens = special_tokens
+        """Named special tokens (``bos_token``) as a chat template sees them."""
+        self.eos_ids = eos_ids
+        """Ids that end an answer."""
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        """Ids that ``decode`` skips."""
+        self.byte_fallback = _has_byte_fallback(backend)
+        """Whether tokens such as ``<0xE4>`` stand for single bytes."""
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        """Raises BadModel when there is no ``tokenizer.json``, or it cannot be read."""
+        if not files.tokenizer_file.is_file():
+            raise BadModel("the model directory has no tokenizer.json")
+        try:
+            backend = Backend.from_file(str(files.tokenizer_file))
+        except Exception as error:  # tokenizers raises Exception itself
+            raise BadModel(f"tokenizer.json cannot be read: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = files.tokenizer_config
+        special_tokens = _special_tokens(config)
+        if config.get("tokenizer_class") in _LLAMA_CLASSES:
+            _rebuild_llama(backend, config)
+            special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | special_tokens
+        _add_configured_tokens(backend, config, special_tokens)
+        _set_post_processor(backend, config, special_tokens)
+        return cls(backend, special_tokens=special_tokens, eos_ids=_eos_ids(files, backend, special_tokens))
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, max_chars: int = MAX_CHARS) -> list[int]:
+        """Token ids of a text; special tokens that are written out in it become their single ids.
+
+        Raises InvalidRequest for a text of more than ``max_chars`` characters or with unpaired surrogates.
+        """
+        if len(text) > max_chars:
+            raise InvalidRequest(f"the text has {len(text)} characters, the limit is {max_chars}")
+        try:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text has an unpaired surrogate at character {error.start}") from error
+
+    def encode_prompt(self, text: str, *, max_chars: int = MAX_CHARS) -> list[int]:
+        """Token ids of a templated prompt, as a processor's ``apply_chat_template(tokenize=True)`` gives them.
+
+        The tokenizer's own special tokens are added unless the template has begun with one. Raises as ``encode``.
+        """
+        bos = self.special_tokens.get("bos_token")
+        return self.encode(text, add_special_tokens=not (bos and text.startswith(bos)), max_chars=max_chars)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; ids that the vocabulary does not have give nothing."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of one token, or None."""
+        return self.backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token of one id, as the vocabulary spells it, or None."""
+        return self.backend.id_to_token(token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in all, added ones included."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+
+def _has_byte_fallback(backend: Backend) -> bool:
+    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    return any(step.get("type") == "ByteFallback" for step in decoder.get("decoders", [decoder]))
+
+
+def _content(token: Any) -> str | None:
+    """A token is written as a string, or as an object with its content."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    model_specific = config.get("model_specific_special_tokens") or config.get("extra_special_tokens") or {}
+    named = {name: config.get(name) for name in _NAMED_TOKENS}
+    if isinstance(model_specific, Mapping):
+        named |= model_specific
+    return {name: content for name, token in named.items() if (content := _content(token)) is not None}
+
+
+def _rebuild_llama(backend: Backend, config: Mapping[str, Any]) -> None:
+    """The pipeline of transformers' ``LlamaTokenizer``: a leading space at the text's beginning, byte fallback."""
+    prefix_space = config.get("add_prefix_space")
+    prefix_space = True if prefix_space is None else bool(prefix_space)
+    scheme = ("always" if config.get("legacy", False) else "first") if prefix_space else "never"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix_space:
+        steps.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps)
+
+
+def _add_configured_tokens(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
+    """Tokens that tokenizer_config.json names and tokenizer.json does not have."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    described = config.get("added_tokens_decoder") or {}
+    for _, fields in sorted(described.items(), key=lambda entry: int(entry[0])):
+        if isinstance(fields, Mapping) and fields.get("content") not in known:
+            flags = {
+                name: bool(fields[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in fields
+            }
+            backend.add_tokens([AddedToken(fields["content"], special=bool(fields.get("special")), **flags)])
+            known.add(fields["content"])
+    extra = config.get("extra_special_tokens")
+    contents = [*special_tokens.values(), *(filter(None, map(_content, extra)) if isinstance(extra, list) else ())]
+    for content in dict.fromkeys(contents):
+        if content not in known:
+            backend.add_special_tokens([content])
+
+
+def _set_post_processor(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
+    """Where the configuration says whether a text gets its begin and end tokens, that counts."""
+    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
+        return
+    ends = [special_tokens.get(name) if config.get(f"add_{name}") else None for name in ("bos_token", "eos_token")]
+    parts = [ends[0], "$A", ends[1]]
+    ids = [(token, backend.token_to_id(token)) for token in ends if token]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[f"{part}:0" for part in parts if part], pair=None, special_tokens=ids
+    )
+
+
+def _eos_ids(files: ModelFiles, backend: Backend, special_tokens: Mapping[str, str]) -> frozenset[int]:
+    text_config = files.config.get("text_config") or {}
+    for section in (files.generation_config, files.config, text_config):
+        value = section.get("eos_token_id")
+        if isinstance(value, int):
+            return frozenset({value})
+        if isinstance(value, list) and value:
+            return frozenset(int(item) for item in value)
+    eos = special_tokens.get("eos_token")
+    token_id = backend.token_to_id(eos) if eos else None
+    return frozenset() if token_id is None else frozenset({token_id})
