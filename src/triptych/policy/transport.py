@@ -1,0 +1,58 @@
+"""Which backend a reader tries first to reach a holder's memory.
+
+Measured between two processes of one 2-core host, GB/s at 4.5 MB (a large image's embedding), memcpy being 5.1:
+NIXL over shared memory 4.5, plain TCP 3.3, NIXL over TCP 0.86. With RDMA only NIXL uses the hardware. A rank is a
+wish: each backend is proven by a probe before it is used, and the next one is tried when it fails.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MEMORY, NIXL, TCP = "memory", "nixl", "tcp"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A backend that one side has. ``host`` names its machine."""
+
+    backend: str
+    host: str
+    rdma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    backend: str
+    reason: str
+
+
+def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], preferred: str | None) -> tuple[Ranked, ...]:
+    """Backends that both sides have, best first. ``preferred``, the operator's choice, comes before all others."""
+    mine = {endpoint.backend: endpoint for endpoint in reader}
+    scored: list[tuple[int, str, str]] = []
+    for theirs in holder:
+        own = mine.get(theirs.backend)
+        if own is None:
+            continue
+        score, reason = _score(own, theirs)
+        if theirs.backend == preferred:
+            score, reason = -1, "preferred by configuration"
+        scored.append((score, theirs.backend, reason))
+    return tuple(Ranked(backend, reason) for _, backend, reason in sorted(scored))
+
+
+def _score(own: Endpoint, theirs: Endpoint) -> tuple[int, str]:
+    same_host = own.host == theirs.host
+    match own.backend:
+        case "memory":
+            return 0, "the holder may be in the same process"
+        case "nixl" if same_host:
+            return 1, "one host: a one-sided read through shared memory"
+        case "nixl" if own.rdma and theirs.rdma:
+            return 1, "both hosts have RDMA"
+        case "tcp":
+            return 2, "plain TCP reaches everything"
+        case "nixl":
+            return 3, "across hosts without RDMA, NIXL is slower than plain TCP"
+        case _:
+            return 4, "nothing is known of this backend"

@@ -1,0 +1,87 @@
+"""A process's registered memory, and the header by which a reader knows whose memory it reads.
+
+The first ``HEADER_NBYTES`` hold a probe (what a reader pulls first, to prove that a backend works and that it reached
+the incarnation that it meant) and scratch space into which this process's own probes of others are pulled.
+"""
+
+import ctypes
+import mmap
+from hashlib import blake2b
+from struct import Struct
+
+from triptych.errors import Overloaded
+from triptych.machine.extents import Extents
+
+HEADER_NBYTES = 4096
+PROBE_NBYTES = 64
+_PROBE = Struct("<8sQQ32s8x")
+_MAGIC = b"TRIPTYCH"
+
+
+def probe_bytes(instance_id: str, epoch: int, nbytes: int) -> bytes:
+    """What stands at the start of an instance's arena: 64 bytes, different for every incarnation of every instance."""
+    digest = blake2b(instance_id.encode(), digest_size=32, person=b"triptych-arena").digest()
+    return _PROBE.pack(_MAGIC, epoch, nbytes, digest)
+
+
+def probed_nbytes(probe: bytes) -> int | None:
+    """Size of the arena that a probe speaks of; None when it is not a probe."""
+    if len(probe) != PROBE_NBYTES:
+        return None
+    magic, _epoch, nbytes, _digest = _PROBE.unpack(probe)
+    return int(nbytes) if magic == _MAGIC and nbytes >= HEADER_NBYTES else None
+
+
+class HostArena:
+    """Page-aligned anonymous memory, touched once at start so that no pull pays for page faults.
+
+    It is never given back while the process lives: a peer may read it, and freeing memory under a one-sided read
+    crashes the process that owns it. All backends of a process share one arena.
+    """
+
+    def __init__(self, nbytes: int, *, instance_id: str, epoch: int) -> None:
+        """``nbytes`` includes the header. Raises ValueError when it leaves no room for slots."""
+        if nbytes <= HEADER_NBYTES:
+            raise ValueError(f"an arena needs more than its {HEADER_NBYTES}-byte header, got {nbytes} bytes")
+        self._map = mmap.mmap(-1, nbytes)
+        self._memory = memoryview(self._map)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        ctypes.memset(address, 0, nbytes)
+        self._address = address
+        self.instance_id = instance_id
+        self.epoch = epoch
+        self.probe = probe_bytes(instance_id, epoch, nbytes)
+        self._memory[:PROBE_NBYTES] = self.probe
+        self._scratch = Extents(PROBE_NBYTES, HEADER_NBYTES)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._memory)
+
+    @property
+    def memory(self) -> memoryview:
+        return self._memory
+
+    @property
+    def base(self) -> int:
+        """Where slots may begin: what machines get as ``start``. They end at ``nbytes``."""
+        return HEADER_NBYTES
+
+    @property
+    def address(self) -> int:
+        """Of the first byte, in this process."""
+        return self._address
+
+    def holds(self, offset: int, nbytes: int) -> bool:
+        """Whether these bytes lie where slots may lie."""
+        return offset >= HEADER_NBYTES and 0 <= nbytes <= self.nbytes - offset
+
+    def take_scratch(self) -> int:
+        """Room for one probe, until ``give_scratch``. Raises Overloaded when too many are out."""
+        offset = self._scratch.allocate(PROBE_NBYTES)
+        if offset is None:
+            raise Overloaded(f"{HEADER_NBYTES // PROBE_NBYTES - 1} probes are under way, which is the limit")
+        return offset
+
+    def give_scratch(self, offset: int) -> None:
+        self._scratch.free(offset)

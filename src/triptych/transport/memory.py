@@ -1,0 +1,113 @@
+"""The backend for one process: a copy from one arena to another. For hybrid instances, simulation and tests."""
+
+from collections.abc import Awaitable, Callable
+
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.instance import TransportOffer
+from triptych.errors import LeaseLost, TransferFailed
+from triptych.ports import LeaseCheck
+from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.transport.slot import check_ticket
+
+BACKEND = "memory"
+
+BeforePull = Callable[[str, Ticket], Awaitable[None]]
+"""Called with the reader's instance id before every copy: it may wait (a slow link) or raise (a broken one)."""
+
+
+class MemoryNetwork:
+    """The instances of one process that can read each other. Whoever builds the process passes it to all of them."""
+
+    def __init__(self, before_pull: BeforePull | None = None) -> None:
+        self._holders: dict[bytes, MemoryTransport] = {}
+        self._before_pull = before_pull
+
+    def join(self, transport: "MemoryTransport") -> None:
+        self._holders[transport.arena.probe] = transport
+
+    def leave(self, transport: "MemoryTransport") -> None:
+        """A holder that left cannot be read any more: also how tests kill one."""
+        self._holders.pop(transport.arena.probe, None)
+
+    def holder(self, probe: bytes) -> "MemoryTransport | None":
+        return self._holders.get(probe)
+
+    async def delay(self, reader: str, ticket: Ticket) -> None:
+        if self._before_pull is not None:
+            await self._before_pull(reader, ticket)
+
+
+class MemoryTransport:
+    """One instance's end. ``check`` is asked before each read."""
+
+    def __init__(self, network: MemoryNetwork, arena: HostArena, *, host: str, check: LeaseCheck) -> None:
+        self._network = network
+        self._arena = arena
+        self._host = host
+        self._check = check
+        network.join(self)
+
+    @property
+    def backend(self) -> str:
+        return BACKEND
+
+    @property
+    def arena(self) -> HostArena:
+        return self._arena
+
+    @property
+    def network(self) -> MemoryNetwork:
+        return self._network
+
+    def offer(self) -> TransportOffer:
+        return TransportOffer(BACKEND, self._host, self._arena.probe)
+
+    async def connect(self, offer: TransportOffer) -> "MemoryPeer":
+        holder = self._network.holder(offer.metadata)
+        if offer.backend != BACKEND or holder is None:
+            raise TransferFailed("the holder is not in this process")
+        if bytes(holder.arena.memory[:PROBE_NBYTES]) != offer.metadata:
+            raise TransferFailed("the holder's memory does not start with its probe")
+        return MemoryPeer(self, offer.metadata)
+
+    def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
+        return self._check(lease_id, offset, nbytes)
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        """Nothing: a copy is one step that cannot be interrupted."""
+        return ()
+
+    async def close(self) -> None:
+        self._network.leave(self)
+
+
+class MemoryPeer:
+    """A holder in the same process."""
+
+    def __init__(self, reader: MemoryTransport, probe: bytes) -> None:
+        self._reader = reader
+        self._probe = probe
+        self._closed = False
+
+    @property
+    def backend(self) -> str:
+        return BACKEND
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None:
+        check_ticket(ticket)
+        arena = self._reader.arena
+        if not arena.holds(destination_offset, ticket.slot_nbytes):
+            raise TransferFailed(f"{ticket.slot_nbytes} bytes at {destination_offset} are not inside the own arena")
+        await self._reader.network.delay(arena.instance_id, ticket)
+        holder = None if self._closed else self._reader.network.holder(self._probe)
+        if holder is None:
+            raise TransferFailed("the holder is gone")
+        if not holder.arena.holds(ticket.offset, ticket.slot_nbytes):
+            raise TransferFailed(f"{ticket.slot_nbytes} bytes at {ticket.offset} are not inside the holder's arena")
+        if not holder.may_read(ticket.lease_id, ticket.offset, ticket.slot_nbytes):
+            raise LeaseLost("the holder does not know the lease")
+        source = holder.arena.memory[ticket.offset : ticket.offset + ticket.slot_nbytes]
+        arena.memory[destination_offset : destination_offset + ticket.slot_nbytes] = source
+
+    async def close(self) -> None:
+        self._closed = True

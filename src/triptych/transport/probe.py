@@ -1,0 +1,139 @@
+"""From several backends to one link that has been seen to work, and the book of such links."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib.util import find_spec
+
+from triptych.domain.instance import TransportOffer
+from triptych.errors import Overloaded, TransferFailed, TriptychError
+from triptych.policy.transport import MEMORY, NIXL, TCP, Endpoint, rank_backends
+from triptych.ports import Peer, Transport
+from triptych.transport.nixl_offer import offers_rdma
+
+logger = logging.getLogger(__name__)
+
+_MAX_OFFERS = 16
+
+
+def available_backends() -> tuple[str, ...]:
+    """Backends that can be used with what is installed here."""
+    nixl = find_spec("nixl_cu12") is not None or find_spec("nixl_cu13") is not None
+    return (MEMORY, NIXL, TCP) if nixl else (MEMORY, TCP)
+
+
+class TransportSet:
+    """All backends of one process, over one arena."""
+
+    def __init__(
+        self, transports: Sequence[Transport], *, connect_timeout_s: float, preferred: str | None = None
+    ) -> None:
+        """``preferred`` is tried before all others. Raises ValueError for a backend that is there twice or not at all."""
+        self._transports = {transport.backend: transport for transport in transports}
+        if len(self._transports) != len(transports) or not transports:
+            raise ValueError("a process has each transport backend once, and one at least")
+        if preferred is not None and preferred not in self._transports:
+            raise ValueError(f"transport {preferred!r} is preferred, but there are only {sorted(self._transports)}")
+        self._connect_timeout_s = connect_timeout_s
+        self._preferred = preferred
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(self._transports)
+
+    def offers(self) -> tuple[TransportOffer, ...]:
+        """One for each backend: what readers need to know."""
+        return tuple(transport.offer() for transport in self._transports.values())
+
+    async def connect(self, offers: Sequence[TransportOffer]) -> Peer:
+        """Reach a holder over the best backend that works: each is proven by reading the holder's probe.
+
+        Raises TransferFailed, which names what was tried, within ``connect_timeout_s``.
+        """
+        theirs = {offer.backend: offer for offer in offers[:_MAX_OFFERS]}
+        ranked = rank_backends(_endpoints(self.offers()), _endpoints(theirs.values()), self._preferred)
+        failures: list[str] = []
+        for choice in ranked:
+            try:
+                # Each has its share of the time, so that one that hangs leaves time for the next.
+                async with asyncio.timeout(self._connect_timeout_s / len(ranked)):
+                    peer = await self._transports[choice.backend].connect(theirs[choice.backend])
+            except TimeoutError:
+                failures.append(f"{choice.backend}: no answer in time")
+            except TriptychError as error:
+                failures.append(f"{choice.backend}: {error.message}")
+            else:
+                logger.info("reading a holder's memory over %s (%s)", choice.backend, choice.reason)
+                return peer
+        tried = "; ".join(failures) or "reader and holder have no transport in common"
+        raise TransferFailed(f"the holder's memory could not be reached ({tried})")
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of the own arena that a late write of any backend may still reach."""
+        return tuple(part for transport in self._transports.values() for part in transport.quarantined())
+
+    async def close(self) -> None:
+        for transport in self._transports.values():
+            await transport.close()
+
+
+def _endpoints(offers: Iterable[TransportOffer]) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(offer.backend, offer.host, rdma=offers_rdma(offer)) for offer in offers)
+
+
+class PeerBook:
+    """Links to holders, one for each incarnation, made on first use and shared by all who ask meanwhile."""
+
+    def __init__(self, connect: Callable[[Sequence[TransportOffer]], Awaitable[Peer]], *, limit: int) -> None:
+        """Beyond ``limit`` links the one that was used least recently is closed."""
+        self._connect = connect
+        self._limit = limit
+        self._peers: dict[tuple[str, int], Peer] = {}
+        self._pending: dict[tuple[str, int], asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    async def get(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
+        """The link to a holder. Raises TransferFailed; all who waited for the same attempt get the same answer."""
+        key = (instance_id, epoch)
+        while (peer := self._peers.pop(key, None)) is None:
+            pending = self._pending.get(key)
+            if pending is None:
+                return await self._make(key, offers)
+            await asyncio.shield(pending)
+        self._peers[key] = peer
+        return peer
+
+    async def _make(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> Peer:
+        if len(self._pending) >= self._limit:
+            raise Overloaded(f"{self._limit} links to holders are being made, which is the limit")
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending[key] = pending
+        try:
+            peer = await self._connect(offers)
+        except TriptychError as error:
+            pending.set_exception(error)
+            pending.exception()  # it may be that nobody else waits
+            raise
+        finally:
+            del self._pending[key]
+            if not pending.done():
+                pending.set_result(None)  # there is a link, or the one who made it left: look again
+        self._peers[key] = peer
+        instance_id, epoch = key
+        for other in [(i, e) for i, e in self._peers if i == instance_id and e < epoch]:
+            await self.forget(*other)
+        while len(self._peers) > self._limit:
+            await self.forget(*next(iter(self._peers)))
+        return peer
+
+    async def forget(self, instance_id: str, epoch: int) -> None:
+        """Close a link that failed; the next one who asks makes a new one."""
+        peer = self._peers.pop((instance_id, epoch), None)
+        if peer is not None:
+            await peer.close()
+
+    async def close(self) -> None:
+        while self._peers:
+            await self.forget(*next(iter(self._peers)))
