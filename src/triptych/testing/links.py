@@ -210,22 +210,11 @@ class LinkedText:
         return self._link.stream("watch_load", lambda text: text.watch_load())
 
 
-class UnreliableTransport:
-    """``ports.Transport`` over another one, whose pulls are late, fail, or arrive damaged.
+class DamagingTransport:
+    """``ports.Transport`` over another one: ``damage`` says of a pull that was done whether a bit of it is flipped."""
 
-    ``before_pull`` runs before each pull: it may wait, and it may raise. ``damage`` says of a pull that was done
-    whether a bit of it is flipped.
-    """
-
-    def __init__(
-        self,
-        inner: ports.Transport,
-        *,
-        before_pull: Callable[[Ticket], Awaitable[None]] | None = None,
-        damage: Callable[[Ticket], bool] = lambda _: False,
-    ) -> None:
+    def __init__(self, inner: ports.Transport, damage: Callable[[Ticket], bool]) -> None:
         self._inner = inner
-        self._before_pull = before_pull
         self._damage = damage
 
     @property
@@ -240,7 +229,7 @@ class UnreliableTransport:
         return self._inner.offer()
 
     async def connect(self, offer: TransportOffer) -> ports.Peer:
-        return _UnreliablePeer(await self._inner.connect(offer), self)
+        return _DamagingPeer(await self._inner.connect(offer), self.arena, self._damage)
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
         return self._inner.quarantined()
@@ -248,26 +237,21 @@ class UnreliableTransport:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def pull(self, peer: ports.Peer, ticket: Ticket, destination_offset: int) -> None:
-        """A pull through ``peer`` with what befalls it."""
-        if self._before_pull is not None:
-            await self._before_pull(ticket)
-        await peer.pull(ticket, destination_offset)
-        if self._damage(ticket):
-            self._inner.arena.memory[destination_offset + ticket.slot_nbytes // 2] ^= 1
 
-
-class _UnreliablePeer:
-    def __init__(self, inner: ports.Peer, transport: UnreliableTransport) -> None:
+class _DamagingPeer:
+    def __init__(self, inner: ports.Peer, arena: ports.Arena, damage: Callable[[Ticket], bool]) -> None:
         self._inner = inner
-        self._transport = transport
+        self._arena = arena
+        self._damage = damage
 
     @property
     def backend(self) -> str:
         return self._inner.backend
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        await self._transport.pull(self._inner, ticket, destination_offset)
+        await self._inner.pull(ticket, destination_offset)
+        if self._damage(ticket):
+            self._arena.memory[destination_offset + ticket.slot_nbytes // 2] ^= 1
 
     async def close(self) -> None:
         await self._inner.close()
