@@ -1,0 +1,52 @@
+# What a newcomer needs is `make demo` and `make test`; both set everything up first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The CPU build of torch; on a machine with an accelerator set TORCH= to the build that suits it.
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+export PYTHON TORCH
+
+.PHONY: help setup demo test lint format proto bench model clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## Make the virtual environment
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	scripts/setup.sh $(VENV)
+	touch $@
+
+demo: $(STAMP)  ## Start a local cluster, ask about several images, show where each stage ran
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## Run the whole suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## Formatter, linter, strict types, import contracts, generated code current
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	PYTHON=$(BIN)/python proto/generate.sh --check
+
+format: $(STAMP)  ## Format and mend what can be mended by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
+	PYTHON=$(BIN)/python proto/generate.sh
+
+bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/
+	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
+
+model: $(STAMP)  ## Train the demo model anew and evaluate it (about 20 minutes)
+	$(BIN)/python examples/demo_model/train.py --out build/demo-model
+	$(BIN)/python examples/demo_model/evaluate.py --model build/demo-model
+
+clean:  ## Remove what was made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

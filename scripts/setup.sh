@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Make the virtual environment that every target runs in. Idempotent; called by make.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:?usage: setup.sh VENV}
+python=${PYTHON:-python3}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+apt_or_say() {
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing $*"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+  else
+    say "missing: $*. Install it with the system's package manager, then run make again."
+    exit 1
+  fi
+}
+
+command -v "$python" >/dev/null || apt_or_say python3 python3-venv
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  { say "Python 3.11 or later is needed, $python is $("$python" -V 2>&1). Set PYTHON=... to another."; exit 1; }
+"$python" -c 'import ensurepip, venv' 2>/dev/null || apt_or_say python3-venv
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+say "installing Python packages into $venv (a few minutes the first time)"
+"${pip[@]}" install --upgrade 'pip>=25.1'
+# torch first and pinned: left to the resolver, the newest build comes with gigabytes of CUDA.
+"${pip[@]}" install "${TORCH:-torch==2.13.0}"
+"${pip[@]}" install --editable '.[all,demo]' --group dev
+say "done"
