@@ -1,0 +1,130 @@
+"""Requests from a seed, the clients that send them, and what their answers have to be."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from random import Random
+
+from triptych import ports
+from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
+from triptych.domain.generation import ChatFinished, FinishReason, TokenChunk
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import TriptychError
+from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.testing.fakes import FAKE_MODEL, Spliced, answer_tokens, fake_embedding
+from triptych.testing.media import png
+from triptych.testing.model import WORDS, fake_prompt_builder, fake_tokenizer
+
+PROMPTS = fake_prompt_builder()
+TOKENIZER = fake_tokenizer()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, when it is sent, and after which time its client goes away (None: it stays to the end)."""
+
+    at_s: float
+    request: ChatRequest
+    leave_after_s: float | None = None
+
+    def right_answer(self) -> tuple[int, ...]:
+        """What a model in one piece would say."""
+        images = [part.data for part in self.request.media]
+        prompt = PROMPTS.build(self.request.messages, [inspect_image(image, MediaLimits()) for image in images])
+        items = [
+            Spliced(run.start, run.tokens, fake_embedding(image, run.tokens, FAKE_MODEL.hidden_size))
+            for run, image in zip(prompt.runs, images, strict=True)
+        ]
+        return answer_tokens(prompt.token_ids, items, vocabulary=WORDS)[: self.request.sampling.max_tokens]
+
+
+@dataclass
+class Reply:
+    """What a client got."""
+
+    ask: Ask
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finished: ChatFinished | None = None
+    error: TriptychError | None = None
+    left: bool = False
+    ended_s: float = 0.0
+
+    def check_right(self) -> None:
+        """Raises AssertionError unless the answer is whole and right."""
+        name = self.ask.request.request_id
+        assert self.error is None, f"{name}: {self.error!r}"
+        assert self.finished is not None, f"{name} has no end"
+        right = self.ask.right_answer()
+        assert self.token_ids == right, f"{name}: {self.token_ids} instead of {right}"
+        assert self.text == TOKENIZER.decode(right), f"{name}: the text is {self.text!r}"
+        assert self.finished.usage.completion_tokens == len(right), f"{name}: usage {self.finished.usage}"
+        cut = self.ask.request.sampling.max_tokens == len(right)
+        assert cut or self.finished.reason is FinishReason.STOP, f"{name} ended by {self.finished.reason}"
+
+
+def make_asks(
+    seed: int,
+    count: int,
+    *,
+    rate_per_s: float | None = 100.0,
+    images: tuple[int, int] = (0, 8),
+    distinct_images: int = 60,
+    timeout_s: float = 60.0,
+) -> list[Ask]:
+    """``count`` requests with ``images`` (least, most) images each, of a stock of ``distinct_images``.
+
+    They arrive as a Poisson process of ``rate_per_s``, or all at once when that is None.
+    """
+    chance = Random(seed)
+    stock = [png(chance.randint(1, 56), chance.randint(1, 56), seed=number) for number in range(distinct_images)]
+    asks: list[Ask] = []
+    now_s = 0.0
+    for number in range(count):
+        parts: list[Part] = [MediaPart(Modality.IMAGE, chance.choice(stock)) for _ in range(chance.randint(*images))]
+        for _ in range(chance.randint(1, 3)):
+            words = " ".join(f"w{chance.choice(WORDS)}" for _ in range(chance.randint(1, 12)))
+            parts.insert(chance.randint(0, len(parts)), TextPart(words))
+        sampling = SamplingParams(temperature=0, max_tokens=chance.choice((3, 40)))
+        message = Message("user", tuple(parts))
+        request = ChatRequest(f"r{number}", FAKE_MODEL.model_id, (message,), sampling, timeout_s)
+        if rate_per_s is not None:
+            now_s += chance.expovariate(rate_per_s)
+        asks.append(Ask(now_s, request))
+    return asks
+
+
+async def play(router: ports.Router, asks: list[Ask]) -> list[Reply]:
+    """Send every request at its time; returns when every client has its answer, its error, or has left."""
+    replies = [Reply(ask) for ask in asks]
+    started_s = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        for reply in replies:
+            group.create_task(_client(router, reply, started_s), name=f"client-{reply.ask.request.request_id}")
+    return replies
+
+
+async def _client(router: ports.Router, reply: Reply, started_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(started_s + reply.ask.at_s - loop.time())
+    try:
+        async with asyncio.timeout(reply.ask.leave_after_s):
+            await _read(router, reply)
+    except TimeoutError:
+        reply.left = True
+    except TriptychError as error:
+        reply.error = error
+    reply.ended_s = loop.time()
+
+
+async def _read(router: ports.Router, reply: Reply) -> None:
+    async with aclosing(router.chat(reply.ask.request)) as events:
+        async for event in events:
+            assert reply.finished is None, "an event after the last"
+            match event:
+                case TokenChunk(token_ids, text):
+                    reply.token_ids += token_ids
+                    reply.text += text
+                case ChatFinished():
+                    reply.finished = event
