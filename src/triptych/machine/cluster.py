@@ -1,0 +1,382 @@
+"""The router's memory of its instances: who is there, how loaded they are, and what the router itself has given them.
+
+Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
+reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
+request at once or not at all; a request that cannot have them waits in a bounded first-in-first-out queue and holds
+nothing meanwhile (DESIGN section 4, "No hold-and-wait").
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.stage import Stage
+from triptych.domain.timeline import Readiness
+from triptych.errors import ArenaFull, InvalidRequest, Overloaded, TriptychError, Unavailable
+from triptych.machine.cluster_events import (
+    ArenaRefused,
+    ClusterEffect,
+    ClusterEvent,
+    CreditReturned,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    EmbeddingHeld,
+    Grant,
+    Granted,
+    InstanceSeen,
+    InstanceSuspected,
+    ItemEnded,
+    LoadReported,
+    Noticed,
+    Refused,
+    TextGranted,
+    TextRefused,
+    TextReturned,
+    TextWanted,
+    Tick,
+    WakeAt,
+)
+from triptych.policy.routing import (
+    Choice,
+    ClusterView,
+    Content,
+    EncoderView,
+    Shortage,
+    TextView,
+    assign_items,
+    choose_text,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLimits:
+    max_waiting: int
+    """Runs that wait for credits."""
+    max_hints: int
+    """Embeddings whose encoder is remembered."""
+    grace_s: float
+    """How long a run waits for an encoder while there is none."""
+    full_s: float
+    """For how long an encoder that refused for want of memory is left alone."""
+    retry_after_s: float
+
+
+@dataclass(slots=True)
+class _Instance:
+    name: str
+    stage: Stage
+    info: InstanceInfo | None = None
+    reachable: bool = False
+    load: EncoderLoad | TextLoad | None = None
+    reports: int = 0
+    full_until_s: float = float("-inf")
+    # What the router itself has there now ...
+    own_tokens: int = 0
+    own_items: int = 0
+    own_bytes: int = 0
+    # ... and how that has changed since the last report.
+    new_tokens: int = 0
+    new_items: int = 0
+    new_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Credit:
+    name: str
+    tokens: int
+    nbytes: int
+    report: int
+    """Number of the instance's last report when the credit was given."""
+    working: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    wanted: CreditsWanted
+    since_s: float
+
+
+class ClusterMachine:
+    """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
+
+    def __init__(self, encoders: Iterable[str], texts: Iterable[str], limits: ClusterLimits) -> None:
+        self._limits = limits
+        self._encoders = {name: _Instance(name, Stage.ENCODE) for name in sorted(encoders)}
+        self._texts = {name: _Instance(name, Stage.DECODE) for name in sorted(texts)}
+        self._instances = {**self._encoders, **self._texts}
+        if len(self._instances) != len(self._encoders) + len(self._texts):
+            raise ValueError("an encoder and a text instance have the same name")
+        self._model: ModelInfo | None = None
+        self._credits: dict[int, _Credit] = {}
+        self._next_credit = 0
+        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._hints: OrderedDict[Content, str] = OrderedDict()
+        self._turn = 0
+        self._wake_at_s: float | None = None
+
+    # --- what it knows -----------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model that the instances serve; None before the first was seen."""
+        return self._model
+
+    @property
+    def waiting(self) -> int:
+        """Runs that wait for credits."""
+        return len(self._waiting)
+
+    @property
+    def outstanding(self) -> int:
+        """Credits, of items and of dispatches, that have not come back."""
+        return len(self._credits)
+
+    def info(self, name: str) -> InstanceInfo | None:
+        """What the instance last said of itself."""
+        return self._instances[name].info
+
+    def snapshot(self, now_s: float) -> ClusterView:
+        """All instances as the policies see them."""
+        return ClusterView(
+            encoders=tuple(self._encoder_view(encoder, now_s) for encoder in self._encoders.values()),
+            texts=tuple(self._text_view(text) for text in self._texts.values()),
+            turn=self._turn,
+        )
+
+    def readiness(self) -> Readiness:
+        """Whether every stage has a usable instance; an instance that serves another model says so in its line."""
+        lines = tuple(
+            f"{instance.info.instance_id}: {self._state(instance)}"
+            for instance in self._instances.values()
+            if instance.info is not None
+        )
+        missing: list[str] = []
+        if not any(self._usable(encoder) for encoder in self._encoders.values()):
+            missing.append(Stage.ENCODE.value)
+        if not any(self._usable(text) for text in self._texts.values()):
+            missing += [Stage.PREFILL.value, Stage.DECODE.value]
+        return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        for instance in self._instances.values():
+            own = [credit for credit in self._credits.values() if credit.name == instance.name]
+            working = [credit for credit in own if credit.working]
+            assert instance.own_tokens == sum(credit.tokens for credit in working), f"{instance.name}: tokens"  # noqa: S101
+            assert instance.own_items == len(working), f"{instance.name}: items"  # noqa: S101
+            assert instance.own_bytes == sum(credit.nbytes for credit in own), f"{instance.name}: bytes"  # noqa: S101
+        assert len(self._waiting) <= self._limits.max_waiting, "queue above its bound"  # noqa: S101
+        assert len(self._hints) <= self._limits.max_hints, "hints above their bound"  # noqa: S101
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
+        """Take one event in and say what is to be done. Events about what is gone already change nothing."""
+        match event:
+            case InstanceSeen(name, info):
+                return self._seen(self._instances[name], info) + self._serve_waiting(now_s)
+            case LoadReported(name, load):
+                self._reported(self._instances[name], load)
+            case InstanceSuspected(name):
+                return self._suspected(self._instances[name]) + self._serve_waiting(now_s)
+            case CreditsWanted():
+                return self._wanted(event, now_s)
+            case CreditsAbandoned(run):
+                self._waiting.pop(run, None)
+            case ItemEnded(credit):
+                self._stop_work(credit)
+            case CreditReturned(credit):
+                self._return(credit)
+            case ArenaRefused(name):
+                self._instances[name].full_until_s = now_s + self._limits.full_s
+            case EmbeddingHeld(name, content):
+                self._hints[content] = name
+                self._hints.move_to_end(content)
+                while len(self._hints) > self._limits.max_hints:
+                    self._hints.popitem(last=False)
+            case EmbeddingGone(name, content):
+                if self._hints.get(content) == name:
+                    del self._hints[content]
+            case TextWanted():
+                return self._text_wanted(event, now_s)
+            case TextReturned(credit):
+                self._return(credit)
+            case Tick():
+                self._wake_at_s = None
+        return self._serve_waiting(now_s)
+
+    def _seen(self, instance: _Instance, info: InstanceInfo) -> list[ClusterEffect]:
+        restarted = instance.info is not None and instance.info.epoch != info.epoch
+        if restarted:
+            for content in [content for content, name in self._hints.items() if name == instance.name]:
+                del self._hints[content]
+        instance.info, instance.reachable, instance.load = info, True, None
+        instance.reports += 1
+        instance.new_tokens = instance.new_items = instance.new_bytes = 0
+        instance.full_until_s = float("-inf")
+        followed = [other for other in self._instances.values() if other is not instance and other.reachable]
+        if not any(other.info is not None and other.info.model == self._model for other in followed):
+            # Nobody serves the model known so far any more: what is there now is the model.
+            self._model = info.model
+        return [Noticed(instance.name, f"restarted, {self._state(instance)}" if restarted else self._state(instance))]
+
+    def _reported(self, instance: _Instance, load: EncoderLoad | TextLoad) -> None:
+        instance.load = load
+        instance.reports += 1
+        instance.new_tokens = instance.new_items = instance.new_bytes = 0
+
+    def _suspected(self, instance: _Instance) -> list[ClusterEffect]:
+        if not instance.reachable:
+            return []
+        instance.reachable = False
+        return [Noticed(instance.name, self._state(instance))]
+
+    # --- credits -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
+        if event.run in self._waiting:
+            raise ValueError(f"run {event.run} waits already")
+        if not event.wait:
+            outcome = self._assign(event, now_s)
+            return [outcome if isinstance(outcome, Granted) else Refused(event.run, self._error(outcome))]
+        if len(self._waiting) >= self._limits.max_waiting:
+            error = Overloaded(
+                f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting}",
+                retry_after_s=self._limits.retry_after_s,
+            )
+            return [Refused(event.run, error)]
+        self._waiting[event.run] = _Waiting(event, now_s)
+        return self._serve_waiting(now_s)
+
+    def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
+        """Grant from the head on; a head that has to wait stops all behind it, so that large requests get a turn."""
+        effects: list[ClusterEffect] = []
+        while self._waiting:
+            run, head = next(iter(self._waiting.items()))
+            outcome = self._assign(head.wanted, now_s)
+            if isinstance(outcome, Granted):
+                effects.append(outcome)
+            elif outcome is Shortage.NO_CREDIT:
+                full = [e.full_until_s for e in self._encoders.values() if e.full_until_s > now_s]
+                return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
+            elif outcome is Shortage.NO_ENCODER and now_s < head.since_s + self._limits.grace_s:
+                return effects + self._wake(head.since_s + self._limits.grace_s, "no encoder within the grace")
+            else:
+                effects.append(Refused(run, self._error(outcome)))
+            del self._waiting[run]
+        return effects
+
+    def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
+        wants = [replace(want, held_by=self._hints.get(want.content)) for want in wanted.wants]
+        choices = assign_items(self.snapshot(now_s), wants)
+        if isinstance(choices, Shortage):
+            return choices
+        self._turn += len(choices)
+        grants = tuple(Grant(self._give(choice), choice.item, choice.encoder, choice.why.value) for choice in choices)
+        return Granted(wanted.run, grants)
+
+    def _give(self, choice: Choice) -> int:
+        return self._open(self._encoders[choice.encoder], choice.tokens, choice.nbytes)
+
+    def _open(self, instance: _Instance, tokens: int, nbytes: int) -> int:
+        self._next_credit += 1
+        self._credits[self._next_credit] = _Credit(instance.name, tokens, nbytes, instance.reports)
+        instance.own_tokens += tokens
+        instance.own_items += 1
+        instance.own_bytes += nbytes
+        instance.new_tokens += tokens
+        instance.new_items += 1
+        instance.new_bytes += nbytes
+        return self._next_credit
+
+    def _stop_work(self, number: int) -> None:
+        credit = self._credits.get(number)
+        if credit is None or not credit.working:
+            return
+        credit.working = False
+        instance = self._instances[credit.name]
+        instance.own_tokens -= credit.tokens
+        instance.own_items -= 1
+        # A text instance's report shrinks token by token: what it still counted of this dispatch is not known.
+        if instance.stage is Stage.ENCODE or credit.report == instance.reports:
+            instance.new_tokens -= credit.tokens
+            instance.new_items -= 1
+
+    def _return(self, number: int) -> None:
+        self._stop_work(number)
+        credit = self._credits.pop(number, None)
+        if credit is None:
+            return
+        instance = self._instances[credit.name]
+        instance.own_bytes -= credit.nbytes
+        instance.new_bytes -= credit.nbytes
+
+    def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
+        name = choose_text(self.snapshot(now_s), avoid=event.avoid)
+        if name is None:
+            error = Unavailable("no text instance is available", retry_after_s=self._limits.retry_after_s)
+            return [TextRefused(event.run, error)]
+        self._turn += 1
+        return [TextGranted(event.run, name, self._open(self._texts[name], event.tokens, 0))]
+
+    def _wake(self, at_s: float, reason: str) -> list[ClusterEffect]:
+        if self._wake_at_s is not None and self._wake_at_s <= at_s:
+            return []
+        self._wake_at_s = at_s
+        return [WakeAt(at_s, reason)]
+
+    def _error(self, shortage: Shortage) -> TriptychError:
+        if shortage is Shortage.NEVER_FITS:
+            arena_bytes = sum(encoder.info.arena_bytes for encoder in self._encoders.values() if encoder.info)
+            return InvalidRequest(
+                f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
+            )
+        if shortage is Shortage.NO_CREDIT:
+            return ArenaFull("the encoders' arenas are full", retry_after_s=self._limits.retry_after_s)
+        return Unavailable("no encoder is available", retry_after_s=self._limits.retry_after_s)
+
+    # --- views -------------------------------------------------------------------------------------------------------
+
+    def _usable(self, instance: _Instance) -> bool:
+        return self._state(instance) == "ready"
+
+    def _state(self, instance: _Instance) -> str:
+        info = instance.info
+        if info is None:
+            return "not seen yet"
+        if not instance.reachable:
+            return "not reachable"
+        if not info.role.serves(instance.stage):
+            return f"does not serve {instance.stage.value}"
+        if info.model != self._model:
+            return "serves another model"
+        if instance.load is not None and instance.load.draining:
+            return "draining"
+        return "ready"
+
+    def _encoder_view(self, encoder: _Instance, now_s: float) -> EncoderView:
+        arena_bytes = encoder.info.arena_bytes if encoder.info is not None else 0
+        tokens, items, available = encoder.own_tokens, encoder.own_items, arena_bytes - encoder.own_bytes
+        if isinstance(encoder.load, EncoderLoad):
+            # Other routers' load is in the report alone; what is under way to the encoder is in the own books alone.
+            tokens = max(tokens, encoder.load.pending_tokens + encoder.new_tokens)
+            items = max(items, encoder.load.pending_items + encoder.new_items)
+            available = min(available, encoder.load.arena_available_bytes - encoder.new_bytes)
+        return EncoderView(
+            name=encoder.name,
+            usable=self._usable(encoder),
+            pending_tokens=tokens,
+            pending_items=items,
+            arena_bytes=arena_bytes,
+            available_bytes=0 if now_s < encoder.full_until_s else available,
+        )
+
+    def _text_view(self, text: _Instance) -> TextView:
+        tokens, requests = text.own_tokens, text.own_items
+        if isinstance(text.load, TextLoad):
+            tokens = max(0, text.load.pending_tokens + text.new_tokens)
+            reported = text.load.waiting_requests + text.load.running_requests
+            requests = max(requests, reported + text.new_items)
+        return TextView(text.name, self._usable(text), tokens, requests)

@@ -1,0 +1,546 @@
+"""One request's life in the router, from the first byte looked at to one of three ends.
+
+    PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
+
+What is lost on the way is redone at the smallest grain (DESIGN section 4): an item is encoded again elsewhere, a lease
+is renewed, a text instance is replaced, each a bounded number of times, and all of it only until the first token. An
+arena that refuses sends the whole request back to the queue, holding nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import Finished, Placement, Ready
+from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
+from triptych.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InstanceLost,
+    InternalError,
+    LeaseLost,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.machine.cluster_events import Grant
+from triptych.machine.request_events import (
+    Abort,
+    CallerLeft,
+    CountedItem,
+    DeadlinePassed,
+    Dispatch,
+    Encode,
+    End,
+    Failed,
+    FirstToken,
+    ItemEncoded,
+    ItemFailed,
+    LeaseFailed,
+    LeaseGranted,
+    LeaveQueue,
+    Misplaced,
+    Placed,
+    PlacementRefused,
+    Prepared,
+    Release,
+    Renew,
+    RequestEffect,
+    RequestEvent,
+    Reserve,
+    TextChosen,
+    TextFailed,
+    TextFinished,
+    TextReady,
+    TextRefused,
+)
+from triptych.policy.routing import Want
+
+KEY_NBYTES = 32
+
+
+class Phase(Enum):
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    """For credits at encoders; nothing is held."""
+    ENCODING = "encoding"
+    DISPATCHING = "dispatching"
+    STREAMING = "streaming"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def over(self) -> bool:
+        return self in _OVER
+
+
+_OVER = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    max_encode_attempts: int
+    """Per item."""
+    max_text_attempts: int
+    max_requeues: int
+    """Times that a request may start over because an arena was full."""
+    max_lease_s: float
+    min_lease_s: float
+    """A ticket whose lease has less left is renewed before it is sent out."""
+
+
+@dataclass(slots=True)
+class _Item:
+    counted: CountedItem
+    grant: Grant | None = None
+    result: EncodeResult | None = None
+    """Of the embedding that is held now."""
+    served: EncodeResult | None = None
+    """Of the embedding that was held last, for the timeline."""
+    ticket: Ticket | None = None
+    """A reader's ticket that no text instance has had yet."""
+    lease_ids: tuple[LeaseId, ...] = ()
+    """Every lease on this item that may still be held: the router's own first."""
+    expires_s: float = 0.0
+    renewing: bool = False
+    renewed: bool = False
+    """For the attempt to come: a lease is renewed once per attempt, however short it is."""
+    attempts: int = 0
+    avoid: frozenset[str] = frozenset()
+    encoder_id: str = ""
+
+    @property
+    def encoding(self) -> bool:
+        return self.grant is not None and self.result is None
+
+
+@dataclass(slots=True)
+class _Times:
+    started_s: float
+    prepared_s: float | None = None
+    encoded_s: float | None = None
+    first_token_s: float | None = None
+    over_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Books:
+    """What the timeline needs and no decision does."""
+
+    times: _Times
+    instance_id: str = ""
+    ready: Ready | None = None
+    finished: Finished | None = None
+    error: str = ""
+    prompt_tokens: int = 0
+
+
+class RequestMachine:
+    """Single owner of a request's phase, items and attempts. ``handle`` is the only mutator."""
+
+    def __init__(self, request_id: str, model: str, *, now_s: float, deadline_s: float, limits: RequestLimits) -> None:
+        self._request_id = request_id
+        self._model = model
+        self._deadline_s = deadline_s
+        self._limits = limits
+        self._phase = Phase.PREPARING
+        self._items: list[_Item] = []
+        # Items whose credits are asked for and not yet answered.
+        self._reserving: frozenset[int] = frozenset()
+        self._requeues = 0
+        self._text: str | None = None
+        self._text_attempt = 0
+        self._avoid_texts: frozenset[str] = frozenset()
+        # Why the last attempt failed: what the client is told when there is no other text instance.
+        self._text_error: TriptychError | None = None
+        self._books = _Books(_Times(started_s=now_s))
+
+    # --- what it knows -----------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def image_tokens(self) -> int:
+        return sum(item.counted.tokens for item in self._items)
+
+    @property
+    def holds(self) -> int:
+        """Credits that this request has and has not given back."""
+        return sum(item.grant is not None for item in self._items)
+
+    def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
+        """The request so far; of one that is over, for ever the same."""
+        books, times = self._books, self._books.times
+        end_s = now_s if times.over_s is None else times.over_s
+        prepared_s = end_s if times.prepared_s is None else times.prepared_s
+        encoded_s = end_s if times.encoded_s is None else times.encoded_s
+        outcomes = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
+        return Timeline(
+            request_id=self._request_id,
+            model=self._model,
+            outcome=outcomes.get(self._phase, Outcome.RUNNING),
+            items=tuple(_item_timeline(index, item, books.ready) for index, item in enumerate(self._items)),
+            text_instance=books.instance_id,
+            text_attempts=self._text_attempt,
+            prompt_tokens=books.prompt_tokens,
+            completion_tokens=books.finished.completion_tokens if books.finished else completion_tokens,
+            prepare_s=prepared_s - times.started_s,
+            encode_s=encoded_s - prepared_s if self._items else 0.0,
+            queue_s=books.ready.queue_s if books.ready else 0.0,
+            pull_s=books.ready.pull_s if books.ready else 0.0,
+            prefill_s=books.finished.prefill_s if books.finished else 0.0,
+            decode_s=books.finished.decode_s if books.finished else 0.0,
+            ttft_s=0.0 if times.first_token_s is None else times.first_token_s - times.started_s,
+            total_s=end_s - times.started_s,
+            error=books.error,
+        )
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        for index, item in enumerate(self._items):
+            assert item.result is None or item.grant is not None, f"item {index}: encoded nowhere"  # noqa: S101
+            assert item.ticket is None or item.result is not None, f"item {index}: ticket of nothing"  # noqa: S101
+            assert bool(item.lease_ids) == (item.result is not None), f"item {index}: leases"  # noqa: S101
+            assert not (item.renewing and item.result is None), f"item {index}: renews nothing"  # noqa: S101
+            assert item.attempts <= self._limits.max_encode_attempts + self._requeues, f"item {index}: attempts"  # noqa: S101
+        if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
+            assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
+        if self._phase is Phase.WAITING:
+            assert len(self._reserving) == len(self._items) > 0, "waits for less than everything"  # noqa: S101
+        if self._phase is Phase.ENCODING:
+            busy = [item for item in self._items if item.encoding or item.renewing]
+            assert busy or self._reserving, "encodes nothing"  # noqa: S101
+        if self._phase is Phase.DISPATCHING:
+            assert all(item.result is not None for item in self._items), "dispatched before every item was there"  # noqa: S101
+            assert 0 < self._text_attempt <= self._limits.max_text_attempts, "text attempts"  # noqa: S101
+        assert self._requeues <= self._limits.max_requeues, "requeues"  # noqa: S101
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: RequestEvent, now_s: float) -> list[RequestEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
+        """Take one event in and say what is to be done; an answer that nobody waits for any more gives its leases back."""
+        match event:
+            case ItemEncoded():
+                return self._item_encoded(event, now_s)
+            case LeaseGranted():
+                return self._lease_granted(event, now_s)
+            case Placed(grants) if self._phase.over:
+                return [Release(grant.encoder, grant.credit, (), "the request is over") for grant in grants]
+            case _ if self._phase.over:
+                return []
+            case Prepared(items, prompt_tokens):
+                return self._prepared(items, prompt_tokens, now_s)
+            case Placed(grants):
+                return self._placed(grants, now_s)
+            case PlacementRefused(error):
+                return self._placement_refused(error, now_s)
+            case ItemFailed(item, credit, error):
+                return self._item_failed(item, credit, error, now_s)
+            case LeaseFailed(item, credit, error):
+                return self._lease_failed(item, credit, error, now_s)
+            case Failed(error):
+                return self._end(Phase.FAILED, error, now_s)
+            case CallerLeft():
+                return self._end(Phase.CANCELLED, Cancelled("the caller went away"), now_s)
+            case DeadlinePassed():
+                error = DeadlineExceeded(f"not done within {self._deadline_s - self._books.times.started_s:.3f} s")
+                return self._end(Phase.FAILED, error, now_s)
+            case _ if event.attempt != self._text_attempt or self._phase not in {Phase.DISPATCHING, Phase.STREAMING}:
+                return []
+            case TextChosen(_, text, instance_id):
+                self._text, self._books.instance_id = text, instance_id
+            case TextRefused(_, error):
+                return self._end(Phase.FAILED, self._text_error or error, now_s)
+            case TextReady(_, ready):
+                self._books.ready = ready
+            case FirstToken():
+                return self._first_token(now_s)
+            case TextFinished(_, finished):
+                self._books.finished = finished
+                return self._end(Phase.DONE, None, now_s)
+            case TextFailed(_, error):
+                return self._text_failed(error, now_s)
+        return []
+
+    def _prepared(self, items: tuple[CountedItem, ...], prompt_tokens: int, now_s: float) -> list[RequestEffect]:
+        self._books.times.prepared_s = now_s
+        self._books.prompt_tokens = prompt_tokens
+        self._items = [_Item(item) for item in items]
+        if not items:
+            return self._dispatch(now_s, "nothing to encode")
+        return self._queue("a new request")
+
+    def _queue(self, reason: str) -> list[RequestEffect]:
+        self._phase = Phase.WAITING
+        return [self._reserve(range(len(self._items)), wait=True, reason=reason)]
+
+    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> Reserve:
+        wanted = frozenset(items)
+        self._reserving |= wanted
+        wants = tuple(
+            Want(
+                item=index,
+                tokens=self._items[index].counted.tokens,
+                nbytes=self._items[index].counted.nbytes,
+                content=self._items[index].counted.content,
+                avoid=self._items[index].avoid,
+            )
+            for index in sorted(wanted)
+        )
+        return Reserve(wants, wait, reason)
+
+    def _placed(self, grants: tuple[Grant, ...], now_s: float) -> list[RequestEffect]:
+        effects: list[RequestEffect] = []
+        for grant in grants:
+            if grant.item not in self._reserving:
+                effects.append(Release(grant.encoder, grant.credit, (), "no longer wanted"))
+                continue
+            self._reserving -= {grant.item}
+            self._phase = Phase.ENCODING
+            item = self._items[grant.item]
+            item.grant = grant
+            item.attempts += 1
+            effects.append(Encode(grant.item, grant.credit, grant.encoder, self._lease_s(now_s), grant.reason))
+        return effects
+
+    def _placement_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        if not self._reserving:
+            return []
+        if self._phase is Phase.WAITING or not error.retryable:
+            return self._end(Phase.FAILED, error, now_s)
+        return self._requeue(error, now_s)
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
+        ticket, leases = event.result.ticket, (event.result.holder_lease, event.result.ticket.lease_id)
+        item = self._current(event.item, event.credit)
+        if item is None or item.grant is None or item.result is not None:
+            return [Release(event.encoder, None, leases, "came too late")]
+        item.result = item.served = event.result
+        item.ticket, item.lease_ids, item.encoder_id = ticket, leases, event.instance_id
+        item.expires_s = event.asked_s + event.lease_s
+        if (fault := _fault(ticket, item.counted, event.instance_id)) is not None:
+            return self._end(Phase.FAILED, InternalError(f"encoder {item.encoder_id} returned {fault}"), now_s)
+        return self._advance(now_s)
+
+    def _item_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        item = self._current(index, credit)
+        if item is None or item.grant is None or item.result is not None:
+            return []
+        if isinstance(error, Overloaded):
+            return self._requeue(error, now_s)
+        if isinstance(error, Unavailable):
+            return self._encode_again([index], error, now_s)
+        return self._end(Phase.FAILED, error, now_s)
+
+    def _lease_granted(self, event: LeaseGranted, now_s: float) -> list[RequestEffect]:
+        item = self._current(event.item, event.credit)
+        if item is None or not item.renewing or item.result is None:
+            return [Release(event.encoder, None, (event.ticket.lease_id,), "came too late")]
+        item.renewing, item.renewed = False, True
+        item.lease_ids += (event.ticket.lease_id,)
+        item.ticket = event.ticket
+        item.expires_s = event.asked_s + event.lease_s
+        known = item.result.ticket
+        if (event.ticket.key, event.ticket.tokens, event.ticket.tensors) != (known.key, known.tokens, known.tensors):
+            fault = InternalError(f"encoder {item.encoder_id} leased another embedding than the one asked for")
+            return self._end(Phase.FAILED, fault, now_s)
+        return self._advance(now_s)
+
+    def _lease_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        item = self._current(index, credit)
+        if item is None or not item.renewing:
+            return []
+        if isinstance(error, LeaseLost | Unavailable | Overloaded):
+            return self._encode_again([index], error, now_s)
+        return self._end(Phase.FAILED, error, now_s)
+
+    def _current(self, index: int, credit: int) -> _Item | None:
+        """The item, if the call that answers is the one it waits for."""
+        item = self._items[index]
+        return item if item.grant is not None and item.grant.credit == credit else None
+
+    def _encode_again(self, indices: Iterable[int], error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Give up these items' places and ask for others at once, the other items staying where they are."""
+        effects: list[RequestEffect] = []
+        for index in indices:
+            item = self._items[index]
+            if item.grant is not None:
+                effects.append(Misplaced(item.grant.encoder, item.counted.content))
+                if not isinstance(error, LeaseLost):
+                    # An evicted embedding says nothing against its encoder.
+                    item.avoid |= {item.grant.encoder}
+            effects += self._give_up(index, error.message)
+            if item.attempts >= self._limits.max_encode_attempts + self._requeues:
+                return effects + self._end(Phase.FAILED, error, now_s)
+        self._phase = Phase.ENCODING
+        return [*effects, self._reserve(indices, wait=False, reason=error.message)]
+
+    def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Let go of everything and start over at the end of the queue."""
+        if self._requeues >= self._limits.max_requeues:
+            return self._end(Phase.FAILED, error, now_s)
+        self._requeues += 1
+        self._reserving = frozenset()
+        effects = self._give_up_all(error.message)
+        return effects + self._queue(error.message)
+
+    def _give_up(self, index: int, reason: str) -> list[RequestEffect]:
+        item = self._items[index]
+        if item.grant is None:
+            return []
+        effects: list[RequestEffect] = []
+        if item.encoding or item.renewing:
+            effects.append(Abort(index, item.grant.credit, reason))
+        effects.append(Release(item.grant.encoder, item.grant.credit, item.lease_ids, reason))
+        item.grant = item.ticket = None
+        item.lease_ids = ()
+        item.renewing = item.renewed = False
+        item.result = None
+        return effects
+
+    def _give_up_all(self, reason: str) -> list[RequestEffect]:
+        return [effect for index in range(len(self._items)) for effect in self._give_up(index, reason)]
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now_s: float) -> list[RequestEffect]:
+        """Once every item is encoded: renew what leases are spent or short, then dispatch."""
+        if any(item.result is None or item.renewing for item in self._items):
+            return []
+        stale = [index for index, item in enumerate(self._items) if self._stale(item, now_s)]
+        if not stale:
+            return self._dispatch(now_s, "every item is encoded")
+        effects: list[RequestEffect] = []
+        self._phase = Phase.ENCODING
+        for index in stale:
+            item = self._items[index]
+            if item.grant is None or item.result is None:
+                raise AssertionError("an encoded item has a place")
+            item.renewing, item.ticket = True, None
+            effects.append(
+                Renew(
+                    item=index,
+                    credit=item.grant.credit,
+                    encoder=item.grant.encoder,
+                    key=item.result.ticket.key,
+                    generation=item.result.ticket.generation,
+                    lease_s=self._lease_s(now_s),
+                    reason="a further attempt" if self._text_attempt else "the lease is running out",
+                )
+            )
+        return effects
+
+    def _stale(self, item: _Item, now_s: float) -> bool:
+        if item.ticket is None:
+            return True
+        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
+        return not item.renewed and item.expires_s < needed_until_s
+
+    def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
+        self._phase = Phase.DISPATCHING
+        self._books.times.encoded_s = now_s
+        self._text_attempt += 1
+        placements: list[Placement] = []
+        for index, item in enumerate(self._items):
+            if item.ticket is None:
+                raise AssertionError("dispatched without a ticket")
+            placements.append(Placement(index, item.counted.start, item.ticket))
+            item.ticket, item.renewed = None, False
+        return [Dispatch(self._text_attempt, tuple(placements), self._avoid_texts, reason)]
+
+    def _first_token(self, now_s: float) -> list[RequestEffect]:
+        if self._phase is Phase.STREAMING:
+            return []
+        self._phase = Phase.STREAMING
+        self._books.times.first_token_s = now_s
+        return self._give_up_all("the text instance has what it needs")
+
+    def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
+        spent = self._text_attempt >= self._limits.max_text_attempts
+        if self._phase is Phase.STREAMING or spent or not retryable:
+            return self._end(Phase.FAILED, _clear(error, self._books.instance_id), now_s)
+        self._text_error = _clear(error, self._books.instance_id)
+        if isinstance(error, TransferFailed):
+            lost = sorted({index for index in error.items if 0 <= index < len(self._items)})
+            return (
+                self._encode_again(lost or range(len(self._items)), error, now_s) if self._items else self._again(now_s)
+            )
+        if not isinstance(error, LeaseLost) and self._text is not None:
+            self._avoid_texts |= {self._text}
+        return self._again(now_s)
+
+    def _again(self, now_s: float) -> list[RequestEffect]:
+        self._books.ready = None
+        return self._advance(now_s)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
+        effects: list[RequestEffect] = []
+        if self._phase is Phase.WAITING:
+            effects.append(LeaveQueue(phase.value))
+        self._reserving = frozenset()
+        if isinstance(error, LeaseLost):
+            # Which lease was lost is between the services; to the client its images did not arrive.
+            error = TransferFailed("the embeddings of the request's images were lost again and again")
+        effects += self._give_up_all(phase.value if error is None else error.message)
+        if self._books.times.first_token_s is None and phase is Phase.DONE:
+            self._books.times.first_token_s = now_s
+        self._phase = phase
+        self._books.times.over_s = now_s
+        self._books.error = error.code if error is not None and phase is Phase.FAILED else ""
+        return [*effects, End(error)]
+
+    def _lease_s(self, now_s: float) -> float:
+        """As long as the request may still take, but not longer than an encoder should promise."""
+        return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
+
+
+def _fault(ticket: Ticket, counted: CountedItem, instance_id: str) -> str | None:
+    """What is wrong with a ticket, if anything: it came over a wire, and wrong memory must never be spliced in."""
+    if len(ticket.key) != KEY_NBYTES:
+        return f"a key of {len(ticket.key)} bytes instead of {KEY_NBYTES}"
+    if ticket.holder != instance_id:
+        return f"a ticket of {ticket.holder}"
+    if ticket.tokens != counted.tokens:
+        return f"{ticket.tokens} tokens for an item that was counted as {counted.tokens}"
+    if not ticket.tensors or payload_nbytes(ticket.tensors) != ticket.payload_nbytes:
+        return f"tensors that do not make up {ticket.payload_nbytes} bytes"
+    return None
+
+
+def _clear(error: TriptychError, instance_id: str) -> TriptychError:
+    """What the client is told when a text instance fails the request."""
+    if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+        return InstanceLost(f"text instance {instance_id} was lost while it worked on the request")
+    return error
+
+
+def _item_timeline(index: int, item: _Item, ready: Ready | None) -> ItemTimeline:
+    pull = next((pull for pull in ready.pulls if pull.item == index), None) if ready else None
+    served = item.served
+    return ItemTimeline(
+        item=index,
+        modality=item.counted.info.modality.value,
+        width=item.counted.info.width,
+        height=item.counted.info.height,
+        tokens=item.counted.tokens,
+        encoder=item.encoder_id,
+        encode_attempts=item.attempts,
+        encoder_cached=served.cached if served else False,
+        queue_s=served.queue_s if served else 0.0,
+        encode_s=served.encode_s if served else 0.0,
+        pull_backend=pull.backend if pull else "",
+        pull_bytes=pull.nbytes if pull else 0,
+        pull_s=pull.duration_s if pull else 0.0,
+        text_cached=pull.cached if pull else False,
+    )

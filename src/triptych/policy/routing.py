@@ -1,0 +1,179 @@
+"""Where work goes: items to encoders, requests to text instances. Pure functions over a snapshot.
+
+ModServe section 4.3 ("Request Routing Across Instances"): each item goes to the encoder with the least pending image
+tokens, so a request with many images spreads over the pool; a request whose items are all encoded goes to the text
+instance with the least pending tokens (text and image together, for decoder-only families).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from triptych.domain.embedding import GENERATION_NBYTES, align
+from triptych.domain.instance import ModelInfo
+
+Content = tuple[bytes, bytes]
+"""What tells one item's embedding from another's within one model: (digest of the media, tenant's salt)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderView:
+    """An encoder as the router believes it to be now, its own assignments since the last report included."""
+
+    name: str
+    usable: bool
+    """Reachable, not draining, and serving the model."""
+    pending_tokens: int
+    pending_items: int
+    arena_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextView:
+    """A text instance as the router believes it to be now."""
+
+    name: str
+    usable: bool
+    pending_tokens: int
+    pending_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All instances, ordered by name. ``turn`` counts decisions: it rotates who wins a tie."""
+
+    encoders: tuple[EncoderView, ...] = ()
+    texts: tuple[TextView, ...] = ()
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """An item that needs an encoder. ``nbytes`` is what its embedding takes in an arena."""
+
+    item: int
+    tokens: int
+    nbytes: int
+    content: Content
+    held_by: str | None = None
+    """The encoder that is believed to hold the embedding already: a hint, which may be stale."""
+    avoid: frozenset[str] = frozenset()
+    """Encoders that failed this item before: taken only when there is no other."""
+
+
+class Why(Enum):
+    """Why a placement was chosen."""
+
+    LEAST_LOADED = "least pending tokens"
+    HOLDS_EMBEDDING = "holds the embedding"
+    SAME_CONTENT = "encodes the same content for this request"
+    LAST_RESORT = "the only one, though it failed this item before"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An item's encoder, what it adds to the load there, and why it was chosen."""
+
+    item: int
+    encoder: str
+    tokens: int
+    nbytes: int
+    why: Why
+
+
+class Shortage(Enum):
+    """Why items cannot be placed now."""
+
+    NO_ENCODER = "no encoder is available"
+    NO_CREDIT = "the encoders' arenas are full"
+    NEVER_FITS = "larger than the encoders' arenas"
+
+
+def slot_nbytes(model: ModelInfo, tokens: int) -> int:
+    """Arena bytes of an embedding of ``tokens`` rows of the model's hidden size, generation words included."""
+    return align(tokens * model.hidden_size * model.dtype.itemsize + 2 * GENERATION_NBYTES)
+
+
+def choose_encoder(view: ClusterView, want: Want) -> Choice | Shortage:
+    """The encoder with the least pending tokens among those that are usable and have room for the item.
+
+    Equal loads go by number of items, then by name, rotated by ``view.turn`` so that requests with one image do not
+    all start at the first. The encoder that holds the embedding is taken instead while it has at most ``want.tokens``
+    more pending than the best: if the hint is right the item costs nothing there, and if it is stale the wait is no
+    longer than the encoding that a right one would have saved.
+    """
+    usable = [encoder for encoder in view.encoders if encoder.usable]
+    if not usable:
+        return Shortage.NO_ENCODER
+    if all(encoder.arena_bytes < want.nbytes for encoder in view.encoders):
+        return Shortage.NEVER_FITS
+    preferred = [encoder for encoder in usable if encoder.name not in want.avoid] or usable
+    roomy = [encoder for encoder in preferred if encoder.available_bytes >= want.nbytes]
+    if not roomy:
+        return Shortage.NO_CREDIT
+    rank = _rotation([encoder.name for encoder in view.encoders], view.turn)
+    best = min(roomy, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
+    for encoder in roomy:
+        if encoder.name == want.held_by and encoder.pending_tokens <= best.pending_tokens + want.tokens:
+            return Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.HOLDS_EMBEDDING)
+    why = Why.LAST_RESORT if best.name in want.avoid else Why.LEAST_LOADED
+    return Choice(want.item, best.name, want.tokens, want.nbytes, why)
+
+
+def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+    """Place all items of a request, or none: the largest first, each on what the ones before it left (LPT).
+
+    Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. The same
+    content again goes to the same encoder, which encodes and keeps it once.
+    """
+    usable = [encoder for encoder in view.encoders if encoder.usable]
+    if usable and sum({want.content: want.nbytes for want in wants}.values()) > sum(
+        encoder.arena_bytes for encoder in usable
+    ):
+        return Shortage.NEVER_FITS
+    choices: list[Choice] = []
+    placed: dict[Content, str] = {}
+    for want in sorted(wants, key=lambda want: (-want.tokens, want.item)):
+        if want.content in placed:
+            choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
+            continue
+        choice = choose_encoder(view, want)
+        if isinstance(choice, Shortage):
+            return choice
+        choices.append(choice)
+        placed[want.content] = choice.encoder
+        view = _with_load(view, choice)
+    return tuple(sorted(choices, key=lambda choice: choice.item))
+
+
+def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> str | None:
+    """The usable text instance with the least pending tokens outside ``avoid``, or None when there is none.
+
+    Ties go by number of requests, then by name, rotated as for encoders.
+    """
+    usable = [text for text in view.texts if text.usable and text.name not in avoid]
+    if not usable:
+        return None
+    rank = _rotation([text.name for text in view.texts], view.turn)
+    return min(usable, key=lambda text: (text.pending_tokens, text.pending_requests, rank[text.name])).name
+
+
+def _rotation(names: list[str], turn: int) -> dict[str, int]:
+    ordered = sorted(names)
+    return {name: (position - turn) % len(ordered) for position, name in enumerate(ordered)}
+
+
+def _with_load(view: ClusterView, choice: Choice) -> ClusterView:
+    encoders = tuple(
+        replace(
+            encoder,
+            pending_tokens=encoder.pending_tokens + choice.tokens,
+            pending_items=encoder.pending_items + 1,
+            available_bytes=encoder.available_bytes - choice.nbytes,
+        )
+        if encoder.name == choice.encoder
+        else encoder
+        for encoder in view.encoders
+    )
+    return replace(view, encoders=encoders, turn=view.turn + 1)
