@@ -1,0 +1,115 @@
+"""Plain TCP: the backend that needs no extra wheel and reaches every host.
+
+The holder checks each read against its leases, so a ticket's nonce is what gives access. The stream is not encrypted:
+where that matters, run it on an isolated network.
+"""
+
+import asyncio
+from typing import Self
+
+from triptych.domain.instance import TransportOffer
+from triptych.policy.transport import TCP
+from triptych.ports import LeaseCheck
+from triptych.transport.arena import HostArena
+from triptych.transport.tcp_holder import Serving, TcpLimits
+from triptych.transport.tcp_reader import TcpPeer
+from triptych.transport.tcp_wire import TcpOffer
+
+BACKEND = TCP
+
+
+class TcpTransport:
+    """Listens from ``listen`` until ``close``."""
+
+    def __init__(self, arena: HostArena, *, machine: str, check: LeaseCheck, limits: TcpLimits) -> None:
+        """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``."""
+        self._arena = arena
+        self._machine = machine
+        self._check = check
+        self._limits = limits
+        self._server: asyncio.Server | None = None
+        self._advertised = ("", 0)
+        self._serving: set[Serving] = set()
+        self._peers: set[TcpPeer] = set()
+
+    @classmethod
+    async def listen(
+        cls,
+        arena: HostArena,
+        *,
+        machine: str,
+        check: LeaseCheck,
+        limits: TcpLimits,
+        bind_host: str = "127.0.0.1",
+        advertised_host: str | None = None,
+    ) -> Self:
+        """Serve ``arena`` on a port that the system chooses.
+
+        ``advertised_host`` is the address under which readers reach ``bind_host``, when that is another one. Raises
+        OSError when it cannot be bound.
+        """
+        transport = cls(arena, machine=machine, check=check, limits=limits)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(transport._accept, bind_host, 0)
+        transport._server = server
+        transport._advertised = (advertised_host or bind_host, server.sockets[0].getsockname()[1])
+        return transport
+
+    @property
+    def backend(self) -> str:
+        return BACKEND
+
+    @property
+    def arena(self) -> HostArena:
+        return self._arena
+
+    @property
+    def connections(self) -> int:
+        """Of readers, now."""
+        return len(self._serving)
+
+    def offer(self) -> TransportOffer:
+        host, port = self._advertised
+        return TransportOffer(BACKEND, self._machine, TcpOffer(self._arena.probe, host, port).pack())
+
+    async def connect(self, offer: TransportOffer) -> TcpPeer:
+        peer = TcpPeer(
+            self._arena, TcpOffer.parse(offer), max_pull_s=self._limits.max_pull_s, closed=self._peers.discard
+        )
+        self._peers.add(peer)
+        try:
+            await peer.prove()
+        except BaseException:
+            await peer.close()
+            raise
+        return peer
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]:
+        """Nothing: a pull that is given up loses its place in the same step."""
+        return ()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for serving in self._serving:
+                serving.abort()
+            await self._server.wait_closed()
+        for peer in list(self._peers):
+            await peer.close()
+        await asyncio.gather(*(serving.gone for serving in self._serving))
+
+    def _accept(self) -> asyncio.Protocol:
+        if len(self._serving) >= self._limits.max_connections:
+            return _Refusing()
+        serving = Serving(self._arena, self._check, self._limits)
+        serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
+        self._serving.add(serving)
+        return serving
+
+
+class _Refusing(asyncio.Protocol):
+    """Hangs up: as many readers are connected as may be."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
+        transport.abort()

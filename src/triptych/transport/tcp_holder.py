@@ -1,0 +1,145 @@
+"""The holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
+
+Callbacks only, no task per connection. Everything is bounded: connections, requests in line on one, bytes in the
+write buffer, bytes sent in one turn of the event loop, the time a read may take, the time a connection may be idle.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from triptych.ports import LeaseCheck
+from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, REQUEST, Read, Status
+
+_CHUNK_NBYTES = 1 << 19
+_TURN_NBYTES = 1 << 22
+_GREETING_S = 10.0
+"""A connection that has not asked for anything after so long is no reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpLimits:
+    max_pull_s: float
+    """Longest time of one read, on both sides."""
+    max_connections: int = 1024
+    max_requests_in_line: int = 128
+    """On one connection."""
+    idle_s: float = 600.0
+    """After which a connection that asks for nothing is closed; the reader opens another when it needs one."""
+
+
+class Serving(asyncio.Protocol):
+    """One connection of a reader. ``gone`` is set when it is over."""
+
+    def __init__(self, arena: HostArena, check: LeaseCheck, limits: TcpLimits) -> None:
+        self._arena = arena
+        self._check = check
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._line: deque[Read] = deque()
+        self._unsent = memoryview(b"")
+        self._paused = False
+        self._continues = False
+        self._since_s = self._loop.time()
+        """When the current reply began, or the connection became idle."""
+        self._greeted = False
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
+        transport.set_write_buffer_limits(high=_CHUNK_NBYTES)
+        self._transport = transport
+        self._watch_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
+        self._transport = None
+        self._line.clear()
+        self._unsent = memoryview(b"")
+        if self._watch is not None:
+            self._watch.cancel()
+        self.gone.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._received += data
+        whole = len(self._received) // REQUEST.size * REQUEST.size
+        for at in range(0, whole, REQUEST.size):
+            read = Read.parse(bytes(self._received[at : at + REQUEST.size]))
+            if read is None or len(self._line) >= self._limits.max_requests_in_line:
+                self.abort()
+                return
+            self._line.append(read)
+        del self._received[:whole]
+        if self._line:
+            self._greeted = True
+            self._send()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._note_idle()
+        self._send()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self) -> None:
+        """Send for as long as the reader keeps up, but no more than a turn's share."""
+        sent = 0
+        while self._transport is not None and not self._paused and (self._unsent or self._line):
+            if sent >= _TURN_NBYTES:
+                if not self._continues:
+                    self._continues = True
+                    self._loop.call_soon(self._resume)
+                return
+            if not self._unsent:
+                self._begin(self._line.popleft())
+                continue
+            chunk, self._unsent = self._unsent[:_CHUNK_NBYTES], self._unsent[_CHUNK_NBYTES:]
+            self._transport.write(chunk)
+            sent += len(chunk)
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """A reply counts as sent once the write buffer has drained: until then the arena may still be read."""
+        if not self._unsent and not self._paused:
+            self._since_s = self._loop.time()
+
+    def _resume(self) -> None:
+        self._continues = False
+        self._send()
+
+    def _begin(self, read: Read) -> None:
+        assert self._transport is not None  # noqa: S101 - narrows the type
+        self._since_s = self._loop.time()
+        status = self._judge(read)
+        nbytes = read.nbytes if status is Status.OK else 0
+        self._transport.write(REPLY.pack(REPLY_MAGIC, read.tag, status, nbytes))
+        if nbytes:
+            self._unsent = self._arena.memory[read.offset : read.offset + nbytes].toreadonly()
+
+    def _judge(self, read: Read) -> Status:
+        if read.lease_id == NO_LEASE:
+            return Status.OK if (read.offset, read.nbytes) == (0, PROBE_NBYTES) else Status.LEASE_LOST
+        if not self._arena.holds(read.offset, read.nbytes):
+            return Status.OUT_OF_RANGE
+        return Status.OK if self._check(read.lease_id, read.offset, read.nbytes) else Status.LEASE_LOST
+
+    def _watch_time(self) -> None:
+        """Drop a reader that is too slow, or idle for too long."""
+        busy = bool(self._unsent) or self._paused
+        limit_s = self._limits.max_pull_s if busy else self._limits.idle_s if self._greeted else _GREETING_S
+        left_s = self._since_s + limit_s - self._loop.time()
+        if left_s <= 0:
+            self.abort()
+        else:
+            # A reply may begin while an idle connection is watched: look again no later than it may take.
+            self._watch = self._loop.call_later(min(left_s, self._limits.max_pull_s), self._watch_time)

@@ -1,0 +1,246 @@
+"""The reader's side of the TCP backend: bytes go from the socket straight to their place in the arena.
+
+A pull that is cancelled or timed out hands its place back at once: from the next byte on its reply is thrown away,
+or the connection is cut when nobody else waits on it. So nothing is ever written late.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.errors import LeaseLost, TransferFailed
+from triptych.transport.arena import PROBE_NBYTES, HostArena, probed_nbytes
+from triptych.transport.slot import check_ticket
+from triptych.transport.tcp_wire import LEASE_ID_NBYTES, NO_LEASE, REPLY, REPLY_MAGIC, Read, Status, TcpOffer
+
+_LINKS = 2
+"""Connections to one holder: a second one lets small embeddings pass a large one."""
+_MAX_READS = 64
+"""Reads of one holder at a time; further ones wait."""
+_DISCARD_NBYTES = 1 << 18
+
+
+class _LinkLostError(Exception):
+    """The connection is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A reply that is due. ``place`` is None once nobody wants it."""
+
+    tag: int
+    nbytes: int
+    place: memoryview | None
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection to a holder."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._head = bytearray(REPLY.size)
+        self._discard: bytearray | None = None
+        self._filled = 0
+        """Bytes of the current header, or of the current payload when ``_in_payload``."""
+        self._in_payload = False
+        self._due: deque[_Awaited] = deque()
+        self._next_tag = 1
+        self.used = False
+        """Whether it has carried a whole reply."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def due_nbytes(self) -> int:
+        return sum(awaited.nbytes for awaited in self._due)
+
+    def ask(self, lease_id: LeaseId, offset: int, place: memoryview) -> _Awaited:
+        """Send a request; its ``done`` is set once ``place`` is full. Raises _LinkLostError."""
+        if self._transport is None or self._transport.is_closing():
+            raise _LinkLostError
+        awaited = _Awaited(self._next_tag, len(place), place)
+        self._next_tag = self._next_tag % 0xFFFF_FFFF + 1
+        self._due.append(awaited)
+        self._transport.write(Read(awaited.tag, lease_id, offset, len(place)).pack())
+        return awaited
+
+    def give_up(self, awaited: _Awaited) -> None:
+        """Nothing is written to its place any more when this returns."""
+        awaited.place = None
+        awaited.done.cancel()
+        if self._due and all(other.place is None for other in self._due):
+            self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- called by the event loop ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
+        self._transport = None
+        for awaited in self._due:
+            awaited.place = None
+            if not awaited.done.done():
+                awaited.done.set_exception(_LinkLostError())
+        self._due.clear()
+        self.closed.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the signature is asyncio's
+        """Never empty: uvloop would close the connection."""
+        if not self._in_payload:
+            return memoryview(self._head)[self._filled :]
+        awaited = self._due[0]
+        if awaited.place is not None:
+            return awaited.place[self._filled :]
+        if self._discard is None:
+            self._discard = bytearray(_DISCARD_NBYTES)
+        return memoryview(self._discard)[: awaited.nbytes - self._filled]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._in_payload:
+            if self._filled == self._due[0].nbytes:
+                self._finish(None)
+        elif self._filled == REPLY.size:
+            self._head_received()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _head_received(self) -> None:
+        magic, tag, status, nbytes = REPLY.unpack(self._head)
+        if magic != REPLY_MAGIC or not self._due or tag != self._due[0].tag:
+            self.abort()
+        elif status == Status.OK and nbytes == self._due[0].nbytes:
+            self._filled, self._in_payload = 0, True
+        elif status == Status.LEASE_LOST and nbytes == 0:
+            self._finish(LeaseLost("the holder says that the lease is over"))
+        elif status == Status.OUT_OF_RANGE and nbytes == 0:
+            self._finish(TransferFailed("the holder says that the slot is not inside its arena"))
+        else:
+            self.abort()
+
+    def _finish(self, error: Exception | None) -> None:
+        awaited = self._due.popleft()
+        self._filled, self._in_payload, self.used = 0, False, True
+        awaited.place = None
+        if awaited.done.done():
+            return
+        if error is None:
+            awaited.done.set_result(None)
+        else:
+            awaited.done.set_exception(error)
+
+
+class TcpPeer:
+    """A holder that is read over a few connections, opened when they are needed."""
+
+    def __init__(
+        self, arena: HostArena, offer: TcpOffer, *, max_pull_s: float, closed: Callable[["TcpPeer"], None]
+    ) -> None:
+        self._arena = arena
+        self._offer = offer
+        self._nbytes = probed_nbytes(offer.probe) or 0
+        self._max_pull_s = max_pull_s
+        self._on_close = closed
+        self._links: list[Link] = []
+        self._opening = asyncio.Lock()
+        self._room = asyncio.Semaphore(_MAX_READS)
+        self._closed = False
+
+    @property
+    def backend(self) -> str:
+        return "tcp"
+
+    async def prove(self) -> None:
+        """Read the holder's probe. Raises TransferFailed when it is not the one that was offered."""
+        at = self._arena.take_scratch()
+        try:
+            place = self._arena.memory[at : at + PROBE_NBYTES]
+            await self._read(NO_LEASE, 0, place)
+            if place != self._offer.probe:
+                raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
+        finally:
+            self._arena.give_scratch(at)
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None:
+        check_ticket(ticket)
+        nbytes = ticket.slot_nbytes
+        if len(ticket.lease_id) != LEASE_ID_NBYTES or ticket.lease_id == NO_LEASE:
+            raise TransferFailed(f"a lease id has {LEASE_ID_NBYTES} random bytes")
+        if not self._arena.holds(destination_offset, nbytes):
+            raise TransferFailed(f"{nbytes} bytes at {destination_offset} are not inside the own arena")
+        if ticket.offset < 0 or ticket.offset + nbytes > self._nbytes:
+            raise TransferFailed(f"{nbytes} bytes at {ticket.offset} are not inside the holder's arena")
+        await self._read(ticket.lease_id, ticket.offset, self._arena.memory[destination_offset:][:nbytes])
+
+    async def close(self) -> None:
+        """Cuts the connections: pulls that run fail with TransferFailed."""
+        self._closed = True
+        links, self._links = self._links, []
+        for link in links:
+            link.abort()
+        for link in links:
+            await link.closed
+        self._on_close(self)
+
+    async def _read(self, lease_id: LeaseId, offset: int, place: memoryview) -> None:
+        try:
+            async with asyncio.timeout(self._max_pull_s), self._room:
+                link = await self._link()
+                # A link that was idle may have been closed by the holder just now: that is worth one more try.
+                worn = link.used
+                try:
+                    await self._read_over(link, lease_id, offset, place)
+                except _LinkLostError:
+                    if not worn:
+                        raise
+                    await self._read_over(await self._link(), lease_id, offset, place)
+        except TimeoutError:
+            raise TransferFailed(f"{len(place)} bytes did not arrive within {self._max_pull_s} s") from None
+        except _LinkLostError:
+            raise TransferFailed("the connection to the holder broke") from None
+
+    @staticmethod
+    async def _read_over(link: Link, lease_id: LeaseId, offset: int, place: memoryview) -> None:
+        awaited = link.ask(lease_id, offset, place)
+        try:
+            await awaited.done
+        except asyncio.CancelledError:
+            link.give_up(awaited)
+            raise
+
+    async def _link(self) -> Link:
+        """The connection on which the fewest bytes are due; one more when all are busy."""
+        async with self._opening:
+            self._links = [link for link in self._links if link.alive]
+            least = min(self._links, key=lambda link: link.due_nbytes, default=None)
+            if least is not None and (least.due_nbytes == 0 or len(self._links) >= _LINKS):
+                return least
+            self._check_open()
+            loop = asyncio.get_running_loop()
+            try:
+                _, link = await loop.create_connection(Link, self._offer.host, self._offer.port)
+            except OSError:
+                raise TransferFailed("the holder does not take connections") from None
+            if self._closed:
+                link.abort()
+                await link.closed
+            self._check_open()
+            self._links.append(link)
+            return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransferFailed("the link to the holder is closed")

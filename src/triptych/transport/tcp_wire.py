@@ -1,0 +1,80 @@
+"""The bytes of the TCP backend: what a reader asks, what a holder answers, what an offer says.
+
+    request  (40 bytes)  magic "TRPQ" | tag u32 | lease id (16) | offset u64 | nbytes u64
+    reply    (20 bytes)  magic "TRPA" | tag u32 | status u32 | nbytes u64, then nbytes of payload
+
+Little endian. Replies come in the order of the requests of their connection. A lease id of zeros may read the probe
+and nothing else. Whoever gets something else than this drops the connection.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module calls its exception "error"
+
+from triptych.domain.embedding import LeaseId
+from triptych.domain.instance import TransportOffer
+from triptych.errors import TransferFailed
+from triptych.policy.transport import TCP
+from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
+
+LEASE_ID_NBYTES = 16
+NO_LEASE = bytes(LEASE_ID_NBYTES)
+REQUEST = Struct(f"<4sI{LEASE_ID_NBYTES}sQQ")
+REPLY = Struct("<4sIIQ")
+REQUEST_MAGIC, REPLY_MAGIC = b"TRPQ", b"TRPA"
+
+_VERSION = 1
+_OFFER = Struct(f"<B{PROBE_NBYTES}sH")
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}", re.ASCII)
+
+
+class Status(IntEnum):
+    OK = 0
+    LEASE_LOST = 1
+    OUT_OF_RANGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a holder's arena."""
+
+    tag: int
+    lease_id: LeaseId
+    offset: int
+    nbytes: int
+
+    def pack(self) -> bytes:
+        return REQUEST.pack(REQUEST_MAGIC, self.tag, self.lease_id, self.offset, self.nbytes)
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Read | None":
+        """None when it is not a request. ``data`` is as long as one."""
+        magic, tag, lease_id, offset, nbytes = REQUEST.unpack(data)
+        return cls(tag, lease_id, offset, nbytes) if magic == REQUEST_MAGIC else None
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOffer:
+    """Where a holder listens, and its probe."""
+
+    probe: bytes
+    host: str
+    port: int
+
+    def pack(self) -> bytes:
+        return _OFFER.pack(_VERSION, self.probe, self.port) + self.host.encode()
+
+    @classmethod
+    def parse(cls, offer: TransportOffer) -> "TcpOffer":
+        """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
+        try:
+            version, probe, port = _OFFER.unpack_from(offer.metadata)
+            host = offer.metadata[_OFFER.size :].decode("ascii")
+        except (StructError, UnicodeDecodeError):
+            raise TransferFailed("the holder's TCP offer is malformed") from None
+        valid = _HOST.fullmatch(host) is not None and port > 0 and probed_nbytes(probe) is not None
+        if offer.backend != TCP or version != _VERSION or not valid:
+            raise TransferFailed("the holder's TCP offer is malformed")
+        return cls(probe, host, port)
