@@ -1,0 +1,108 @@
+"""The gateway wired up: a router stub behind it, uvicorn in front of it."""
+
+import logging
+import socket
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+
+import uvicorn
+
+from triptych.ports import Router
+from triptych.rpc.stubs import RouterStub
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.tasks import TaskScope
+
+from .routes import create_app
+from .service import Gateway
+from .settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+_ABORT_S = 2.0
+"""For so long the answers that a shutdown cut off may take to say so."""
+_BACKLOG = 2048
+
+
+class GatewayApp:
+    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+
+    def __init__(self, server: "_Server", serving: TaskScope, port: int) -> None:
+        self._server = server
+        self._serving = serving
+        self.port = port
+
+    async def drain(self) -> None:
+        """Stop accepting and wait for the answers that are on their way."""
+        self._server.should_exit = True
+        await self._serving.drain(self._server.drain_s)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without signal handlers of its own: the process has one owner for them."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float) -> None:
+        super().__init__(config)
+        self.drain_s = drain_s
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@asynccontextmanager
+async def app(settings: GatewaySettings) -> AsyncGenerator[GatewayApp]:
+    """The gateway in front of the router that the settings name."""
+    router = RouterStub(settings.router)
+    try:
+        async with serve(settings, router) as running:
+            yield running
+    finally:
+        await router.close()
+
+
+@asynccontextmanager
+async def serve(settings: GatewaySettings, router: Router) -> AsyncGenerator[GatewayApp]:
+    """The gateway in front of any router, in this process or another."""
+    offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
+    gateway = Gateway(router, offload, settings, lambda: datetime.now(UTC).timestamp())
+    listener = _listen(settings.host, settings.port)
+    port: int = listener.getsockname()[1]
+    config = uvicorn.Config(
+        create_app(gateway, clock=monotonic),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=int(settings.drain_s + _ABORT_S),
+    )
+    server = _Server(config, settings.drain_s)
+    try:
+        async with TaskScope("gateway", limit=1) as serving:
+            serving.spawn(server.serve(sockets=[listener]), name="http")
+            if not settings.is_loopback:
+                logger.warning("%s is not a loopback address and there are no keys: anyone can ask", settings.host)
+            logger.info("listening on http://%s:%d", settings.host, port)
+            try:
+                yield GatewayApp(server, serving, port)
+            finally:
+                server.should_exit = True
+                gateway.admission.close()
+                await serving.drain(_ABORT_S)
+    finally:
+        listener.close()
+        offload.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind first, so that a port that is taken is one clear line and not a failure inside the server."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise SystemExit(f"gateway: cannot listen on {host}:{port}: {error.strerror}") from None

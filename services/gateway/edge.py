@@ -1,0 +1,116 @@
+"""The edge of HTTP: every answer gets its ``x-request-id``, every error becomes its one answer."""
+
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from math import isfinite
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.errors import Cancelled, InternalError, InvalidRequest, TriptychError
+from triptych.ports import Clock
+
+from .answers import error_body, error_headers
+from .service import canonical
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+TIMEOUT = "x-request-timeout"
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+
+class Edge:
+    """Wraps the whole application. Unknown exceptions are logged and answered with a 500 that says nothing more."""
+
+    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], taken: Callable[[str], bool], clock: Clock) -> None:
+        self._app = app
+        self._new_id = new_id
+        self._taken = taken
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = self._clock()
+        request_id = self._request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = canonical(request_id)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            known = as_known(error, request_id)
+            if status:  # the answer has begun and cannot be taken back: the server cuts it
+                raise
+            await error_response(known)(scope, receive, send_with_id)
+        finally:
+            took_s = self._clock() - began_s
+            logger.info("%s %r %d %.3fs %s", scope["method"], scope["path"][:200], status, took_s, request_id)
+
+    def _request_id(self, headers: Headers) -> str:
+        """The client's own id if it is well formed and no request that still runs has it; else a new one."""
+        given = headers.get(REQUEST_ID, "")
+        if _VALID_ID.fullmatch(given) and canonical(given) and not self._taken(canonical(given)):
+            return given
+        return self._new_id()
+
+
+def as_known(error: Exception, request_id: str) -> TriptychError:
+    """An error of the tree as it is; anything else is logged and becomes an InternalError without details."""
+    if isinstance(error, TriptychError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error)
+    return InternalError(f"internal error; the server's log has the details under {request_id}")
+
+
+def error_response(error: TriptychError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(error_body(error), error.http_status, {**error_headers(error), **(headers or {})})
+
+
+async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """A request's body as it arrives. Raises Cancelled when the client leaves before its end."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client closed the connection before its request was complete")
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return once the client has left; call it when the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def announced_bytes(headers: Headers) -> int | None:
+    value = headers.get("content-length", "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+
+
+def timeout_s(headers: Headers, default_s: float, limit_s: float) -> float:
+    """What ``x-request-timeout`` says, in seconds. Raises InvalidRequest."""
+    given = headers.get(TIMEOUT)
+    if given is None:
+        return default_s
+    try:
+        value = float(given)
+    except ValueError:
+        value = 0.0
+    if not isfinite(value) or not 0 < value <= limit_s:
+        raise InvalidRequest(
+            f"{TIMEOUT} must be above 0 and at most {limit_s:g} seconds, got {given[:40]!r}", param=TIMEOUT
+        )
+    return value

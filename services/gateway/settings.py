@@ -1,0 +1,61 @@
+"""What the gateway can be told."""
+
+from ipaddress import ip_address
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from triptych.runtime.settings import ServiceSettings, service_config
+
+
+class GatewaySettings(ServiceSettings):
+    model_config = service_config("gateway")
+
+    host: str = "127.0.0.1"
+    """IP address to listen on. Anything but a loopback address lets the network in: there are no keys yet."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    router: str = Field(default="127.0.0.1:50051", pattern=r"^.+:\d{1,5}$")
+    """HOST:PORT of the router."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Most open connections; one more is answered 503."""
+    max_concurrent_requests: int = Field(default=2048, ge=1)
+    """Most chat requests at the same time; one more is answered 429."""
+    max_body_bytes: int = Field(default=64 << 20, ge=1024)
+    """Largest body of one request; a larger one is answered 413."""
+    max_buffered_bytes: int = Field(default=1 << 30, ge=1024)
+    """Most bytes of bodies held at the same time, over all requests; a body that does not fit is answered 429."""
+    max_image_bytes: int = Field(default=32 << 20, ge=1)
+    """Largest image, once its data URL is decoded."""
+    request_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """Time a request may take unless its header x-request-timeout says otherwise."""
+    max_request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """The most that x-request-timeout may say."""
+    parse_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that parse bodies too large for the event loop."""
+    parse_inline_bytes: int = Field(default=32 << 10, ge=0)
+    """Bodies up to this size are parsed on the event loop: that is faster than handing them over."""
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_an_address(cls, host: str) -> str:
+        ip_address(host)
+        return host
+
+    @model_validator(mode="after")
+    def _limits_fit_together(self) -> Self:
+        if self.max_body_bytes > self.max_buffered_bytes:
+            raise ValueError(
+                f"max_body_bytes ({self.max_body_bytes}) exceeds max_buffered_bytes ({self.max_buffered_bytes}): "
+                "such a body could never be taken"
+            )
+        if self.request_timeout_s > self.max_request_timeout_s:
+            raise ValueError(
+                f"request_timeout_s ({self.request_timeout_s}) exceeds max_request_timeout_s "
+                f"({self.max_request_timeout_s})"
+            )
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        return ip_address(self.host).is_loopback

@@ -1,0 +1,38 @@
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import httpx
+import pytest
+
+from services.gateway.routes import create_app
+from services.gateway.service import Gateway
+from services.gateway.settings import GatewaySettings
+from tests.unit.services.gateway.fakes import FakeRouter
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+
+Rest = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def router() -> FakeRouter:
+    return FakeRouter()
+
+
+@pytest.fixture
+def rest() -> Rest:
+    """A client of a gateway in this process, in front of the given router; settings by keyword."""
+
+    @asynccontextmanager
+    async def connect(router: FakeRouter, **settings: object) -> AsyncGenerator[httpx.AsyncClient]:
+        offload = ThreadOffload(1, name="test-parse")
+        gateway = Gateway(router, offload, GatewaySettings(**settings), lambda: 1_700_000_000.5)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_app(gateway, clock=monotonic))
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                yield client
+            assert (gateway.admission.requests, gateway.admission.nbytes) == (0, 0), "something is still held"
+        finally:
+            offload.close()
+
+    return connect

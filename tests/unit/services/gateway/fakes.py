@@ -1,0 +1,61 @@
+"""A router that says what a test tells it to, and remembers what it was asked."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.embedding import DType
+from triptych.domain.generation import ChatEvent, ChatFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
+from triptych.errors import NotFound
+
+MODEL = ModelInfo("demo", "r1", DType.F32, 64, 512)
+FINISH = ChatFinished(FinishReason.STOP, Usage(prompt_tokens=19, completion_tokens=3, image_tokens=16))
+HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2,), ""), TokenChunk((3,), "lo"), FINISH)
+
+Step = ChatEvent | Exception | asyncio.Event
+
+
+class FakeRouter:
+    """``ports.Router``: yields events, raises exceptions, and waits for events of asyncio, as the script says."""
+
+    def __init__(self, script: Sequence[Step] = HELLO) -> None:
+        self.script: Sequence[Step] = script
+        self.requests: list[ChatRequest] = []
+        self._arrivals: asyncio.Queue[ChatRequest] = asyncio.Queue()
+        self.closed = asyncio.Event()
+        self.readiness_answer: Readiness | Exception = Readiness(ready=True, instances=("encoder-1", "text-1"))
+        self.models_answer: Callable[[], tuple[ModelInfo, ...]] = lambda: (MODEL,)
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        self.requests.append(request)
+        self._arrivals.put_nowait(request)
+        try:
+            for step in self.script:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+        finally:
+            self.closed.set()
+
+    async def next_request(self) -> ChatRequest:
+        """Wait until one more request has arrived."""
+        return await self._arrivals.get()
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return self.models_answer()
+
+    async def timeline(self, request_id: str) -> Timeline:
+        if request_id not in (request.request_id for request in self.requests):
+            raise NotFound(f"request {request_id!r} is not in the history")
+        item = ItemTimeline(0, "image", 56, 56, 16, encoder="encoder-1", pull_backend="memory", pull_bytes=4096)
+        return Timeline(request_id, "demo", Outcome.DONE, (item,), text_instance="text-1")
+
+    async def readiness(self) -> Readiness:
+        if isinstance(self.readiness_answer, Exception):
+            raise self.readiness_answer
+        return self.readiness_answer

@@ -1,0 +1,174 @@
+"""The gateway as its users meet it: a real server on loopback, and the official client."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from services.gateway.app import serve
+from services.gateway.settings import GatewaySettings
+from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
+from triptych.domain.generation import TokenChunk
+from triptych.errors import ModelNotFound, Overloaded
+
+ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@asynccontextmanager
+async def served(router: FakeRouter, **settings: object) -> AsyncGenerator[str]:
+    async with serve(GatewaySettings(port=0, **settings), router) as app:  # type: ignore[arg-type]
+        yield f"http://127.0.0.1:{app.port}"
+
+
+@asynccontextmanager
+async def official(router: FakeRouter) -> AsyncGenerator[openai.AsyncOpenAI]:
+    async with (
+        served(router) as url,
+        openai.DefaultAsyncHttpxClient(trust_env=False) as http,
+        openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+async def test_the_official_client_gets_an_answer(router: FakeRouter) -> None:
+    async with official(router) as client:
+        answer = await client.chat.completions.create(**ASK)
+        assert answer.choices[0].message.content == "Hello"
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 22
+        assert [model.id async for model in client.models.list()] == ["demo"]
+
+
+async def test_the_official_client_gets_a_stream(router: FakeRouter) -> None:
+    async with official(router) as client:
+        stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == 19
+
+
+async def test_the_official_client_raises_its_own_errors(router: FakeRouter) -> None:
+    async with official(router) as client:
+        router.script = [ModelNotFound("no such model", param="model")]
+        with pytest.raises(openai.NotFoundError) as not_found:
+            await client.chat.completions.create(**ASK)
+        assert not_found.value.code == "model_not_found"
+        router.script = [Overloaded("full", retry_after_s=3)]
+        with pytest.raises(openai.RateLimitError) as overloaded:
+            await client.chat.completions.create(**ASK, stream=True)
+        assert overloaded.value.response.headers["retry-after"] == "3"
+        router.script = [TokenChunk((1,), "x"), Overloaded("full")]
+        with pytest.raises(openai.APIError, match="full"):
+            async for _ in await client.chat.completions.create(**ASK, stream=True):
+                pass
+
+
+async def test_the_official_synchronous_client_works_too(router: FakeRouter) -> None:
+    def ask(url: str) -> tuple[str | None, str]:
+        with (
+            openai.DefaultHttpxClient(trust_env=False) as http,
+            openai.OpenAI(base_url=url + "/v1", api_key="none", http_client=http, max_retries=0) as client,
+        ):
+            whole = client.chat.completions.create(**ASK)
+            with client.chat.completions.create(**ASK, stream=True) as stream:
+                return whole.choices[0].message.content, "".join(
+                    chunk.choices[0].delta.content or "" for chunk in stream
+                )
+
+    async with served(router) as url:
+        assert await asyncio.to_thread(ask, url) == ("Hello", "Hello")
+
+
+async def test_tokens_arrive_as_they_come(router: FakeRouter) -> None:
+    gate = asyncio.Event()
+    router.script = [TokenChunk((1,), "first"), gate, FINISH]
+    async with official(router) as client:
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        texts = []
+        async for chunk in stream:
+            texts.append(chunk.choices[0].delta.content)
+            if texts[-1] == "first":
+                gate.set()
+        assert texts == ["", "first", None]
+
+
+async def test_closing_the_connection_cancels_the_request(router: FakeRouter) -> None:
+    router.script = [TokenChunk((1,), "x"), asyncio.Event()]
+    async with official(router) as client, asyncio.timeout(5):
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await router.closed.wait()
+
+
+async def test_closing_the_connection_while_waiting_cancels_the_request(router: FakeRouter) -> None:
+    router.script = [asyncio.Event()]
+    async with served(router) as url, httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(5):
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(url + "/v1/chat/completions", json=ASK, timeout=0.2)
+        await router.closed.wait()
+
+
+async def test_a_body_above_the_limit_is_refused_before_it_is_sent(router: FakeRouter) -> None:
+    async with served(router, max_body_bytes=1024) as url, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(url + "/v1/chat/completions", content=b"x" * 3_000_000)
+        assert answer.status_code == 413
+        assert (await client.get(url + "/health")).status_code == 200
+
+
+async def test_a_shutdown_lets_answers_finish(router: FakeRouter) -> None:
+    gate = asyncio.Event()
+    router.script = [gate, *HELLO]
+    async with serve(GatewaySettings(port=0), router) as app, httpx.AsyncClient(trust_env=False) as client:
+        url = f"http://127.0.0.1:{app.port}"
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(client.post(url + "/v1/chat/completions", json=ASK))
+            await router.next_request()
+            group.create_task(app.drain())
+            await asyncio.sleep(0)
+            gate.set()
+        assert (await running).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url + "/health")
+
+
+async def test_a_shutdown_cuts_off_what_does_not_finish_with_an_error(router: FakeRouter) -> None:
+    router.script = [TokenChunk((1,), "x"), asyncio.Event()]
+    async with httpx.AsyncClient(trust_env=False) as client, asyncio.TaskGroup() as group, served(router) as url:
+        body = {**ASK, "stream": True}
+        running = group.create_task(client.post(url + "/v1/chat/completions", json=body))
+        await router.next_request()
+    assert '"code":"unavailable"' in (await running).text
+    assert "[DONE]" not in (await running).text
+
+
+async def test_a_port_that_is_taken_is_one_clear_line(router: FakeRouter) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"gateway: cannot listen on 127.0.0.1:{port}"):
+            async with serve(GatewaySettings(port=port), router):
+                pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "localhost"},
+        {"port": 70_000},
+        {"router": "nowhere"},
+        {"max_body_bytes": 2048, "max_buffered_bytes": 1024},
+        {"request_timeout_s": 700},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GatewaySettings(**wrong)

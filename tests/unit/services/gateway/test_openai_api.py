@@ -1,0 +1,167 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from services.gateway.openai_api import MAX_PARTS, ChatCompletionRequest, ParsedChat, parse
+from triptych.errors import InvalidMedia, InvalidRequest
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+LIMIT = 1000
+
+
+def read(**fields: Any) -> ParsedChat:
+    return parse(json.dumps({**ASK, **fields}).encode(), LIMIT)
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def url(value: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": value}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (content(5), "messages[0].content[0]"),
+        (content({"type": "text", "text": "x"}, {"type": "input_audio"}), "messages[0].content[1]"),
+        (content({"type": ["text"]}), "messages[0].content[0]"),
+        (content({"type": "text"}), "messages[0].content[0].text"),
+        (content({"type": "image_url", "image_url": "data:"}), "messages[0].content[0].image_url"),
+        (content(url(7)), "messages[0].content[0].image_url.url"),
+        (content(url("https://example.com/a.png")), "messages[0].content[0].image_url.url"),
+        (content(*[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": []}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 2**40}, "top_k"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": True}, "max_completion_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": 5}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(**fields)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param}")
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "response_format": {"type": "text"}},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
+        {name: None for name in ChatCompletionRequest.model_fields if name not in ("model", "messages")},
+        {"user": "u", "metadata": {"deep": [[1]]}, "store": True, "unknown": [None]},
+    ],
+)
+def test_fields_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> None:
+    assert read(**fields) == read()
+
+
+def test_a_bad_image_is_named() -> None:
+    for bad in ("data:", "data:image/png;base64,", "data:image/png;base64,A?==", "data:image/png,abc"):
+        with pytest.raises(InvalidMedia) as caught:
+            read(**content({"type": "text", "text": "x"}, url(bad)))
+        assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:
+    with pytest.raises(InvalidMedia, match=r"1002.*1000"):
+        read(**content(url("data:image/png;base64," + "AAAA" * 334)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "\xc3("}',
+        b'{"model": "\\ud800"}',
+        b"{" * 100_000,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"model": NaN}',
+        b'{"model": 1' + b"0" * 10_000 + b"}",
+        b'{"model": "m"} x',
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(body, LIMIT)
+
+
+def test_values_of_callers_are_cut_in_messages() -> None:
+    with pytest.raises(InvalidRequest, match="of 100000 characters") as caught:
+        read(temperature="x" * 100_000)
+    assert len(caught.value.message) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+PART = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "image_url"]) | JSON},
+    optional={"text": JSON, "image_url": st.fixed_dictionaries({}, optional={"url": JSON, "detail": JSON}) | JSON},
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PART | JSON, max_size=3) | JSON}
+)
+FIELDS = sorted(set(ChatCompletionRequest.model_fields) - {"model", "messages"})
+BODY = st.fixed_dictionaries(
+    {"model": st.text() | JSON, "messages": st.lists(MESSAGE | JSON, max_size=3) | JSON},
+    optional=dict.fromkeys(FIELDS, JSON),
+)
+
+
+@given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
+@example(b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]}')
+def test_any_body_is_read_or_refused_and_nothing_else(body: bytes) -> None:
+    try:
+        parsed = parse(body, LIMIT)
+    except InvalidRequest as error:
+        refusal = error.message
+    else:
+        refusal = parsed.model.encode().decode()[:500]
+    assert len(refusal) <= 500

@@ -1,0 +1,327 @@
+"""Every answer of the gateway, over HTTP in this process, in front of a router that says what it is told."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.services.gateway.conftest import Rest
+from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
+from triptych import errors
+from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.generation import TokenChunk
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Readiness
+
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+PNG = b"\x89PNG\r\n\x1a\n not really"
+PNG_URL = "data:image/png;base64," + base64.b64encode(PNG).decode()
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def events_of(body: str) -> list[Any]:
+    assert body.endswith("\n\n")
+    return [
+        json.loads(line.removeprefix("data: ")) if line != "data: [DONE]" else "[DONE]"
+        for line in body.removesuffix("\n\n").split("\n\n")
+    ]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_completion_has_the_whole_text_and_the_usage(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ASK, headers={"x-request-id": "abc"})
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] == "abc"
+    assert answer.json() == {
+        "id": "chatcmpl-abc",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "demo",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 19,
+            "completion_tokens": 3,
+            "total_tokens": 22,
+            "prompt_tokens_details": {"image_tokens": 16},
+        },
+    }
+
+
+async def test_the_router_gets_what_was_asked(rest: Rest, router: FakeRouter) -> None:
+    body = {
+        "model": "demo",
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [image(PNG_URL), {"type": "text", "text": "What?"}]},
+        ],
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 4,
+        "seed": 7,
+        "stop": "\n",
+        "max_tokens": 5,
+        "some_future_field": {"a": 1},
+    }
+    async with rest(router) as client:
+        assert (await client.post(CHAT, json=body, headers={"x-request-timeout": "9"})).status_code == 200
+    (request,) = router.requests
+    assert request.messages == (
+        Message("system", (TextPart("Be brief."),)),
+        Message("user", (MediaPart(Modality.IMAGE, PNG), TextPart("What?"))),
+    )
+    assert request.sampling == SamplingParams(temperature=0, top_p=0.5, top_k=4, seed=7, max_tokens=5, stop=("\n",))
+    assert 8 < request.timeout_s <= 9
+
+
+async def test_a_stream_tells_the_role_then_text_then_why_it_ended(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json={**ASK, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = events_of(answer.text)
+    assert done == "[DONE]"
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk["id"] for chunk in chunks} == {"chatcmpl-" + answer.headers["x-request-id"]}
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+async def test_a_stream_ends_with_the_usage_when_asked_to(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+        *chunks, usage, _ = events_of((await client.post(CHAT, json=body)).text)
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] == 22
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+async def test_a_large_body_is_parsed_off_the_loop(rest: Rest, router: FakeRouter) -> None:
+    content = [image("data:image/png;base64," + base64.b64encode(bytes(300_000)).decode())]
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json={**ASK, "messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 200
+    assert router.requests[0].media[0].data == bytes(300_000)
+
+
+async def test_models_health_and_readiness(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["demo"]
+        assert (await client.get("/v1/models/demo")).json()["max_model_len"] == 512
+        missing = await client.get("/v1/models/other/one")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).json()["instances"] == ["encoder-1", "text-1"]
+        router.readiness_answer = Readiness(ready=False, missing=("encode",))
+        not_ready = await client.get("/ready")
+        assert (not_ready.status_code, not_ready.json()["missing"]) == (503, ["encode"])
+        router.readiness_answer = errors.InstanceLost("gone")
+        assert (await client.get("/ready")).json()["missing"] == ["router"]
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_both_names_of_a_request_lead_to_its_timeline(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ASK)
+        for name in (answer.headers["x-request-id"], answer.json()["id"]):
+            timeline = (await client.get(f"/v1/requests/{name}/timeline")).json()
+            assert timeline["outcome"] == "done"
+            assert timeline["items"][0]["encoder"] == "encoder-1"
+        assert (await client.get("/v1/requests/unknown/timeline")).status_code == 404
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [cls("why", param="model") for cls in errors.tree().values()], ids=lambda e: e.code)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_first_token_is_a_status(
+    rest: Rest, error: errors.TriptychError, stream: bool
+) -> None:
+    async with rest(FakeRouter([error])) as client:
+        answer = await client.post(CHAT, json={**ASK, "stream": stream})
+    assert answer.status_code == error.http_status
+    body = answer.json()["error"]
+    assert (body["message"], body["param"], body["code"]) == ("why", "model", error.code)
+    assert answer.headers["x-request-id"]
+
+
+async def test_retry_after_is_whole_seconds_and_never_none(rest: Rest) -> None:
+    async with rest(FakeRouter([errors.Overloaded("full", retry_after_s=0.2)])) as client:
+        assert (await client.post(CHAT, json=ASK)).headers["retry-after"] == "1"
+
+
+async def test_an_error_after_the_first_token_ends_the_stream_without_done(rest: Rest) -> None:
+    router = FakeRouter([TokenChunk((1,), "Hel"), errors.InstanceLost("text-1 is gone")])
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json={**ASK, "stream": True})
+        assert answer.status_code == 200
+        assert events_of(answer.text)[-1]["error"]["code"] == "instance_lost"
+        answer = await client.post(CHAT, json=ASK)
+        assert answer.status_code == 503, "not a stream: nothing was sent yet"
+
+
+async def test_a_stream_that_just_stops_is_an_error(rest: Rest) -> None:
+    async with rest(FakeRouter([TokenChunk((1,), "Hel")])) as client:
+        answer = await client.post(CHAT, json={**ASK, "stream": True})
+        assert events_of(answer.text)[-1]["error"]["code"] == "instance_lost"
+        assert (await client.post(CHAT, json=ASK)).status_code == 503
+    async with rest(FakeRouter([])) as client:
+        assert (await client.post(CHAT, json=ASK)).status_code == 503
+
+
+async def test_unknown_exceptions_say_nothing_but_are_logged(rest: Rest, caplog: pytest.LogCaptureFixture) -> None:
+    private = "10.0.0.7:/etc/weights"
+    async with rest(FakeRouter([ValueError(private)])) as client:
+        answer = await client.post(CHAT, json=ASK)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert private not in answer.text
+    assert private in caplog.text
+    async with rest(FakeRouter([TokenChunk((1,), "x"), ValueError(private)])) as client:
+        answer = await client.post(CHAT, json={**ASK, "stream": True})
+    assert events_of(answer.text)[-1]["error"]["code"] == "internal_error"
+    assert private not in answer.text
+
+
+async def test_unknown_routes_and_methods_answer_in_the_same_body(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        missing = await client.get("/v2/nothing")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+        wrong = await client.get(CHAT)
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert wrong.json()["error"]["type"] == "invalid_request_error"
+        assert missing.headers["x-request-id"] != wrong.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("a-B_c.1:2", True), ("chatcmpl-x", True), ("", False), ("chatcmpl-", False), ("a b", False), ("x" * 129, False)],
+)
+async def test_request_ids_are_taken_over_only_when_well_formed(
+    rest: Rest, router: FakeRouter, given: str, taken: bool
+) -> None:
+    async with rest(router) as client:
+        answer = await client.get("/health", headers={"x-request-id": given})
+    assert (answer.headers["x-request-id"] == given) is taken
+
+
+async def test_an_id_that_still_runs_is_not_given_twice(rest: Rest) -> None:
+    gate = asyncio.Event()
+    async with rest(FakeRouter([gate, *HELLO])) as client, asyncio.TaskGroup() as group:
+        posts = [group.create_task(client.post(CHAT, json=ASK, headers={"x-request-id": "same"})) for _ in range(2)]
+        await asyncio.sleep(0)
+        gate.set()
+    assert len({(await post).headers["x-request-id"] for post in posts}) == 2
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "601"])
+async def test_a_timeout_header_that_makes_no_sense_is_refused(rest: Rest, router: FakeRouter, value: str) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+async def test_nothing_outlives_its_time_limit(rest: Rest) -> None:
+    router = FakeRouter([asyncio.Event()])
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": "0.01"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert router.closed.is_set()
+        router.script = [TokenChunk((1,), "x"), asyncio.Event()]
+        answer = await client.post(CHAT, json={**ASK, "stream": True}, headers={"x-request-timeout": "0.01"})
+        assert events_of(answer.text)[-1]["error"]["code"] == "deadline_exceeded"
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_above_the_limit_is_413_announced_or_not(rest: Rest, router: FakeRouter) -> None:
+    async def chunks() -> Any:
+        for _ in range(5):
+            yield b"x" * 1000
+
+    async with rest(router, max_body_bytes=2048, max_buffered_bytes=4096) as client:
+        assert (await client.post(CHAT, content=b"x" * 2049)).status_code == 413
+        answer = await client.post(CHAT, content=chunks())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert router.requests == []
+
+
+async def test_requests_above_the_bounds_are_429_and_come_through_later(rest: Rest) -> None:
+    gate = asyncio.Event()
+    router = FakeRouter([gate, *HELLO])
+    async with (
+        rest(router, max_concurrent_requests=2, max_body_bytes=1024, max_buffered_bytes=1050) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(client.post(CHAT, json=ASK))
+        await router.next_request()
+        by_bytes = await client.post(CHAT, content=b" " * 1024)
+        second = group.create_task(client.post(CHAT, json=ASK))
+        await router.next_request()
+        by_count = await client.post(CHAT, json=ASK)
+        for refused in (by_bytes, by_count):
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        gate.set()
+        assert (await first).status_code == (await second).status_code == 200
+        assert (await client.post(CHAT, json=ASK)).status_code == 200
+
+
+# --- clients that leave -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [[], [TokenChunk((1,), "x")]], ids=["waiting", "streaming"])
+async def test_a_client_that_leaves_cancels_the_request_at_the_router(rest: Rest, script: list[Any]) -> None:
+    router = FakeRouter([*script, asyncio.Event()])
+    async with rest(router) as client, asyncio.timeout(5):
+        app = client._transport.app  # type: ignore[attr-defined]
+        body = json.dumps({**ASK, "stream": True}).encode()
+        leave, streaming = asyncio.Event(), asyncio.Event()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 3:
+                streaming.set()
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "root_path": ""}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app(scope, receive, send))
+            await (streaming.wait() if script else router.next_request())
+            leave.set()
+        assert router.closed.is_set()
+        assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
+
+
+async def test_finish_is_all_it_takes(rest: Rest) -> None:
+    async with rest(FakeRouter([FINISH])) as client:
+        answer = await client.post(CHAT, json=ASK)
+    assert answer.json()["choices"][0]["message"]["content"] == ""
