@@ -1,0 +1,16 @@
+"""Processes know who they are."""
+
+import subprocess
+import sys
+
+from triptych.runtime.host import machine_name, new_epoch
+
+
+def test_processes_of_one_machine_agree_on_its_name() -> None:
+    code = "from triptych.runtime.host import machine_name; print(machine_name())"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == machine_name()
+
+
+def test_a_later_epoch_is_higher() -> None:
+    assert new_epoch() < new_epoch()
