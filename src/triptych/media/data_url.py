@@ -1,6 +1,5 @@
 """``data:`` URLs (RFC 2397), the way in which the OpenAI API carries an image inside a request."""
 
-import base64
 import binascii
 import re
 
@@ -28,8 +27,10 @@ def decode_data_url(url: str, max_bytes: int) -> tuple[str, bytes]:
     nbytes = characters // 4 * 3 - (url.endswith("==") + url.endswith("="))
     if nbytes > max_bytes:
         raise InvalidMedia(f"the data URL holds {nbytes} bytes, the limit is {max_bytes}")
+    if characters % 4:
+        raise InvalidMedia("the data URL's base64 is broken")
     try:
-        data = base64.b64decode(url[comma + 1 :].encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
+        data = binascii.a2b_base64(url[comma + 1 :], strict_mode=True)
+    except ValueError as error:  # binascii.Error is one, and so is what non-ASCII text raises
         raise InvalidMedia("the data URL's base64 is broken") from error
     return header[1].lower(), data

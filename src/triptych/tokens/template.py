@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -15,6 +15,9 @@ from jinja2.utils import Namespace
 from triptych.domain.chat import MediaPart, Message
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
+
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What a template's own code can raise, beside what jinja2 says."""
 
 _PROBE = "triptych-probe"
 _PROBE_CHARS = 1_000_000
@@ -45,18 +48,20 @@ class _Namespace(Namespace):
     """Keeps underscore names out, and with them Python's own attributes."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        for name in (attributes := dict(*args[1:], **kwargs)):
-            _Namespace._check(name)
+        # Without a named ``self``, as in jinja2, so that ``namespace(self=...)`` works.
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _refuse_underscore(name)
         Namespace.__init__(args[0], attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _refuse_underscore(name)
         super().__setitem__(name, value)
 
-    @staticmethod
-    def _check(name: str) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold {name!r}")
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
 
 
 def _raise_exception(message: str) -> None:
@@ -129,7 +134,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
-        except (TemplateRuntimeError, UndefinedError, TypeError, ValueError, LookupError, OverflowError) as error:
+        except _FAILURES as error:
             raise InvalidRequest("the model's chat template cannot take these messages", param="messages") from error
 
     def _render(self, conversation: list[dict[str, Any]], max_chars: int) -> str:
@@ -149,7 +154,7 @@ class ChatTemplate:
         content = [{"type": "text", "text": _PROBE}]
         try:
             rendered = self._render([{"role": "user", "content": content}], _PROBE_CHARS)
-        except (TemplateError, InvalidRequest, TypeError, ValueError, LookupError):
+        except (InvalidRequest, *_FAILURES):
             return False
         before, found, _ = rendered.partition(_PROBE)
         return bool(found) and "type" not in before[-len(str(content)) :]

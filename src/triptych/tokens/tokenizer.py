@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import InvalidRequest
@@ -12,8 +12,6 @@ from triptych.families.model_files import BadModel, ModelFiles
 
 MAX_CHARS = 4_000_000
 
-# transformers 5 builds the pipeline of these classes itself and takes only the vocabulary from tokenizer.json.
-_LLAMA_CLASSES = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,7 +33,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        """Raises BadModel when there is no ``tokenizer.json``, or it cannot be read."""
+        """Take ``tokenizer.json`` as it stands, its post-processor too, as transformers does for these families.
+
+        Raises BadModel when there is none, or it cannot be read.
+        """
         if not files.tokenizer_file.is_file():
             raise BadModel("the model directory has no tokenizer.json")
         try:
@@ -46,11 +47,7 @@ class Tokenizer:
         backend.no_padding()
         config = files.tokenizer_config
         special_tokens = _special_tokens(config)
-        if config.get("tokenizer_class") in _LLAMA_CLASSES:
-            _rebuild_llama(backend, config)
-            special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | special_tokens
         _add_configured_tokens(backend, config, special_tokens)
-        _set_post_processor(backend, config, special_tokens)
         return cls(backend, special_tokens=special_tokens, eos_ids=_eos_ids(files, backend, special_tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool = False, max_chars: int = MAX_CHARS) -> list[int]:
@@ -61,9 +58,10 @@ class Tokenizer:
         if len(text) > max_chars:
             raise InvalidRequest(f"the text has {len(text)} characters, the limit is {max_chars}")
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text has an unpaired surrogate at character {error.start}") from error
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_prompt(self, text: str, *, max_chars: int = MAX_CHARS) -> list[int]:
         """Token ids of a templated prompt, as a processor's ``apply_chat_template(tokenize=True)`` gives them.
@@ -111,19 +109,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, token in named.items() if (content := _content(token)) is not None}
 
 
-def _rebuild_llama(backend: Backend, config: Mapping[str, Any]) -> None:
-    """The pipeline of transformers' ``LlamaTokenizer``: a leading space at the text's beginning, byte fallback."""
-    prefix_space = config.get("add_prefix_space")
-    prefix_space = True if prefix_space is None else bool(prefix_space)
-    scheme = ("always" if config.get("legacy", False) else "first") if prefix_space else "never"
-    backend.normalizer = None
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if prefix_space:
-        steps.append(decoders.Strip(content=" ", left=1))
-    backend.decoder = decoders.Sequence(steps)
-
-
 def _add_configured_tokens(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
     """Tokens that tokenizer_config.json names and tokenizer.json does not have."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -140,18 +125,6 @@ def _add_configured_tokens(backend: Backend, config: Mapping[str, Any], special_
     for content in dict.fromkeys(contents):
         if content not in known:
             backend.add_special_tokens([content])
-
-
-def _set_post_processor(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Where the configuration says whether a text gets its begin and end tokens, that counts."""
-    if "add_bos_token" not in config and "add_eos_token" not in config and backend.post_processor is not None:
-        return
-    ends = [special_tokens.get(name) if config.get(f"add_{name}") else None for name in ("bos_token", "eos_token")]
-    parts = [ends[0], "$A", ends[1]]
-    ids = [(token, backend.token_to_id(token)) for token in ends if token]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[f"{part}:0" for part in parts if part], pair=None, special_tokens=ids
-    )
 
 
 def _eos_ids(files: ModelFiles, backend: Backend, special_tokens: Mapping[str, str]) -> frozenset[int]:

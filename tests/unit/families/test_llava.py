@@ -1,0 +1,150 @@
+"""LLaVA: the processor's count, from the size alone, and models whose parts do not agree are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tokenizers import Tokenizer, models
+from transformers import LlavaProcessor, PreTrainedTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.families.base import Run
+from triptych.families.llava import Llava
+from triptych.families.model_files import BadModel, ModelFiles
+
+_processor: Any = LlavaProcessor  # transformers leaves these untyped
+_fast_tokenizer: Any = PreTrainedTokenizerFast
+IMAGE_ID = 1
+
+
+def files(
+    *,
+    config: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    processor: dict[str, Any] | None = None,
+    image_processor: dict[str, Any] | None = None,
+) -> ModelFiles:
+    """Files as LLaVA 1.5 is published with, at the size of a toy."""
+    return ModelFiles(
+        directory=Path(),
+        config={
+            "model_type": "llava",
+            "image_token_index": IMAGE_ID,
+            "vision_feature_select_strategy": "default",
+            "text_config": {"model_type": "llama", "max_position_embeddings": 4096},
+            "vision_config": {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14} | (vision or {}),
+        }
+        | (config or {}),
+        processor={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        | (processor or {}),
+        image_processor={
+            "do_center_crop": True,
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+        }
+        | (image_processor or {}),
+        tokenizer_config={},
+        generation_config={},
+        chat_template=None,
+    )
+
+
+def info(width: int = 40, height: int = 30, modality: Modality = Modality.IMAGE) -> MediaInfo:
+    return MediaInfo(modality, "png", width, height, 1, bytes(32))
+
+
+def count_of_transformers(model: ModelFiles, width: int, height: int) -> int:
+    tokenizer = _fast_tokenizer(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    processor = _processor(CLIPImageProcessorPil(**model.image_processor), tokenizer, **model.processor)
+    pixels = Image.fromarray(np.zeros((height, width, 3), np.uint8))
+    ids = processor(text="<image>", images=pixels)["input_ids"][0]
+    return int(np.sum(np.asarray(ids) == IMAGE_ID))
+
+
+VARIANTS = {
+    "cropped, class token dropped": files(),
+    "resized to a square": files(image_processor={"do_center_crop": False, "size": {"height": 28, "width": 28}}),
+    "class token kept": files(
+        config={"vision_feature_select_strategy": "full"}, processor={"vision_feature_select_strategy": "full"}
+    ),
+    "a tower without a class token": files(
+        config={"vision_feature_select_strategy": "full"},
+        vision={"model_type": "siglip_vision_model", "patch_size": 7},
+        processor={"vision_feature_select_strategy": "full", "num_additional_image_tokens": 0, "patch_size": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(width=st.integers(1, 300), height=st.integers(1, 300))
+@settings(max_examples=15)
+def test_counts_are_those_of_transformers(variant: str, width: int, height: int) -> None:
+    model = VARIANTS[variant]
+    family = Llava.load(model)
+    assert family.count_tokens(info(width, height)) == count_of_transformers(model, width, height)
+    assert family.count_tokens(info(width, height)) <= family.max_tokens_per_item
+
+
+def test_what_published_files_leave_out_is_known() -> None:
+    family = Llava.load(files())
+    assert (family.placeholder_id, family.hidden_size, family.context_length) == (IMAGE_ID, 4096, 4096)
+    assert not family.shardable
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (files(vision={"image_size": 56}), "makes 28 x 28 images of 4 tokens, the vision tower takes 56 x 56"),
+        (files(processor={"num_additional_image_tokens": 0}), "of 3 tokens, .* makes 4"),
+        (files(processor={"patch_size": 7}), "of 16 tokens"),
+        (files(vision={"model_type": "pixtral"}), "vision_config.model_type is 'pixtral'"),
+        (files(image_processor={"do_center_crop": False}), "size is {'shortest_edge': 28}"),
+        (files(image_processor={"do_center_crop": False, "do_resize": False}), "neither resizes nor crops"),
+        (files(config={"vision_feature_select_strategy": "some"}), "vision_feature_select_strategy is 'some'"),
+        (files(config={"image_token_index": None}), "has no image_token_id"),
+        (files(config={"image_token_index": "1"}), "image_token_index is '1', not a positive integer"),
+        (files(config={"text_config": None}), "has no text_config"),
+        (files(config={"text_config": {"model_type": "unheard-of"}}), "has no hidden_size"),
+    ],
+)
+def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+    with pytest.raises(BadModel, match=message):
+        Llava.load(model)
+
+
+def test_other_media_are_refused() -> None:
+    with pytest.raises(InvalidMedia, match="the model takes images, not video"):
+        Llava.load(files()).count_tokens(info(modality=Modality.VIDEO))
+
+
+@given(layout=st.lists(st.integers(2, 9) | st.just(IMAGE_ID), max_size=20), data=st.data())
+def test_every_placeholder_becomes_its_run(layout: list[int], data: st.DataObject) -> None:
+    family = Llava.load(files())
+    places = layout.count(IMAGE_ID)
+    counts = data.draw(st.lists(st.integers(1, 5), min_size=places, max_size=places))
+    expanded, runs = family.expand(layout, counts)
+    assert [run.tokens for run in runs] == counts
+    assert len(expanded) == len(layout) - places + sum(counts)
+    collapsed = list(expanded)
+    for start, tokens in reversed(runs):
+        assert collapsed[start : start + tokens] == [IMAGE_ID] * tokens
+        collapsed[start : start + tokens] = [IMAGE_ID]
+    assert collapsed == layout
+
+
+def test_runs_of_neighbours_stay_apart() -> None:
+    expanded, runs = Llava.load(files()).expand([IMAGE_ID, IMAGE_ID], [2, 3])
+    assert (expanded, runs) == ((IMAGE_ID,) * 5, (Run(0, 2), Run(2, 3)))
+
+
+@pytest.mark.parametrize("counts", [[], [1, 1]])
+def test_counts_that_do_not_fit_the_places_are_refused(counts: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match=f"places for 1 items, the request brings {len(counts)}"):
+        Llava.load(files()).expand([5, IMAGE_ID], counts)

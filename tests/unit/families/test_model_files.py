@@ -1,0 +1,73 @@
+"""Model directories: what is read from where, and clear words for what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from triptych.families.model_files import MAX_CONFIG_BYTES, BadModel, ModelFiles
+from triptych.families.registry import load_family
+
+
+def write(root: Path, **files: object) -> Path:
+    for name, content in {"config": {"model_type": "llava"}, **files}.items():
+        (root / f"{name}.json").write_text(json.dumps(content))
+    return root
+
+
+def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
+    files = ModelFiles.load(write(tmp_path))
+    assert files.model_type == "llava"
+    assert files.processor == files.image_processor == files.tokenizer_config == files.generation_config == {}
+    assert files.chat_template is None
+
+
+def test_the_nested_image_processor_comes_first(tmp_path: Path) -> None:
+    write(tmp_path, preprocessor_config={"size": 1})
+    assert ModelFiles.load(tmp_path).image_processor == {"size": 1}
+    write(tmp_path, processor_config={"image_processor": {"size": 2}})
+    assert ModelFiles.load(tmp_path).image_processor == {"size": 2}
+
+
+def test_the_chat_template_is_looked_for_in_transformers_order(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config={"chat_template": [{"name": "default", "template": "4"}]})
+    assert ModelFiles.load(tmp_path).chat_template == "4"
+    (tmp_path / "chat_template.jinja").write_text("3")
+    assert ModelFiles.load(tmp_path).chat_template == "3"
+    write(tmp_path, chat_template={"chat_template": "2"})
+    assert ModelFiles.load(tmp_path).chat_template == "2"
+    write(tmp_path, processor_config={"chat_template": {"default": "1", "tools": "x"}})
+    assert ModelFiles.load(tmp_path).chat_template == "1"
+
+
+def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config={"eos_token": "a"}, special_tokens_map={"eos_token": "b", "bos_token": "c"})
+    assert ModelFiles.load(tmp_path).tokenizer_config == {"eos_token": "a", "bos_token": "c"}
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="'nowhere' does not exist"):
+        ModelFiles.load(tmp_path / "nowhere")
+    with pytest.raises(BadModel, match=r"has no config\.json"):
+        ModelFiles.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadModel, match=r"config\.json is not valid JSON"):
+        ModelFiles.load(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(BadModel, match="is not a JSON object"):
+        ModelFiles.load(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadModel, match="is not UTF-8"):
+        ModelFiles.load(tmp_path)
+    (tmp_path / "config.json").write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
+    with pytest.raises(BadModel, match="the limit is"):
+        ModelFiles.load(tmp_path)
+    write(tmp_path, tokenizer_config={"chat_template": 5})
+    with pytest.raises(BadModel, match="template is not a string"):
+        ModelFiles.load(tmp_path)
+
+
+def test_an_unknown_architecture_is_told_what_is_known_and_how_to_add_one(tmp_path: Path) -> None:
+    files = ModelFiles.load(write(tmp_path, config={"model_type": "qwen9"}))
+    with pytest.raises(BadModel, match=r"'qwen9' is not known; known are: llava\. To add one, write a class"):
+        load_family(files)

@@ -1,0 +1,109 @@
+"""Incremental detokenizing: the pieces add up to the text of the whole."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.families.model_files import ModelFiles
+from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level(byte_level_dir: Path) -> Tokenizer:
+    return Tokenizer.load(ModelFiles.load(byte_level_dir))
+
+
+@pytest.fixture(scope="module")
+def llama(llama_dir: Path) -> Tokenizer:
+    return Tokenizer.load(ModelFiles.load(llama_dir))
+
+
+def pieces(tokenizer: Tokenizer, token_ids: list[int], chunk: int = 1) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    out = [detokenizer.feed(token_ids[start : start + chunk]) for start in range(0, len(token_ids), chunk)]
+    return [*out, detokenizer.flush()]
+
+
+def byte_runs_are_all_valid_or_all_invalid(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
+    """The one exception that the detokenizer states."""
+    run = b""
+    for token_id in [*token_ids, None]:
+        token = "" if token_id is None else tokenizer.id_to_token(token_id) or ""
+        if token_id in tokenizer.special_ids:
+            continue
+        if token.startswith("<0x"):
+            run += bytes.fromhex(token[3:5])
+            continue
+        try:
+            run.decode()
+        except UnicodeDecodeError:
+            if any(_valid(run[:end]) for end in range(1, len(run))):
+                return False
+            if any(_valid(run[start:end]) for start in range(len(run)) for end in range(start + 1, len(run) + 1)):
+                return False
+        run = b""
+    return True
+
+
+def _valid(run: bytes) -> bool:
+    try:
+        run.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+anything = st.lists(st.integers(0, 330), max_size=30)
+
+
+@given(token_ids=anything, chunk=st.integers(1, 4))
+def test_any_ids_of_a_byte_level_vocabulary_add_up(byte_level: Tokenizer, token_ids: list[int], chunk: int) -> None:
+    assert "".join(pieces(byte_level, token_ids, chunk)) == byte_level.decode(token_ids)
+
+
+@given(token_ids=anything, chunk=st.integers(1, 4))
+def test_any_ids_of_a_vocabulary_with_byte_fallback_add_up(llama: Tokenizer, token_ids: list[int], chunk: int) -> None:
+    joined = "".join(pieces(llama, token_ids, chunk))
+    if byte_runs_are_all_valid_or_all_invalid(llama, token_ids):
+        assert joined == llama.decode(token_ids)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), special=st.booleans())
+def test_any_text_comes_back(byte_level: Tokenizer, llama: Tokenizer, text: str, special: bool) -> None:
+    for tokenizer in (byte_level, llama):
+        token_ids = tokenizer.encode(text, add_special_tokens=special)
+        assert "".join(pieces(tokenizer, token_ids)) == tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama"])
+def test_a_character_appears_once_it_is_complete_and_not_later(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    token_ids = tokenizer.encode("🙂the")
+    out = pieces(tokenizer, token_ids)
+    complete = next(index for index, piece in enumerate(out) if "🙂" in piece)
+    assert "".join(out[:complete]) in ("", " ")
+    assert tokenizer.decode(token_ids[: complete + 1]).endswith("🙂")
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama"])
+def test_an_answer_that_ends_within_a_character_ends_in_replacements(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    token_ids = tokenizer.encode("the 🙂")[:-1]
+    out = pieces(tokenizer, token_ids)
+    assert "".join(out) == tokenizer.decode(token_ids)
+    assert out[-1].endswith("\ufffd")
+
+
+def test_spaces_survive_a_special_token_in_the_middle(llama: Tokenizer) -> None:
+    token_ids = [*llama.encode("in"), llama.token_to_id("</s>") or 0, *llama.encode("the")]
+    assert "".join(pieces(llama, token_ids)) == "in the"
+
+
+def test_endless_incomplete_bytes_are_not_hoarded(byte_level: Tokenizer) -> None:
+    first_byte = byte_level.encode("é")[0] if len(byte_level.encode("é")) > 1 else byte_level.encode("ß")[0]
+    detokenizer = IncrementalDetokenizer(byte_level)
+    assert detokenizer.feed([first_byte] * 1000) == "\ufffd" * 999
+    assert detokenizer.flush() == "\ufffd"

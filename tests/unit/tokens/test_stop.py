@@ -1,0 +1,60 @@
+"""Stop strings: the same end however the text arrives, and nothing held back without need."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.tokens.stop import StopStrings
+
+
+def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    stop = StopStrings(stops)
+    out = ""
+    for piece in pieces:
+        result = stop.feed(piece)
+        out += result.text
+        if result.stopped:
+            assert stop.feed("more") == ("", True)
+            assert stop.flush() == ""
+            return out, True
+    return out + stop.flush(), False
+
+
+def by_hand(stops: list[str], text: str) -> tuple[str, bool]:
+    """The definition: look at every prefix of the text."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+letters = st.text("ab", max_size=12)
+
+
+@given(stops=st.lists(st.text("ab", max_size=4), max_size=3), pieces=st.lists(letters, max_size=6))
+def test_pieces_do_not_matter(stops: list[str], pieces: list[str]) -> None:
+    assert run(stops, pieces) == by_hand(stops, "".join(pieces))
+
+
+@given(stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), pieces=st.lists(letters, max_size=6))
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
+    stop = StopStrings(stops)
+    fed = sent = ""
+    for piece in pieces:
+        fed += piece
+        result = stop.feed(piece)
+        sent += result.text
+        if result.stopped:
+            return
+        held = fed[len(sent) :]
+        assert held == "" or any(len(held) < len(s) and s.startswith(held) for s in stops)
+
+
+@pytest.mark.parametrize("pieces", [["He said sto", "p now"], ["He said ", "stop", " now"], [*"He said stop now"]])
+def test_a_stop_string_over_several_pieces_is_found(pieces: list[str]) -> None:
+    assert run(["stop"], pieces) == ("He said ", True)
+
+
+def test_without_stop_strings_everything_passes_at_once() -> None:
+    assert StopStrings(()).feed("text") == ("text", False)
