@@ -1,0 +1,35 @@
+"""The families that the engines can run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.halves import EncoderHalf, TextHalf
+from triptych.engine.llava import LlavaEncoder, LlavaText
+from triptych.families.base import Family
+from triptych.families.model_files import BadModel
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """How to wrap the two halves of a loaded model."""
+
+    encoder: Callable[[PreTrainedModel, Family], EncoderHalf]
+    text: Callable[[PreTrainedModel, Family], TextHalf]
+
+
+HALVES: Mapping[str, Halves] = {"llava": Halves(encoder=LlavaEncoder, text=LlavaText)}
+"""By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
+
+
+def halves_of(checkpoint: Checkpoint) -> Halves:
+    """Raises BadModel for a family that nobody has written the two halves of."""
+    model_type = checkpoint.files.model_type
+    if model_type not in HALVES:
+        raise BadModel(
+            f"no engine for model_type {model_type!r}; there are: {', '.join(sorted(HALVES))}. To add one, write classes "
+            "that satisfy triptych.engine.halves and name them in triptych.engine.registry.HALVES"
+        )
+    return HALVES[model_type]

@@ -1,0 +1,96 @@
+"""Load one half of a model: the encoder's (towers and projectors) or the text's (language model and head).
+
+The model's own class is subclassed and the unwanted half is replaced in ``__init__``, which costs nothing because
+``from_pretrained`` builds on the meta device. Reading shards and renaming keys stays with the official loader, so this
+knows no architecture by name.
+"""
+
+from enum import Enum
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from triptych.domain.embedding import DType
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.tensors import TORCH_DTYPES
+from triptych.families.model_files import BadModel
+
+
+class Half(Enum):
+    ENCODER = "encoder"
+    TEXT = "text"
+
+
+LANGUAGE_MODELS = ("language_model", "text_model")
+"""Attribute names of the language model within the multimodal base model, over all architectures."""
+
+
+def parameter_nbytes(model: nn.Module) -> int:
+    """Bytes of all parameters and of buffers that are saved with them; tied ones count once."""
+    names = {name for name, _ in model.named_parameters()}
+    saved = [*model.parameters(), *(buffer for name, buffer in model.state_dict().items() if name not in names)]
+    return sum(nbytes for nbytes in {tensor.data_ptr(): tensor.nbytes for tensor in saved}.values())
+
+
+def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch.device) -> PreTrainedModel:
+    """The wanted half, in eval mode; nothing of the other half is read into memory. Raises BadModel."""
+    quiet: Any = transformers_logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    whole: Any = getattr(transformers, checkpoint.architecture, None)
+    if whole is None:
+        raise BadModel(f"transformers {transformers.__version__} has no {checkpoint.architecture}")
+    try:
+        model, report = _half_class(whole, half).from_pretrained(
+            checkpoint.directory,
+            dtype=TORCH_DTYPES[dtype],
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BadModel(f"the {half.value} half of the model cannot be loaded: {error}") from error
+    for fault in ("missing_keys", "mismatched_keys"):
+        if report[fault]:
+            raise BadModel(
+                f"the {half.value} half of the model has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))}"
+            )
+    loaded: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+    return loaded
+
+
+def _half_class(whole: Any, half: Half) -> Any:
+    keep_head = half is Half.TEXT
+
+    class Part(whole):  # type: ignore[misc]  # a class that is chosen at run time
+        # The encoder half has neither end of a tied pair.
+        _tied_weights_keys = whole._tied_weights_keys if keep_head else {}  # noqa: SLF001 - the loader's own contract
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            if not keep_head:
+                config.tie_word_embeddings = False
+            super().__init__(config, *args, **kwargs)
+            if not keep_head:
+                self.lm_head = nn.Identity()
+            _drop_other_half(self.model, half)
+
+        def get_output_embeddings(self) -> Any:
+            return super().get_output_embeddings() if keep_head else None
+
+    # The loader finds how to rename keys by the class's name; under another name weights would silently stay random.
+    Part.__name__, Part.__qualname__, Part.__module__ = whole.__name__, whole.__qualname__, whole.__module__
+    return Part
+
+
+def _drop_other_half(base: nn.Module, half: Half) -> None:
+    language_model = next(name for name in LANGUAGE_MODELS if hasattr(base, name))
+    for name, _ in list(base.named_children()):
+        if (name == language_model) == (half is Half.ENCODER):
+            setattr(base, name, nn.Identity())
+    if half is Half.TEXT:
+        for name, _ in list(base.named_parameters(recurse=False)):
+            base.register_parameter(name, None)  # None, not gone: forward methods still look them up

@@ -1,0 +1,258 @@
+"""The text engine: continuous batching over an unmodified transformers decoder."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from triptych.domain.embedding import TensorSpec
+from triptych.domain.generation import FinishReason
+from triptych.domain.instance import ModelInfo
+from triptych.engine.attention import PACKED_ATTENTION, PackedBatch, segment
+from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.kv import KvCache, KvShape
+from triptych.engine.registry import halves_of
+from triptych.engine.sampling import choose
+from triptych.engine.sequence import Limits, RunningSequence, accept
+from triptych.engine.split import Half, load_half
+from triptych.engine.tensors import TORCH_DTYPES
+from triptych.errors import EngineFailure, InvalidRequest
+from triptych.families.model_files import BadModel
+from triptych.policy.batching import Prefill, plan_step
+from triptych.ports import EngineOutput, EngineRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Compute the next ``count`` positions of a sequence that has its memory."""
+
+    sequence: RunningSequence
+    first_slot: int
+    count: int
+
+    @property
+    def reaches_end(self) -> bool:
+        return self.count == self.sequence.uncomputed
+
+
+_Result = npt.NDArray[np.float32] | EngineFailure | None
+"""Logits [vocabulary] for the next token; None while the prompt is not through; or why there are none."""
+
+
+class TransformersTextEngine:
+    """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
+
+    A sequence reserves KV memory for its prompt and its whole answer when it starts, or waits holding none (first
+    come, first served), so no sequence is ever stopped half-way for lack of memory. How many may wait is bounded by
+    the caller.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        model_id: str,
+        kv_cache_bytes: int,
+        max_sequences: int,
+        token_budget: int,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int = 1,
+    ) -> None:
+        """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences."""
+        if not 1 <= max_sequences <= token_budget:
+            raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
+        torch.set_num_threads(threads)
+        checkpoint = open_checkpoint(model_dir)
+        halves = halves_of(checkpoint)
+        self._device = torch.device(device)
+        model = load_half(checkpoint, Half.TEXT, dtype=DTYPES[dtype], device=self._device)
+        self._half = halves.text(model, checkpoint.family)
+        decoder: Any = self._half.decoder
+        self._decoder = decoder
+        self._embed_tokens = decoder.get_input_embeddings()
+        self._eos_ids = _eos_ids(model)
+        self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
+        shape = _kv_shape(self._decoder.config, TORCH_DTYPES[DTYPES[dtype]])
+        self._cache = KvCache(shape, nbytes=kv_cache_bytes, device=self._device)
+        self._limits = Limits(
+            context_length=self._model_info.context_length,
+            kv_slots=self._cache.slots,
+            placeholder_id=checkpoint.family.placeholder_id,
+            vocabulary=int(self._embed_tokens.num_embeddings),
+        )
+        self._max_sequences = max_sequences
+        self._token_budget = token_budget
+        self._waiting: dict[str, RunningSequence] = {}
+        self._running: dict[str, RunningSequence] = {}
+        self._decoder.config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model_info
+
+    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
+        return self._half.expected(tokens)
+
+    @property
+    def kv_free_slots(self) -> int:
+        """Tokens that the KV cache has room for now, of ``kv_slots``."""
+        return self._cache.free_slots
+
+    @property
+    def kv_slots(self) -> int:
+        return self._cache.slots
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def pending_tokens(self) -> int:
+        sequences = [*self._running.values(), *self._waiting.values()]
+        return sum(sequence.pending_tokens for sequence in sequences)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a sequence. Copies its tensors.
+
+        Raises ContextTooLong or InvalidRequest for what can never run, EngineFailure for non-finite embeddings.
+        """
+        if request.request_id in self._running or request.request_id in self._waiting:
+            raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
+        sequence = accept(request, self._half, self._limits, self._device)
+        self._waiting[request.request_id] = sequence
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a sequence and free its memory at once; unknown ids are fine."""
+        self._waiting.pop(request_id, None)
+        sequence = self._running.pop(request_id, None)
+        if sequence is not None and sequence.first_slot is not None:
+            self._cache.give(sequence.first_slot)
+
+    def step(self) -> list[EngineOutput]:
+        """One pass. Tells of the sequences that got a token (an end-of-sequence token included) or failed."""
+        work = self._next_work()
+        results = self._compute(work) if work else []
+        outputs = [self._conclude(item, result) for item, result in zip(work, results, strict=True)]
+        return [output for output in outputs if output is not None]
+
+    def _next_work(self) -> list[_Work]:
+        running = self._running.values()
+        plan = plan_step(
+            [sequence.request_id for sequence in running if sequence.generated],
+            [Prefill(sequence.request_id, sequence.uncomputed) for sequence in running if not sequence.generated],
+            (Prefill(sequence.request_id, sequence.uncomputed) for sequence in self._waiting.values()),
+            token_budget=self._token_budget,
+            max_sequences=self._max_sequences,
+        )
+        work: list[_Work] = []
+        for planned in (*(Prefill(request_id, 1) for request_id in plan.decodes), *plan.prefills):
+            sequence = self._admit(planned.request_id)
+            if sequence is None or sequence.first_slot is None:
+                break
+            work.append(_Work(sequence, sequence.first_slot, planned.tokens))
+        return work
+
+    def _admit(self, request_id: str) -> RunningSequence | None:
+        """The running sequence of that id; one that waits is started first, if there is memory for all of it."""
+        if request_id in self._running:
+            return self._running[request_id]
+        sequence = self._waiting[request_id]
+        sequence.first_slot = self._cache.take(sequence.slots)
+        if sequence.first_slot is None:
+            return None
+        self._running[request_id] = self._waiting.pop(request_id)
+        return sequence
+
+    def _compute(self, work: Sequence[_Work]) -> list[_Result]:
+        """A pass over ``work``; when it fails, a pass for each, so that only the culprit fails."""
+        try:
+            return self._forward(work)
+        except Exception:
+            if len(work) > 1:
+                logger.warning("a pass over %d sequences failed: running them one by one", len(work), exc_info=True)
+                return [result for item in work for result in self._compute([item])]
+            logger.exception("sequence %s fails", work[0].sequence.request_id)
+            return [EngineFailure("the engine failed on this request")]
+
+    @torch.inference_mode()
+    def _forward(self, work: Sequence[_Work]) -> list[_Result]:
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        segments = []
+        for item in work:
+            sequence, first = item.sequence, item.sequence.computed
+            end = first + item.count
+            segments.append(segment(len(ids), item.count, item.first_slot, first, self._device))
+            ids += sequence.token_ids[first:end]
+            positions += range(first, end)
+            slots += range(item.first_slot + first, item.first_slot + end)
+        embeds = self._embed_tokens(torch.tensor(ids, device=self._device))
+        for item, part in zip(work, segments, strict=True):
+            self._splice(item.sequence, embeds[part.row : part.row + part.count])
+        hidden = self._decoder(
+            inputs_embeds=embeds[None],
+            position_ids=torch.tensor([positions], device=self._device),
+            use_cache=False,
+            packed=PackedBatch(self._cache, tuple(segments), torch.tensor(slots, device=self._device)),
+        ).last_hidden_state[0]
+        ends = [part.row + part.count - 1 for item, part in zip(work, segments, strict=True) if item.reaches_end]
+        if not ends:
+            return [None] * len(work)
+        logits = iter(self._half.logits(hidden[torch.tensor(ends, device=self._device)]).float().cpu().numpy())
+        return [next(logits) if item.reaches_end else None for item in work]
+
+    def _splice(self, sequence: RunningSequence, rows: torch.Tensor) -> None:
+        """Put the sequence's items into ``rows``, which are its positions from ``computed`` on."""
+        first = sequence.computed
+        for item in sequence.items:
+            begin, end = max(first, item.start), min(first + len(rows), item.end)
+            if begin < end:
+                self._half.splice(rows[begin - first : end - first], item.tensors, begin - item.start)
+
+    def _conclude(self, work: _Work, result: _Result) -> EngineOutput | None:
+        """Advance a sequence by what was computed; let it go when it is done."""
+        sequence = work.sequence
+        request_id = sequence.request_id
+        if isinstance(result, np.ndarray) and not np.isfinite(result).all():
+            logger.error("sequence %s has logits that are not finite", request_id)
+            result = EngineFailure("the model's output for this request is not finite")
+        if isinstance(result, EngineFailure):
+            self.cancel(request_id)
+            return EngineOutput(request_id, (), error=result)
+        sequence.computed += work.count
+        if result is None:
+            return None
+        token = choose(result, sequence.sampling, len(sequence.token_ids))
+        sequence.token_ids.append(token)
+        finish_reason = None
+        if token in self._eos_ids and not sequence.sampling.ignore_eos:
+            finish_reason = FinishReason.STOP
+        elif sequence.generated == sequence.max_tokens:
+            finish_reason = FinishReason.LENGTH
+        if finish_reason is not None:
+            self.cancel(request_id)
+        return EngineOutput(request_id, (token,), finish_reason)
+
+
+def _eos_ids(model: Any) -> frozenset[int]:
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _kv_shape(config: Any, dtype: torch.dtype) -> KvShape:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        raise BadModel(f"a language model with attention other than full ({sorted(kinds)}) is not supported")
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)

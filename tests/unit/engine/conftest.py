@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.tiny import Reference, make_model
+from triptych.engine.encoder import TransformersEncoderEngine
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by all tests: read it, never write to it."""
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def reference(model_dir: Path) -> Reference:
+    return Reference(model_dir)
+
+
+@pytest.fixture(scope="session")
+def encoder(model_dir: Path) -> TransformersEncoderEngine:
+    return TransformersEncoderEngine(model_dir, model_id="tiny")
