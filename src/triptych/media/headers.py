@@ -2,6 +2,9 @@
 
 The format is what the first bytes say, and the rest has to have its structure; a name or a declared type is never
 asked. Every walk over a file's parts is bounded. ``read_header`` raises nothing but InvalidMedia.
+
+The orientation is looked for where cameras and editors put it: EXIF, then plain XMP. Compressed XMP and the textual
+EXIF profiles of old PNG writers are not unpacked; where the orientation matters, the encoder's count is the truth.
 """
 
 import re

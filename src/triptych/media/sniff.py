@@ -16,14 +16,19 @@ DIGEST_NBYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The most that one image may be. ``max_pixels`` bounds decoded memory: 64 million are 192 MiB as RGB."""
+    """The most that one image may be.
+
+    ``max_pixels`` bounds decoded memory: 64 million are 192 MB as RGB. ``max_aspect_ratio`` bounds what comes after:
+    processors that bring the shorter side to a fixed length would make gigabytes of an image of 1 x 16,384.
+    """
 
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384
+    max_aspect_ratio: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_side_px"):
+        for name in ("max_bytes", "max_pixels", "max_side_px", "max_aspect_ratio"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it has to be at least 1")
 
@@ -63,3 +68,5 @@ def _check_size(header: Header, limits: MediaLimits) -> None:
         raise InvalidMedia(f"{size}; the longest side allowed is {limits.max_side_px}")
     if header.width * header.height > limits.max_pixels:
         raise InvalidMedia(f"{size}, {header.width * header.height} in all; the limit is {limits.max_pixels}")
+    if max(header.width, header.height) > limits.max_aspect_ratio * min(header.width, header.height):
+        raise InvalidMedia(f"{size}; the longer side may be at most {limits.max_aspect_ratio} times the shorter one")

@@ -57,7 +57,7 @@ def test_an_image_is_described(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@given(width=st.integers(1, 700), height=st.integers(1, 40))
+@given(width=st.integers(1, 600), height=st.integers(3, 40))
 def test_sizes_are_those_that_pillow_sees(form: str, width: int, height: int) -> None:
     data = image(form, width, height)
     info = inspect_image(data, LIMITS)
@@ -203,6 +203,17 @@ def test_a_decompression_bomb_is_refused_by_its_header(form: str) -> None:
 def test_an_image_without_pixels_is_refused(form: str, size: tuple[int, int]) -> None:
     with pytest.raises(InvalidMedia, match="it needs at least 1 x 1"):
         inspect_image(_with_size(form, *size), LIMITS)
+
+
+def test_an_extreme_aspect_ratio_is_refused() -> None:
+    assert inspect_image(image("png", 200, 1), LIMITS).width == 200
+    for size in ((201, 1), (1, 201)):
+        with pytest.raises(InvalidMedia, match="the longer side may be at most 200 times the shorter one"):
+            inspect_image(image("png", *size), LIMITS)
+
+
+def test_an_image_of_one_pixel_is_taken() -> None:
+    assert inspect_image(image("png", 1, 1), LIMITS).pixels == 1
 
 
 def test_too_many_bytes_are_refused() -> None:
