@@ -1,0 +1,73 @@
+"""``triptych up``: a local cluster in the foreground."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from triptych.cli.cluster import LocalCluster
+
+_VITAL = frozenset({"gateway", "router"})
+
+
+async def up(cluster: LocalCluster, console: Console) -> int:
+    """Run the cluster until a signal comes or a process dies that nothing works without; the exit status.
+
+    The first SIGINT or SIGTERM stops the cluster in order, a second one at once. Raises ClusterError.
+    """
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    console.print("starting ...")
+    with _stopped_by_signals(cluster, console) as stopped:
+        try:
+            async with cluster:
+                _show(cluster, console, loop.time() - started_s)
+                return await _watch(cluster, console)
+        except asyncio.CancelledError:
+            if not stopped.is_set():
+                raise
+            console.print("stopped")
+            return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asyncio.Event]:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    stopped = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():
+            cluster.kill_all()
+        elif task is not None:
+            console.print("\nstopping; once more stops at once")
+            stopped.set()
+            task.cancel()
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stopped
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def _watch(cluster: LocalCluster, console: Console) -> int:
+    while True:
+        ended = await cluster.next_exit()
+        console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
+        if ended.service in _VITAL:
+            console.print(f"nothing works without the {ended.service}: stopping")
+            return 1
+        console.print(f"{len(cluster.processes)} processes go on: {', '.join(cluster.processes)}", soft_wrap=True)
+
+
+def _show(cluster: LocalCluster, console: Console, took_s: float) -> None:
+    for name, pid in cluster.processes.items():
+        console.print(f"  {name:<12} pid {pid:<8} {cluster.targets[name]}")
+    console.print(f"ready in {took_s:.1f} s at {cluster.url}", style="bold")
+    console.print(f'try: triptych chat "Hello!" --url {cluster.url}', soft_wrap=True)

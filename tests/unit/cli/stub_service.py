@@ -1,0 +1,35 @@
+"""Stands in for any service of a cluster: takes all flags, and as the gateway says that everyone is ready."""
+
+import argparse
+import json
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int, required=True)
+parser.add_argument("--router")
+parser.add_argument("--instances", default="")
+parser.add_argument("--stubborn", action="store_true")
+parser.add_argument("--broken", action="store_true")
+arguments, _ = parser.parse_known_args()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        ready = [f"{name}: ready" for name in arguments.instances.split(",") if name]
+        body = json.dumps({"ready": True, "missing": [], "instances": ready}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+if arguments.broken:
+    sys.exit("there is nothing to serve")
+if arguments.stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if arguments.router:
+    HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
+while True:
+    signal.pause()

@@ -1,0 +1,128 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from triptych.cli import cluster as module
+from triptych.cli.cluster import ClusterError, Exit, LocalCluster
+from triptych.cli.up import up
+
+NAMES = ["encoder-1", "encoder-2", "text-1", "router", "gateway"]
+Make = Callable[..., LocalCluster]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """A cluster of stubs; flags by service."""
+    monkeypatch.setattr(module, "_module", lambda service: "tests.unit.cli.stub_service")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def build(**options: tuple[str, ...]) -> LocalCluster:
+        gateway = ("--instances", "encoder-1,encoder-2,text-1")
+        return LocalCluster("demo", drain_s=0.1, options={"gateway": gateway, **options})
+
+    return build
+
+
+async def test_a_cluster_is_there_inside_its_context_and_gone_after(make: Make, tmp_path: Path) -> None:
+    async with make() as cluster:
+        pids = dict(cluster.processes)
+        assert list(pids) == NAMES
+        assert all(psutil.pid_exists(pid) for pid in pids.values())
+        assert len(set(cluster.targets.values())) == len(NAMES)
+        assert cluster.url == f"http://{cluster.targets['gateway']}"
+    assert cluster.processes == {}
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    assert os.listdir(tmp_path) == [], "the logs of a run without failures are of no use"
+
+
+async def test_every_process_is_told_where_the_others_are(make: Make) -> None:
+    async with make() as cluster:
+        commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
+        encoders = f"{cluster.targets['encoder-1']},{cluster.targets['encoder-2']}"
+        assert encoders in commands["router"]
+        assert encoders in commands["text-1"]
+        assert cluster.targets["text-1"] in commands["router"]
+        assert cluster.router_target in commands["gateway"]
+
+
+async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(make: Make) -> None:
+    cluster = make(text=("--broken",))
+    with pytest.raises(ClusterError, match=r"text-1 ended with status 1 .*\n.*there is nothing to serve"):
+        async with cluster:
+            pass
+    assert cluster.processes == {}
+    assert "nothing to serve" in cluster.log_tail("text-1"), "kept, as something failed"
+
+
+async def test_a_killed_process_is_reported_and_the_rest_goes_on(make: Make) -> None:
+    async with make() as cluster:
+        cluster.kill("encoder-2")
+        ended = await cluster.next_exit()
+        assert ended == Exit("encoder-2", "encoder", -signal.SIGKILL)
+        assert str(ended) == "encoder-2 was killed by SIGKILL"
+        assert list(cluster.processes) == ["encoder-1", "text-1", "router", "gateway"]
+
+
+async def test_who_does_not_drain_in_time_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KILL_MARGIN_S", 0.2)
+    async with make(router=("--stubborn",)) as cluster:
+        pid = cluster.processes["router"]
+    assert not psutil.pid_exists(pid)
+
+
+def test_no_process_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.unit.cli.parent", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(children) == 4
+        parent.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"is not a model: there is no config\.json in it"):
+        LocalCluster(tmp_path)
+
+
+# --- triptych up ------------------------------------------------------------------------------------------------------
+
+
+async def test_up_goes_on_without_an_encoder_but_not_without_the_router(make: Make) -> None:
+    cluster, out = make(), StringIO()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, Console(file=out, width=200)))
+        while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
+            await asyncio.sleep(0.02)
+        cluster.kill("encoder-1")
+        while "4 processes go on" not in out.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        cluster.kill("router")
+    assert running.result() == 1
+    assert "encoder-1 was killed by SIGKILL; its log is" in out.getvalue()
+    assert "nothing works without the router: stopping" in out.getvalue()
+    assert cluster.processes == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals) -> None:
+    cluster, out = make(), StringIO()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, Console(file=out, width=200)))
+        while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
+            await asyncio.sleep(0.02)
+        signal.raise_signal(number)
+    assert running.result() == 0
+    assert out.getvalue().endswith("stopped\n")
+    assert cluster.processes == {}
