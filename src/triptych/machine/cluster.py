@@ -32,6 +32,7 @@ from triptych.machine.cluster_events import (
     Noticed,
     Refused,
     TextGranted,
+    TextPoolLost,
     TextRefused,
     TextReturned,
     TextWanted,
@@ -57,7 +58,7 @@ class ClusterLimits:
     max_hints: int
     """Embeddings whose encoder is remembered."""
     grace_s: float
-    """How long a run waits for an encoder while there is none."""
+    """How long a run waits for a pool that has no instance."""
     full_s: float
     """For how long an encoder that refused for want of memory is left alone."""
     retry_after_s: float
@@ -113,8 +114,10 @@ class ClusterMachine:
         self._next_credit = 0
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
         self._hints: OrderedDict[Content, str] = OrderedDict()
-        self._turn = 0
+        self._encoder_turn = self._text_turn = 0
         self._wake_at_s: float | None = None
+        self._textless_s: float | None = None
+        self._text_lost = False
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -142,7 +145,8 @@ class ClusterMachine:
         return ClusterView(
             encoders=tuple(self._encoder_view(encoder, now_s) for encoder in self._encoders.values()),
             texts=tuple(self._text_view(text) for text in self._texts.values()),
-            turn=self._turn,
+            encoder_turn=self._encoder_turn,
+            text_turn=self._text_turn,
         )
 
     def readiness(self) -> Readiness:
@@ -172,8 +176,14 @@ class ClusterMachine:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
-        """Take one event in and say what is to be done. Events about what is gone already change nothing."""
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
+        """Take one event in and say what is to be done. Events about what is gone already change nothing.
+
+        The answer to TextWanted is the first effect.
+        """
+        return self._handle(event, now_s) + self._mind_texts(now_s)
+
+    def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
         match event:
             case InstanceSeen(name, info):
                 return self._seen(self._instances[name], info) + self._serve_waiting(now_s)
@@ -212,10 +222,10 @@ class ClusterMachine:
         if restarted:
             for content in [content for content, name in self._hints.items() if name == instance.name]:
                 del self._hints[content]
-        instance.info, instance.reachable, instance.load = info, True, None
-        instance.reports += 1
-        instance.new_tokens = instance.new_items = instance.new_bytes = 0
-        instance.full_until_s = float("-inf")
+            instance.load, instance.full_until_s = None, float("-inf")
+            instance.reports += 1
+            instance.new_tokens = instance.new_items = instance.new_bytes = 0
+        instance.info, instance.reachable = info, True
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
             # Nobody serves the model known so far any more: what is there now is the model.
@@ -273,7 +283,7 @@ class ClusterMachine:
         choices = assign_items(self.snapshot(now_s), wants)
         if isinstance(choices, Shortage):
             return choices
-        self._turn += len(choices)
+        self._encoder_turn += 1
         grants = tuple(Grant(self._give(choice), choice.item, choice.encoder, choice.why.value) for choice in choices)
         return Granted(wanted.run, grants)
 
@@ -316,10 +326,26 @@ class ClusterMachine:
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         name = choose_text(self.snapshot(now_s), avoid=event.avoid)
         if name is None:
-            error = Unavailable("no text instance is available", retry_after_s=self._limits.retry_after_s)
-            return [TextRefused(event.run, error)]
-        self._turn += 1
+            return [TextRefused(event.run, self._no_text())]
+        self._text_turn += 1
         return [TextGranted(event.run, name, self._open(self._texts[name], event.tokens, 0))]
+
+    def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
+        """Tell everyone, once, when there has been no text instance for the whole grace."""
+        if any(self._usable(text) for text in self._texts.values()):
+            self._textless_s, self._text_lost = None, False
+            return []
+        if self._textless_s is None:
+            self._textless_s = now_s
+        if self._text_lost:
+            return []
+        if now_s < self._textless_s + self._limits.grace_s:
+            return self._wake(self._textless_s + self._limits.grace_s, "no text instance within the grace")
+        self._text_lost = True
+        return [TextPoolLost(self._no_text())]
+
+    def _no_text(self) -> TriptychError:
+        return Unavailable("no text instance is available", retry_after_s=self._limits.retry_after_s)
 
     def _wake(self, at_s: float, reason: str) -> list[ClusterEffect]:
         if self._wake_at_s is not None and self._wake_at_s <= at_s:

@@ -157,6 +157,13 @@ class TextRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPoolLost:
+    """There has been no text instance for the whole grace: whoever still needs one will not get it."""
+
+    error: TriptychError
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send a Tick at that time; replaces the one asked for before."""
 
@@ -172,4 +179,4 @@ class Noticed:
     what: str
 
 
-ClusterEffect = Granted | Refused | TextGranted | TextRefused | WakeAt | Noticed
+ClusterEffect = Granted | Refused | TextGranted | TextRefused | TextPoolLost | WakeAt | Noticed

@@ -45,6 +45,7 @@ from triptych.machine.request_events import (
     Misplaced,
     Placed,
     PlacementRefused,
+    PoolLost,
     Prepared,
     Release,
     Renew,
@@ -245,6 +246,10 @@ class RequestMachine:
             case LeaseFailed(item, credit, error):
                 return self._lease_failed(item, credit, error, now_s)
             case Failed(error):
+                return self._end(Phase.FAILED, error, now_s)
+            case PoolLost(error):
+                if self._phase in {Phase.DISPATCHING, Phase.STREAMING}:
+                    return []
                 return self._end(Phase.FAILED, error, now_s)
             case CallerLeft():
                 return self._end(Phase.CANCELLED, Cancelled("the caller went away"), now_s)

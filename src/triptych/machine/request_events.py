@@ -132,6 +132,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLost:
+    """There is no text instance left: it ends what has not been sent to one yet."""
+
+    error: TriptychError
+
+
+@dataclass(frozen=True, slots=True)
 class CallerLeft:
     """The client went away, or the process is told to end."""
 
@@ -156,6 +163,7 @@ RequestEvent = (
     | TextFinished
     | TextFailed
     | Failed
+    | PoolLost
     | CallerLeft
     | DeadlinePassed
 )

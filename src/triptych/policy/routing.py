@@ -41,11 +41,12 @@ class TextView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All instances, ordered by name. ``turn`` counts decisions: it rotates who wins a tie."""
+    """All instances. The turns count decisions, for each pool its own: they rotate who wins a tie."""
 
     encoders: tuple[EncoderView, ...] = ()
     texts: tuple[TextView, ...] = ()
-    turn: int = 0
+    encoder_turn: int = 0
+    text_turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def slot_nbytes(model: ModelInfo, tokens: int) -> int:
 def choose_encoder(view: ClusterView, want: Want) -> Choice | Shortage:
     """The encoder with the least pending tokens among those that are usable and have room for the item.
 
-    Equal loads go by number of items, then by name, rotated by ``view.turn`` so that requests with one image do not
+    Equal loads go by number of items, then by name, rotated by ``view.encoder_turn`` so that requests with one image do not
     all start at the first. The encoder that holds the embedding is taken instead while it has at most ``want.tokens``
     more pending than the best: if the hint is right the item costs nothing there, and if it is stale the wait is no
     longer than the encoding that a right one would have saved.
@@ -112,7 +113,7 @@ def choose_encoder(view: ClusterView, want: Want) -> Choice | Shortage:
     roomy = [encoder for encoder in preferred if encoder.available_bytes >= want.nbytes]
     if not roomy:
         return Shortage.NO_CREDIT
-    rank = _rotation([encoder.name for encoder in view.encoders], view.turn)
+    rank = _rotation([encoder.name for encoder in view.encoders], view.encoder_turn)
     best = min(roomy, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
     for encoder in roomy:
         if encoder.name == want.held_by and encoder.pending_tokens <= best.pending_tokens + want.tokens:
@@ -155,7 +156,7 @@ def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> st
     usable = [text for text in view.texts if text.usable and text.name not in avoid]
     if not usable:
         return None
-    rank = _rotation([text.name for text in view.texts], view.turn)
+    rank = _rotation([text.name for text in view.texts], view.text_turn)
     return min(usable, key=lambda text: (text.pending_tokens, text.pending_requests, rank[text.name])).name
 
 
@@ -176,4 +177,4 @@ def _with_load(view: ClusterView, choice: Choice) -> ClusterView:
         else encoder
         for encoder in view.encoders
     )
-    return replace(view, encoders=encoders, turn=view.turn + 1)
+    return replace(view, encoders=encoders, encoder_turn=view.encoder_turn + 1)

@@ -1,0 +1,242 @@
+"""Does what the cluster's machine says: watches instances, hands out credits, gives leases back."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Protocol
+
+from triptych.domain.embedding import LeaseId
+from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
+from triptych.domain.timeline import Readiness
+from triptych.errors import InstanceLost, Overloaded, TransferFailed, TriptychError, Unavailable
+from triptych.machine.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.cluster_events import (
+    ArenaRefused,
+    ClusterEffect,
+    ClusterEvent,
+    CreditReturned,
+    Granted,
+    InstanceSeen,
+    InstanceSuspected,
+    LoadReported,
+    Noticed,
+    Refused,
+    TextGranted,
+    TextPoolLost,
+    TextRefused,
+    TextWanted,
+    Tick,
+    WakeAt,
+)
+from triptych.ports import Clock, Encoder, Text
+
+from .settings import RouterSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Scope(Protocol):
+    """Owns background tasks (``runtime.tasks.TaskScope``). ``spawn`` raises RuntimeError when it takes no more."""
+
+    def spawn(self, work: Coroutine[object, object, None], *, name: str) -> None: ...
+
+
+class Applicant(Protocol):
+    """A run, which may be waiting for credits."""
+
+    def placed(self, granted: Granted) -> None: ...
+
+    def refused(self, error: TriptychError) -> None: ...
+
+    def pool_lost(self, error: TriptychError) -> None: ...
+
+
+class Cluster:
+    """The router's instances. All methods but ``watch`` and ``release`` return at once."""
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        texts: Mapping[str, Text],
+        *,
+        settings: RouterSettings,
+        clock: Clock,
+        scope: Scope,
+    ) -> None:
+        self._encoders = dict(encoders)
+        self._texts = dict(texts)
+        self._settings = settings
+        self._clock = clock
+        self._scope = scope
+        self._machine = ClusterMachine(
+            encoders,
+            texts,
+            ClusterLimits(
+                max_waiting=settings.max_waiting_requests,
+                max_hints=settings.max_embedding_hints,
+                grace_s=settings.pool_grace_s,
+                full_s=settings.arena_retry_s,
+                retry_after_s=settings.retry_after_s,
+            ),
+        )
+        self._applicants: dict[int, Applicant] = {}
+        self._watching: dict[str, asyncio.Timeout] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # --- what it knows -----------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._machine.model
+
+    @property
+    def has_text(self) -> bool:
+        return any(text.usable for text in self._machine.snapshot(self._clock()).texts)
+
+    @property
+    def outstanding_credits(self) -> int:
+        """Credits of items and dispatches that have not come back: none when nothing runs."""
+        return self._machine.outstanding
+
+    def readiness(self) -> Readiness:
+        return self._machine.readiness()
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        self._machine.validate()
+
+    def encoder(self, name: str) -> Encoder:
+        return self._encoders[name]
+
+    def text(self, name: str) -> Text:
+        return self._texts[name]
+
+    def instance_id(self, name: str) -> str:
+        """What an instance calls itself."""
+        info = self._machine.info(name)
+        if info is None:
+            raise AssertionError("an instance that was chosen has been seen")
+        return info.instance_id
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def join(self, run: int, applicant: Applicant) -> None:
+        """From now on ``run`` may ask for credits."""
+        self._applicants[run] = applicant
+
+    def leave(self, run: int) -> None:
+        del self._applicants[run]
+
+    def feed(self, event: ClusterEvent) -> None:
+        self._apply(self._machine.handle(event, self._clock()))
+
+    def choose_text(self, run: int, tokens: int, avoid: frozenset[str]) -> TextGranted:
+        """A text instance for a dispatch of ``tokens``. Raises Unavailable."""
+        answer, *rest = self._machine.handle(TextWanted(run, tokens, avoid), self._clock())
+        self._apply(rest)
+        if isinstance(answer, TextGranted):
+            return answer
+        if isinstance(answer, TextRefused):
+            raise answer.error
+        raise AssertionError("a text instance is granted or refused")
+
+    def call_failed(self, name: str, error: TriptychError) -> None:
+        """Learn from a failed call: who is down gets nothing more until it is seen again."""
+        if isinstance(error, Overloaded) and name in self._encoders:
+            self.feed(ArenaRefused(name))
+        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+            self.feed(InstanceSuspected(name))
+            if (watching := self._watching.get(name)) is not None:
+                # Ask it again right away, rather than when its stream happens to notice.
+                watching.reschedule(asyncio.get_running_loop().time())
+
+    def release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+        """Give leases back in the background, and after that the credits that go with them."""
+        try:
+            self._scope.spawn(self._release(encoder, lease_ids, credits_), name="release")
+        except RuntimeError:
+            # The process is ending: the leases run out by themselves.
+            logger.info("%d leases at %s are left to run out", len(lease_ids), encoder)
+            self._return(credits_)
+
+    async def _release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+        try:
+            if lease_ids:
+                async with asyncio.timeout(self._settings.control_timeout_s):
+                    await self._encoders[encoder].release(lease_ids)
+        except TimeoutError:
+            logger.warning("%s did not take %d leases back in time; they run out", encoder, len(lease_ids))
+        except TriptychError as error:
+            logger.info("%s did not take %d leases back (%s); they run out", encoder, len(lease_ids), error.code)
+        finally:
+            self._return(credits_)
+
+    def _return(self, credits_: tuple[int, ...]) -> None:
+        for credit in credits_:
+            self.feed(CreditReturned(credit))
+
+    def _apply(self, effects: list[ClusterEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Granted(run) if run in self._applicants:
+                    self._applicants[run].placed(effect)
+                case Granted(_, grants):
+                    self._return(tuple(grant.credit for grant in grants))
+                case Refused(run, error) if run in self._applicants:
+                    self._applicants[run].refused(error)
+                case TextPoolLost(error):
+                    for applicant in list(self._applicants.values()):
+                        applicant.pool_lost(error)
+                case WakeAt(at_s):
+                    if self._alarm is not None:
+                        self._alarm.cancel()
+                    delay_s = max(0.0, at_s - self._clock())
+                    self._alarm = asyncio.get_running_loop().call_later(delay_s, self.feed, Tick())
+                case Noticed(name, what):
+                    logger.info("%s: %s", name, what)
+
+    # --- membership --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch every instance, in the scope."""
+        for name, encoder in self._encoders.items():
+            self._scope.spawn(self._watch(name, encoder), name=f"watch {name}")
+        for name, text in self._texts.items():
+            self._scope.spawn(self._watch(name, text), name=f"watch {name}")
+
+    def close(self) -> None:
+        """Let go of the timer; the watches end with the scope."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    async def _watch(self, name: str, instance: Encoder | Text) -> None:
+        """Ask who it is, then follow its load; when that breaks, begin again, less and less often while it is away."""
+        delay_s = self._settings.reconnect_min_s
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.control_timeout_s):
+                    info = await instance.describe()
+                self.feed(InstanceSeen(name, info))
+                delay_s = self._settings.reconnect_min_s
+                await self._follow(name, instance.watch_load())
+            except TimeoutError:
+                logger.debug("%s is silent", name)
+            except TriptychError as error:
+                logger.debug("%s: %s", name, error.code)
+            self.feed(InstanceSuspected(name))
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
+
+    async def _follow(self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad]) -> None:
+        """Take load reports in until they stop. Raises TimeoutError on silence and when a call has failed."""
+        loop = asyncio.get_running_loop()
+        async with aclosing(loads), asyncio.timeout(self._settings.max_silence_s) as watching:
+            self._watching[name] = watching
+            try:
+                async for load in loads:
+                    self.feed(LoadReported(name, load))
+                    watching.reschedule(loop.time() + self._settings.max_silence_s)
+            finally:
+                del self._watching[name]
+        raise InstanceLost(f"{name} ended its load reports")

@@ -1,0 +1,43 @@
+"""Between a request's text stream and its caller: a caller who reads slowly never holds the text instance up."""
+
+import asyncio
+from collections import deque
+
+from triptych.domain.generation import ChatEvent, TokenChunk
+from triptych.errors import TriptychError
+
+MERGE_TOKENS = 64
+
+
+class Outbox:
+    """One writer, one reader. What waits is merged into chunks of up to ``MERGE_TOKENS``; it is bounded by the answer."""
+
+    def __init__(self) -> None:
+        self._events: deque[ChatEvent] = deque()
+        self._filled = asyncio.Event()
+        self._closed = False
+        self._error: TriptychError | None = None
+
+    def put(self, event: ChatEvent) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(event, TokenChunk) and isinstance(last, TokenChunk) and len(last.token_ids) < MERGE_TOKENS:
+            self._events[-1] = TokenChunk(last.token_ids + event.token_ids, last.text + event.text)
+        else:
+            self._events.append(event)
+        self._filled.set()
+
+    def close(self, error: TriptychError | None) -> None:
+        """Nothing more will come; the reader gets what is there, then ``error`` if there is one."""
+        self._closed, self._error = True, error
+        self._filled.set()
+
+    async def get(self) -> ChatEvent | None:
+        """The next event, or None when it is over. Raises what it was closed with."""
+        while not self._events:
+            if self._closed:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._filled.clear()
+            await self._filled.wait()
+        return self._events.popleft()

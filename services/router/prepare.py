@@ -1,0 +1,76 @@
+"""From a conversation to token ids and counted items: the blocking part of a request, to be run off the event loop."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from triptych.domain.chat import ChatRequest, MediaPart
+from triptych.domain.instance import ModelInfo
+from triptych.domain.media import MediaInfo
+from triptych.errors import InvalidMedia, TriptychError
+from triptych.machine.request_events import CountedItem
+from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.policy.routing import slot_nbytes
+from triptych.tokens.prompt import PromptBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A request as the pools take it. ``items[i]`` counts ``media[i]``."""
+
+    token_ids: tuple[int, ...]
+    items: tuple[CountedItem, ...]
+    media: tuple[bytes, ...]
+
+
+class Prepare(Protocol):
+    """Blocking and thread-safe. Raises InvalidRequest and what derives from it."""
+
+    def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrepare:
+    """``Prepare`` with a model's own template, tokenizer and family."""
+
+    builder: PromptBuilder
+    limits: MediaLimits
+
+    def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted:
+        media = request.media
+        params = _params(request)
+        infos = tuple(self._inspect(part, param) for part, param in zip(media, params, strict=True))
+        prompt = self.builder.build(request.messages, infos)
+        items = tuple(
+            CountedItem(
+                info=info,
+                content=(info.digest, request.tenant_salt),
+                start=run.start,
+                tokens=run.tokens,
+                nbytes=slot_nbytes(model, run.tokens),
+                param=param,
+            )
+            for info, run, param in zip(infos, prompt.runs, params, strict=True)
+        )
+        return Prompted(prompt.token_ids, items, tuple(part.data for part in media))
+
+    def _inspect(self, part: MediaPart, param: str) -> MediaInfo:
+        try:
+            info = inspect_image(part.data, self.limits)
+            if info.modality is not part.modality:
+                raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
+            self.builder.family.count_tokens(info)
+        except TriptychError as error:
+            # The sniffer knows bytes, not where they came from; the client wants to know which image it was.
+            error.param = error.param or param
+            raise
+        return info
+
+
+def _params(request: ChatRequest) -> tuple[str, ...]:
+    """For each item the request field that brought it."""
+    return tuple(
+        f"messages[{number}].content[{position}]"
+        for number, message in enumerate(request.messages)
+        for position, part in enumerate(message.parts)
+        if isinstance(part, MediaPart)
+    )

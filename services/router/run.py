@@ -1,0 +1,324 @@
+"""One request under way: does what its machine says, and tells it what came of it."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.embedding import LeaseId
+from triptych.domain.encoding import EncodeRequest, LeaseRequest
+from triptych.domain.generation import ChatFinished, Finished, Ready, TextRequest, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.timeline import Timeline
+from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidMedia, TriptychError
+from triptych.machine.cluster_events import (
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    EmbeddingHeld,
+    Granted,
+    ItemEnded,
+    TextGranted,
+    TextReturned,
+)
+from triptych.machine.request import Phase, RequestMachine
+from triptych.machine.request_events import (
+    Abort,
+    CallerLeft,
+    DeadlinePassed,
+    Dispatch,
+    Encode,
+    End,
+    Failed,
+    FirstToken,
+    ItemEncoded,
+    ItemFailed,
+    LeaseFailed,
+    LeaseGranted,
+    LeaveQueue,
+    Misplaced,
+    Placed,
+    PlacementRefused,
+    PoolLost,
+    Prepared,
+    Release,
+    Renew,
+    RequestEffect,
+    RequestEvent,
+    Reserve,
+    TextChosen,
+    TextFailed,
+    TextFinished,
+    TextReady,
+    TextRefused,
+)
+from triptych.policy import admission
+from triptych.ports import Clock, Offload
+
+from .cluster import Cluster
+from .outbox import Outbox
+from .prepare import Prepare, Prompted
+
+logger = logging.getLogger(__name__)
+
+Call = Callable[[], Coroutine[object, object, None]]
+"""A call not yet begun, so that cancelling it before it begins leaves nothing behind."""
+
+
+class Run:
+    """``drive`` runs the request to its end; meanwhile its answer appears in ``outbox``."""
+
+    def __init__(
+        self,
+        number: int,
+        request: ChatRequest,
+        model: ModelInfo,
+        machine: RequestMachine,
+        *,
+        deadline_s: float,
+        cluster: Cluster,
+        prepare: Prepare,
+        offload: Offload,
+        clock: Clock,
+    ) -> None:
+        self.request = request
+        self.outbox = Outbox()
+        self._number = number
+        self._model = model
+        self._machine = machine
+        self._deadline_s = deadline_s
+        self._cluster = cluster
+        self._prepare_request = prepare
+        self._offload = offload
+        self._clock = clock
+        self._prompted = Prompted((), (), ())
+        self._sampling = request.sampling
+        self._streamed_tokens = 0
+        self._events: deque[RequestEvent] = deque()
+        self._feeding = False
+        self._over = asyncio.Event()
+        self._calls: asyncio.TaskGroup | None = None
+        self._by_credit: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def phase(self) -> Phase:
+        return self._machine.phase
+
+    def timeline(self) -> Timeline:
+        return self._machine.timeline(self._clock(), self._streamed_tokens)
+
+    def cancel(self) -> None:
+        """The caller went away. What runs is stopped, what is held is given back; a request that is over stays so."""
+        self._feed(CallerLeft())
+
+    # --- as an applicant for credits ---------------------------------------------------------------------------------
+
+    def placed(self, granted: Granted) -> None:
+        self._feed(Placed(granted.grants))
+
+    def refused(self, error: TriptychError) -> None:
+        self._feed(PlacementRefused(error))
+
+    def pool_lost(self, error: TriptychError) -> None:
+        self._feed(PoolLost(error))
+
+    # --- its life ----------------------------------------------------------------------------------------------------
+
+    async def drive(self, on_over: Callable[["Run"], None]) -> None:
+        """Run to the end; ``on_over`` is called once nothing of the request runs any more."""
+        alarm = asyncio.get_running_loop().call_later(self._left_s(), self._feed, DeadlinePassed())
+        self._cluster.join(self._number, self)
+        try:
+            async with asyncio.TaskGroup() as self._calls:
+                self._start(self._prepare, "prepare")
+                try:
+                    await self._over.wait()
+                except asyncio.CancelledError:
+                    # The process ends; whoever waits for the answer is told.
+                    self._feed(CallerLeft())
+                    raise
+                for task in self._tasks:
+                    task.cancel()
+        finally:
+            alarm.cancel()
+            self._cluster.leave(self._number)
+            on_over(self)
+
+    def _feed(self, event: RequestEvent) -> None:
+        """Hand events to the machine one after the other, also those that doing its effects brings up."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                self._apply(self._machine.handle(self._events.popleft(), self._clock()))
+        finally:
+            self._feeding = False
+
+    def _apply(self, effects: list[RequestEffect]) -> None:
+        releases: dict[str, list[Release]] = {}
+        for effect in effects:
+            match effect:
+                case Encode():
+                    self._start(partial(self._encode, effect), f"encode {effect.item}", effect.credit)
+                case Renew():
+                    self._start(partial(self._renew, effect), f"renew {effect.item}", effect.credit)
+                case Abort(_, credit) if credit in self._by_credit:
+                    self._by_credit[credit].cancel()
+                case Release(encoder):
+                    releases.setdefault(encoder, []).append(effect)
+                case Misplaced(encoder, content):
+                    self._cluster.feed(EmbeddingGone(encoder, content))
+                case Reserve(wants, wait):
+                    self._cluster.feed(CreditsWanted(self._number, wants, wait))
+                case LeaveQueue():
+                    self._cluster.feed(CreditsAbandoned(self._number))
+                case Dispatch():
+                    self._dispatch(effect)
+                case End(error):
+                    self.outbox.close(error)
+                    self._over.set()
+        for encoder, group in releases.items():
+            lease_ids: tuple[LeaseId, ...] = tuple(lease_id for release in group for lease_id in release.lease_ids)
+            credits_ = tuple(release.credit for release in group if release.credit is not None)
+            self._cluster.release(encoder, lease_ids, credits_)
+
+    def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
+        if self._calls is None:
+            raise AssertionError("nothing is asked of a request before it is driven")
+        task = self._calls.create_task(self._guarded(work), name=f"{self.request.request_id}/{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if credit is not None:
+            self._by_credit[credit] = task
+            task.add_done_callback(lambda _: self._by_credit.pop(credit, None))
+        return task
+
+    async def _guarded(self, work: Call) -> None:
+        try:
+            await work()
+        except Exception:  # a defect ends its own request, never the process
+            logger.exception("request %s", self.request.request_id)
+            self._feed(Failed(InternalError("the router failed on this request")))
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - self._clock())
+
+    # --- its calls ---------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        try:
+            self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
+            prompt_tokens = len(self._prompted.token_ids)
+            self._sampling = admission.complete(
+                self.request.sampling, prompt_tokens=prompt_tokens, context_length=self._model.context_length
+            )
+        except TriptychError as error:
+            self._feed(Failed(error))
+        else:
+            self._feed(Prepared(self._prompted.items, prompt_tokens))
+
+    async def _encode(self, effect: Encode) -> None:
+        item = self._prompted.items[effect.item]
+        asked_s = self._clock()
+        request = EncodeRequest(
+            request_id=self.request.request_id,
+            item=effect.item,
+            model=self._model.model_id,
+            media=self._prompted.media[effect.item],
+            info=item.info,
+            tokens=item.tokens,
+            tenant_salt=self.request.tenant_salt,
+            timeout_s=self._left_s(),
+            lease_s=effect.lease_s,
+        )
+        try:
+            result = await self._cluster.encoder(effect.encoder).encode(request)
+        except TriptychError as caught:
+            error = _lost_if_cancelled(caught)
+            if isinstance(error, InvalidMedia):
+                error.param = error.param or item.param
+            self._cluster.call_failed(effect.encoder, error)
+            self._cluster.feed(ItemEnded(effect.credit))
+            self._feed(ItemFailed(effect.item, effect.credit, error))
+        else:
+            self._cluster.feed(ItemEnded(effect.credit))
+            self._cluster.feed(EmbeddingHeld(effect.encoder, item.content))
+            instance_id = self._cluster.instance_id(effect.encoder)
+            self._feed(
+                ItemEncoded(effect.item, effect.credit, effect.encoder, instance_id, result, asked_s, effect.lease_s)
+            )
+
+    async def _renew(self, effect: Renew) -> None:
+        asked_s = self._clock()
+        request = LeaseRequest(effect.key, effect.generation, effect.lease_s, self._left_s())
+        try:
+            ticket = await self._cluster.encoder(effect.encoder).lease(request)
+        except TriptychError as caught:
+            error = _lost_if_cancelled(caught)
+            self._cluster.call_failed(effect.encoder, error)
+            self._feed(LeaseFailed(effect.item, effect.credit, error))
+        else:
+            self._feed(LeaseGranted(effect.item, effect.credit, effect.encoder, ticket, asked_s, effect.lease_s))
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        tokens = len(self._prompted.token_ids) + (self._sampling.max_tokens or 0)
+        try:
+            granted = self._cluster.choose_text(self._number, tokens, effect.avoid)
+        except TriptychError as error:
+            self._feed(TextRefused(effect.attempt, error))
+            return
+        self._feed(TextChosen(effect.attempt, granted.text, self._cluster.instance_id(granted.text)))
+        task = self._start(partial(self._generate, effect, granted), "generate")
+        task.add_done_callback(lambda _: self._cluster.feed(TextReturned(granted.credit)))
+
+    async def _generate(self, effect: Dispatch, granted: TextGranted) -> None:
+        request = TextRequest(
+            request_id=self.request.request_id,
+            model=self._model.model_id,
+            token_ids=self._prompted.token_ids,
+            placements=effect.placements,
+            sampling=self._sampling,
+            timeout_s=self._left_s(),
+        )
+        try:
+            await self._stream(effect.attempt, granted.text, request)
+        except TriptychError as caught:
+            error = _lost_if_cancelled(caught)
+            self._cluster.call_failed(granted.text, error)
+            self._feed(TextFailed(effect.attempt, error))
+
+    async def _stream(self, attempt: int, text: str, request: TextRequest) -> None:
+        """Pass the answer on, telling the machine only what changes the request's phase."""
+        async with aclosing(self._cluster.text(text).generate(request)) as events:
+            begun = False
+            async for event in events:
+                match event:
+                    case Ready():
+                        self._feed(TextReady(attempt, event))
+                    case TokenChunk():
+                        if not begun:
+                            begun = True
+                            self._feed(FirstToken(attempt))
+                        self._streamed_tokens += len(event.token_ids)
+                        self.outbox.put(event)
+                    case Finished():
+                        usage = Usage(
+                            prompt_tokens=len(request.token_ids),
+                            completion_tokens=event.completion_tokens,
+                            image_tokens=self._machine.image_tokens,
+                        )
+                        self.outbox.put(ChatFinished(event.reason, usage))
+                        self._feed(TextFinished(attempt, event))
+                        return
+        raise InstanceLost(f"text instance {self._cluster.instance_id(text)} ended the answer before its end")
+
+
+def _lost_if_cancelled(error: TriptychError) -> TriptychError:
+    """A call that was cancelled, but not from here, was cancelled by an instance that goes down."""
+    return InstanceLost("the instance gave the call up") if isinstance(error, Cancelled) else error

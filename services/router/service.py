@@ -1,0 +1,188 @@
+"""The router: the one entrance. Admits a request, runs it, and streams its answer (``ports.Router``)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from itertools import count
+
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import ChatEvent
+from triptych.domain.instance import ModelInfo
+from triptych.domain.timeline import Readiness, Timeline
+from triptych.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
+from triptych.machine.request import RequestLimits, RequestMachine
+from triptych.policy import admission
+from triptych.ports import Clock, Encoder, Offload, Text
+
+from .cluster import Cluster, Scope
+from .history import History
+from .prepare import Prepare
+from .run import Run
+from .settings import RouterSettings
+
+
+class RouterService:
+    """``ports.Router`` over any number of encoders and text instances, each under a name of its own.
+
+    ``scope`` owns what outlives a call: the watches over instances, running requests, releases of leases.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        texts: Mapping[str, Text],
+        *,
+        settings: RouterSettings,
+        prepare: Prepare,
+        offload: Offload,
+        clock: Clock,
+        scope: Scope,
+    ) -> None:
+        self._settings = settings
+        self._prepare = prepare
+        self._offload = offload
+        self._clock = clock
+        self._scope = scope
+        self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope)
+        self._runs: dict[str, Run] = {}
+        self._media_bytes = 0
+        self._numbers = count(1)
+        self._history = History(settings.history_requests)
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._request_bounds = admission.RequestBounds(
+            max_items=settings.max_items_per_request,
+            max_stop_strings=settings.max_stop_strings,
+            max_stop_chars=settings.max_stop_chars,
+            max_top_k=settings.max_top_k,
+        )
+        self._server_bounds = admission.ServerBounds(
+            max_requests=settings.max_concurrent_requests,
+            max_media_bytes=settings.max_media_bytes,
+            retry_after_s=settings.retry_after_s,
+        )
+        self._limits = RequestLimits(
+            max_encode_attempts=settings.max_encode_attempts,
+            max_text_attempts=settings.max_text_attempts,
+            max_requeues=settings.max_requeues,
+            max_lease_s=settings.max_lease_s,
+            min_lease_s=settings.min_lease_s,
+        )
+
+    def start(self) -> None:
+        """Begin to watch the instances."""
+        self._cluster.start()
+
+    async def drain(self) -> None:
+        """Take no new requests, and return once those that run have come to their end."""
+        self._draining = True
+        await self._idle.wait()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    @property
+    def running(self) -> int:
+        """Requests that are not over."""
+        return len(self._runs)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    # --- ports.Router ------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        """Stream the answer; closing the generator cancels the request at every stage.
+
+        Raises, before the first event: InvalidRequest and what derives from it, ModelNotFound, Overloaded,
+        Unavailable; at any time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
+        """
+        run = self._admit(request)
+        try:
+            while (event := await run.outbox.get()) is not None:
+                yield event
+        finally:
+            run.cancel()
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """The model that the instances serve, once one was seen."""
+        return () if self._cluster.model is None else (self._cluster.model,)
+
+    async def timeline(self, request_id: str) -> Timeline:
+        """Of a running request so far, or of one of the last to end. Raises NotFound."""
+        run = self._runs.get(request_id)
+        timeline = self._history.get(request_id) if run is None else run.timeline()
+        if timeline is None:
+            raise NotFound("the request is not known, or not any more", param="request_id")
+        return timeline
+
+    async def readiness(self) -> Readiness:
+        return self._cluster.readiness()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, request: ChatRequest) -> Run:
+        """Check what can be checked at once, and start the request."""
+        if self._draining:
+            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
+        self._check_id(request.request_id)
+        admission.check_sampling(request.sampling, self._request_bounds)
+        admission.check_items(len(request.media), self._request_bounds)
+        timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
+        media_bytes = sum(len(part.data) for part in request.media)
+        admission.check_capacity(
+            requests=len(self._runs),
+            media_bytes=self._media_bytes,
+            new_media_bytes=media_bytes,
+            bounds=self._server_bounds,
+        )
+        model = self._model(request.model)
+        if not self._cluster.has_text:
+            raise Unavailable("no text instance is available", retry_after_s=self._settings.retry_after_s)
+
+        now_s = self._clock()
+        machine = RequestMachine(
+            request.request_id, request.model, now_s=now_s, deadline_s=now_s + timeout_s, limits=self._limits
+        )
+        run = Run(
+            next(self._numbers),
+            request,
+            model,
+            machine,
+            deadline_s=now_s + timeout_s,
+            cluster=self._cluster,
+            prepare=self._prepare,
+            offload=self._offload,
+            clock=self._clock,
+        )
+        try:
+            self._scope.spawn(run.drive(self._over), name=f"request {request.request_id}")
+        except RuntimeError:
+            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s) from None
+        self._runs[request.request_id] = run
+        self._idle.clear()
+        self._media_bytes += media_bytes
+        return run
+
+    def _over(self, run: Run) -> None:
+        del self._runs[run.request.request_id]
+        self._media_bytes -= sum(len(part.data) for part in run.request.media)
+        self._history.add(run.timeline())
+        if not self._runs:
+            self._idle.set()
+
+    def _check_id(self, request_id: str) -> None:
+        limit = self._settings.max_request_id_chars
+        if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
+            raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
+        if request_id in self._runs:
+            raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
+
+    def _model(self, name: str) -> ModelInfo:
+        model = self._cluster.model
+        if model is None:
+            raise Unavailable("no instance has been seen yet", retry_after_s=self._settings.retry_after_s)
+        if name != model.model_id:
+            raise ModelNotFound(f"model {name!r} is not served here, {model.model_id!r} is", param="model")
+        return model

@@ -1,0 +1,97 @@
+"""What the router can be told."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from triptych.runtime.settings import ServiceSettings, Strings, service_config
+
+
+class RouterSettings(ServiceSettings):
+    model_config = service_config("router")
+
+    host: str = "127.0.0.1"
+    """IP address to listen on. Anything but a loopback address lets the network in."""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    model: Path = Path()
+    """Directory of the model: its configuration, tokenizer and chat template are read, not its weights."""
+    encoders: Strings = ()
+    """HOST:PORT of each encoder."""
+    text: Strings = ()
+    """HOST:PORT of each text instance."""
+
+    max_items_per_request: int = Field(default=64, ge=0)
+    """Most images in one request."""
+    max_image_bytes: int = Field(default=20 << 20, ge=1)
+    """Largest encoded image."""
+    max_image_pixels: int = Field(default=64_000_000, ge=1)
+    """Most pixels of one image, by its header."""
+    max_image_side_px: int = Field(default=16_384, ge=1)
+    """Longest side of an image, by its header."""
+    max_stop_strings: int = Field(default=16, ge=0)
+    """Most stop strings in one request."""
+    max_stop_chars: int = Field(default=256, ge=1)
+    """Longest stop string."""
+    max_top_k: int = Field(default=1_000_000, ge=0)
+    """Largest top_k."""
+    max_request_id_chars: int = Field(default=128, ge=1)
+    """Longest request id."""
+
+    max_concurrent_requests: int = Field(default=2048, ge=1)
+    """Most requests at the same time; one more is refused as overload."""
+    max_media_bytes: int = Field(default=2 << 30, ge=1)
+    """Most bytes of images held at the same time, over all requests; they are kept so that they can be sent again."""
+    max_waiting_requests: int = Field(default=1024, ge=0)
+    """Most requests that wait for room in the encoders' arenas."""
+    retry_after_s: float = Field(default=1.0, gt=0)
+    """What a refused caller is told to wait."""
+    prepare_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that hash images, render templates and tokenize."""
+
+    default_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """Time of a request that comes without a deadline."""
+    max_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """The most time a request gets, whatever it asks for."""
+    control_timeout_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """Time for the small calls: asking an instance who it is, giving leases back."""
+    max_lease_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Longest lease asked of an encoder; one that runs out is renewed or the item encoded again."""
+    min_lease_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    """A lease with less left is renewed before its ticket is sent to a text instance."""
+
+    max_encode_attempts: int = Field(default=3, ge=1)
+    """Times that an item is encoded before its loss fails the request."""
+    max_text_attempts: int = Field(default=3, ge=1)
+    """Times that a request is sent to a text instance before the first token."""
+    max_requeues: int = Field(default=50, ge=0)
+    """Times that a request starts over because an encoder had no memory for one of its items."""
+    arena_retry_s: float = Field(default=0.1, gt=0)
+    """How long an encoder that refused for want of memory is left alone."""
+    pool_grace_s: float = Field(default=1.0, ge=0)
+    """How long a request that is under way waits for a pool which has no instance left."""
+
+    reconnect_min_s: float = Field(default=0.05, gt=0)
+    """First wait before an instance that went away is asked again; it doubles from there."""
+    reconnect_max_s: float = Field(default=1.0, gt=0)
+    """Longest such wait."""
+    max_silence_s: float = Field(default=10.0, gt=0)
+    """An instance whose load reports stop for so long is taken for lost; reports come at least every few seconds."""
+    max_embedding_hints: int = Field(default=65_536, ge=0)
+    """Images of which the router remembers the encoder that holds their embedding."""
+    history_requests: int = Field(default=4096, ge=0)
+    """Finished requests whose timeline can still be asked for."""
+
+    @model_validator(mode="after")
+    def _limits_fit_together(self) -> Self:
+        for low, high in (
+            ("default_timeout_s", "max_timeout_s"),
+            ("min_lease_s", "max_lease_s"),
+            ("reconnect_min_s", "reconnect_max_s"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")
+        if shared := set(self.encoders) & set(self.text):
+            raise ValueError(f"{', '.join(sorted(shared))} is named as an encoder and as a text instance")
+        return self

@@ -1,0 +1,279 @@
+"""Encoders and text instances that keep books: who holds which lease, who was asked what, who is dead."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+
+from services.router.prepare import ModelPrepare
+from services.router.service import RouterService
+from services.router.settings import RouterSettings
+from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
+from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import (
+    ChatEvent,
+    Finished,
+    FinishReason,
+    PullReport,
+    Ready,
+    TextEvent,
+    TextRequest,
+    TokenChunk,
+)
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Role
+from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
+from triptych.media.sniff import MediaLimits
+from triptych.runtime.changes import Changes
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.fakes import FAKE_MODEL, fake_tensors
+from triptych.testing.media import png
+from triptych.testing.model import fake_prompt_builder
+from triptych.testing.offload import InlineOffload
+
+_serial = count(1)
+
+
+def lease_id() -> LeaseId:
+    return next(_serial).to_bytes(16, "big")
+
+
+class Mortal:
+    """What dies takes every call down with it, and comes back with another epoch."""
+
+    def __init__(self, instance_id: str, role: Role, model: ModelInfo, arena_bytes: int) -> None:
+        self.instance_id = instance_id
+        self.role = role
+        self.model = model
+        self.arena_bytes = arena_bytes
+        self.epoch = 1
+        self.failures: deque[Exception] = deque()
+        self._died = asyncio.Event()
+
+    def kill(self) -> None:
+        self._died.set()
+
+    def restart(self) -> None:
+        self.epoch += 1
+        self._died = asyncio.Event()
+
+    async def spend(self, duration_s: float) -> None:
+        died = self._died
+        try:
+            async with asyncio.timeout(duration_s):
+                await died.wait()
+        except TimeoutError:
+            return
+        raise InstanceLost(f"{self.instance_id} is dead")
+
+    async def describe(self) -> InstanceInfo:
+        await self.spend(0.001)
+        return InstanceInfo(self.instance_id, self.epoch, self.role, self.model, self.arena_bytes, (), "fake-1")
+
+
+class FakeEncoder(Mortal):
+    def __init__(self, instance_id: str, *, model: ModelInfo = FAKE_MODEL, arena_bytes: int = 1 << 20) -> None:
+        super().__init__(instance_id, Role.E, model, arena_bytes)
+        self.encode_s = 0.01
+        self.extra_tokens = 0
+        self.encoded: list[bytes] = []
+        self.leases: dict[LeaseId, Ticket] = {}
+        self.forgets = False
+        self.working = 0
+        self.most_leased_bytes = 0
+        self._changes = Changes(self._load, min_interval_s=0.02, max_interval_s=1.0)
+
+    @property
+    def leased_bytes(self) -> int:
+        return sum({ticket.key: ticket.slot_nbytes for ticket in self.leases.values()}.values())
+
+    def _load(self) -> EncoderLoad:
+        return EncoderLoad(self.working * 4, self.working, self.arena_bytes, self.leased_bytes, 0)
+
+    def restart(self) -> None:
+        super().restart()
+        self.leases.clear()
+        self.working = 0
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        if self.failures:
+            raise self.failures.popleft()
+        self.working += 1
+        self._changes.notify()
+        try:
+            await self.spend(self.encode_s)
+        finally:
+            self.working -= 1
+            self._changes.notify()
+        tokens = request.tokens + self.extra_tokens
+        tensors = fake_tensors(tokens, self.model.hidden_size)
+        nbytes = payload_nbytes(tensors)
+        if self.leased_bytes + nbytes + 16 > self.arena_bytes:
+            raise ArenaFull("the arena is full")
+        own, reader = lease_id(), lease_id()
+        ticket = Ticket(
+            request.info.digest, self.instance_id, self.epoch, 0, nbytes, 1, 0, tensors, tokens, reader, request.lease_s
+        )
+        self.leases |= {own: ticket, reader: ticket}
+        self.most_leased_bytes = max(self.most_leased_bytes, self.leased_bytes)
+        self.encoded.append(request.media)
+        return EncodeResult(ticket, own, cached=False, queue_s=0.0, encode_s=self.encode_s)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        await self.spend(0.001)
+        held = next((ticket for ticket in self.leases.values() if ticket.key == request.key), None)
+        if held is None or self.forgets:
+            raise LeaseLost("the embedding is gone")
+        reader = lease_id()
+        ticket = Ticket(
+            held.key,
+            held.holder,
+            held.epoch,
+            held.offset,
+            held.payload_nbytes,
+            held.generation,
+            held.checksum,
+            held.tensors,
+            held.tokens,
+            reader,
+            request.lease_s,
+        )
+        self.leases[reader] = ticket
+        return ticket
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self.spend(0.001)
+        for one in lease_ids:
+            self.leases.pop(one, None)
+        self._changes.notify()
+
+    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        while True:
+            yield self._load()
+            await self.spend(0.05)
+
+
+class FakeText(Mortal):
+    def __init__(self, instance_id: str, encoders: Sequence[FakeEncoder], *, model: ModelInfo = FAKE_MODEL) -> None:
+        super().__init__(instance_id, Role.PD, model, 0)
+        self.encoders = {encoder.instance_id: encoder for encoder in encoders}
+        self.requests: list[TextRequest] = []
+        self.running = 0
+        self.token_s = 0.005
+        self.late_failures: deque[Exception] = deque()
+        self.tokens = 4
+        self.finishes = True
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        self.requests.append(request)
+        self.running += 1
+        try:
+            await self.spend(0.002)
+            if self.failures:
+                raise self.failures.popleft()
+            lost = [place.item for place in request.placements if not self._held(place.ticket)]
+            if lost:
+                raise TransferFailed("not there any more", items=tuple(lost))
+            for place in request.placements:
+                await self.encoders[place.ticket.holder].release([place.ticket.lease_id])
+            yield Ready(
+                tuple(PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements), 0.1, 0.2
+            )
+            for number in range(self.tokens):
+                await self.spend(self.token_s)
+                yield TokenChunk((number,), f"w{number} ")
+                if self.late_failures:
+                    raise self.late_failures.popleft()
+            if self.finishes:
+                yield Finished(FinishReason.STOP, self.tokens, 0.3, 0.4)
+        finally:
+            self.running -= 1
+
+    def _held(self, ticket: Ticket) -> bool:
+        encoder = self.encoders[ticket.holder]
+        return encoder.epoch == ticket.epoch and not encoder._died.is_set() and ticket.lease_id in encoder.leases
+
+    async def watch_load(self) -> AsyncGenerator[TextLoad]:
+        while True:
+            yield TextLoad(self.running * 10, 0, self.running)
+            await self.spend(0.05)
+
+
+class Bench:
+    """A router over fakes, under the loop that runs it."""
+
+    def __init__(self, encoders: list[FakeEncoder], texts: list[FakeText], router: RouterService) -> None:
+        self.encoders = encoders
+        self.texts = texts
+        self.router = router
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits, is leased or reserved anywhere."""
+        return (
+            self.router.running == 0
+            and self.router.cluster.outstanding_credits == 0
+            and not any(encoder.leases or encoder.working for encoder in self.encoders)
+            and not any(text.running for text in self.texts)
+        )
+
+
+@asynccontextmanager
+async def bench(
+    encoders: int = 2,
+    texts: int = 1,
+    *,
+    arena_bytes: int = 1 << 20,
+    settings: RouterSettings | None = None,
+) -> AsyncIterator[Bench]:
+    """All instances seen. Afterwards nothing may be held anywhere by those that live."""
+    pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
+    text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
+    async with TaskScope("router") as scope:
+        router = RouterService(
+            {encoder.instance_id: encoder for encoder in pool},
+            {text.instance_id: text for text in text_pool},
+            settings=settings or RouterSettings(),
+            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits()),
+            offload=InlineOffload(),
+            clock=asyncio.get_running_loop().time,
+            scope=scope,
+        )
+        router.start()
+        await asyncio.sleep(0.1)
+        made = Bench(pool, text_pool, router)
+        yield made
+        await asyncio.sleep(3)
+        router.cluster.validate()
+        for encoder in pool:
+            if encoder._died.is_set():
+                encoder.leases.clear()
+        assert made.idle
+        router.close()
+
+
+def ask(
+    request_id: str,
+    images: Sequence[bytes] = (),
+    *,
+    model: str = FAKE_MODEL.model_id,
+    sampling: SamplingParams | None = None,
+    timeout_s: float = 60.0,
+) -> ChatRequest:
+    parts: tuple[Part, ...] = (*(MediaPart(Modality.IMAGE, image) for image in images), TextPart("w5 w6"))
+    return ChatRequest(
+        request_id, model, (Message("user", parts),), sampling or SamplingParams(max_tokens=16), timeout_s=timeout_s
+    )
+
+
+def image(seed: int, side_px: int = 28) -> bytes:
+    """28 pixels make 4 tokens, 128 bytes of embedding."""
+    return png(side_px, side_px, seed=seed)
+
+
+async def collect(router: RouterService, request: ChatRequest) -> list[ChatEvent]:
+    return [event async for event in router.chat(request)]

@@ -1,0 +1,486 @@
+"""The router over in-process instances, under virtual time. ``bench`` checks after each test that nothing is held."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import wraps
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+
+from services.router.settings import RouterSettings
+from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
+from triptych.domain.generation import ChatFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Outcome
+from triptych.errors import (
+    ArenaFull,
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineFailure,
+    InstanceLost,
+    InternalError,
+    InvalidMedia,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.testing.virtual_time import run
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def under_virtual_time(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return under_virtual_time
+
+
+def digest(media: bytes) -> bytes:
+    return blake2b(media, digest_size=32).digest()
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for is in many places
+        await asyncio.sleep(0.001)
+
+
+def arrived(made: Bench, images: list[bytes]) -> bool:
+    """Whether the last request that text was sent has each image's embedding in its place."""
+    last = made.texts[0].requests[-1]
+    return [place.ticket.key for place in last.placements] == [digest(one) for one in images]
+
+
+@virtual
+async def test_eight_images_spread_evenly_and_arrive_in_order() -> None:
+    async with bench() as made:
+        images = [image(seed) for seed in range(8)]
+        events = await collect(made.router, ask("r", images))
+        assert [len(encoder.encoded) for encoder in made.encoders] == [4, 4]
+        assert arrived(made, images)
+        assert "".join(event.text for event in events if isinstance(event, TokenChunk)) == "w0 w1 w2 w3 "
+        prompt = len(made.texts[0].requests[0].token_ids)
+        assert events[-1] == ChatFinished(FinishReason.STOP, Usage(prompt, 4, 32))
+        assert made.texts[0].requests[0].sampling.max_tokens == 16
+
+
+@virtual
+async def test_single_images_alternate_between_equal_encoders() -> None:
+    async with bench() as made:
+        for seed in range(10):
+            await collect(made.router, ask("r", [image(seed)]))
+            await asyncio.sleep(0.2)
+        assert [len(encoder.encoded) for encoder in made.encoders] == [5, 5]
+
+
+@virtual
+async def test_an_image_goes_back_to_the_encoder_that_holds_it() -> None:
+    async with bench() as made:
+        for _ in range(6):
+            await collect(made.router, ask("r", [image(1)]))
+            await asyncio.sleep(0.2)
+        assert sorted(len(encoder.encoded) for encoder in made.encoders) == [0, 6]
+
+
+@virtual
+async def test_text_only_touches_no_encoder() -> None:
+    async with bench(encoders=0) as made:
+        assert isinstance((await collect(made.router, ask("r")))[-1], ChatFinished)
+
+
+@virtual
+async def test_the_timeline_tells_what_happened() -> None:
+    async with bench() as made:
+        await collect(made.router, ask("r", [image(1), image(2)]))
+        timeline = await made.router.timeline("r")
+        assert (timeline.outcome, timeline.completion_tokens, timeline.text_instance) == (Outcome.DONE, 4, "text-0")
+        assert {item.encoder for item in timeline.items} == {"encoder-0", "encoder-1"}
+        assert [(item.pull_backend, item.pull_bytes, item.encode_attempts) for item in timeline.items] == [
+            ("memory", 1, 1)
+        ] * 2
+        assert timeline.encode_s == pytest.approx(0.01)
+        assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s) == (0.1, 0.2, 0.3, 0.4)
+        assert 0 < timeline.ttft_s < timeline.total_s
+        with pytest.raises(NotFound):
+            await made.router.timeline("another")
+
+
+@virtual
+async def test_the_timeline_of_a_running_request_can_be_seen_and_history_is_bounded() -> None:
+    async with bench(settings=RouterSettings(history_requests=2)) as made:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(collect(made.router, ask("r0", [image(1)])))
+            await asyncio.sleep(0.005)
+            assert (await made.router.timeline("r0")).outcome is Outcome.RUNNING
+        for number in (1, 2):
+            await collect(made.router, ask(f"r{number}"))
+        await asyncio.sleep(1)
+        with pytest.raises(NotFound):
+            await made.router.timeline("r0")
+        assert (await made.router.timeline("r2")).outcome is Outcome.DONE
+
+
+@virtual
+async def test_a_lost_encoder_costs_only_its_items() -> None:
+    async with bench() as made:
+        images = [image(seed) for seed in range(4)]
+        made.encoders[0].encode_s = 0.05
+        answer = asyncio.Task(collect(made.router, ask("r", images)))
+        await asyncio.sleep(0.03)
+        made.encoders[0].kill()
+        assert isinstance((await answer)[-1], ChatFinished)
+        assert arrived(made, images)
+        assert len(made.encoders[1].encoded) == 4
+        attempts = [item.encode_attempts for item in (await made.router.timeline("r")).items]
+        assert sorted(attempts) == [1, 1, 2, 2]
+
+
+@virtual
+async def test_killing_an_encoder_amid_a_burst_loses_no_request() -> None:
+    async with bench() as made:
+        async with asyncio.TaskGroup() as group:
+            answers = [
+                group.create_task(collect(made.router, ask(f"r{n}", [image(3 * n + k) for k in range(3)])))
+                for n in range(100)
+            ]
+            await asyncio.sleep(0.015)
+            made.encoders[1].kill()
+        assert all(isinstance(answer.result()[-1], ChatFinished) for answer in answers)
+
+
+@virtual
+async def test_an_encoder_that_comes_back_is_used_again() -> None:
+    async with bench(encoders=1) as made:
+        made.encoders[0].kill()
+        answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
+        await asyncio.sleep(0.2)
+        made.encoders[0].restart()
+        assert isinstance((await answer)[-1], ChatFinished)
+
+
+@virtual
+async def test_without_any_encoder_images_are_unavailable_within_the_grace_and_text_goes_on() -> None:
+    async with bench(encoders=1) as made:
+        made.encoders[0].kill()
+        await asyncio.sleep(0.2)
+        started_s = now_s()
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("r", [image(1)]))
+        assert now_s() - started_s <= 1.1
+        assert isinstance((await collect(made.router, ask("text")))[-1], ChatFinished)
+        readiness = await made.router.readiness()
+        assert (readiness.ready, readiness.missing) == (False, ("encode",))
+
+
+@virtual
+async def test_a_failed_pull_encodes_exactly_the_named_items_again() -> None:
+    async with bench() as made:
+        images = [image(seed) for seed in range(4)]
+        made.texts[0].failures.append(TransferFailed("broken", items=(2,)))
+        assert isinstance((await collect(made.router, ask("r", images)))[-1], ChatFinished)
+        assert arrived(made, images)
+        assert sum(len(encoder.encoded) for encoder in made.encoders) == 5
+        first, second = made.texts[0].requests
+        assert [
+            a.ticket.lease_id != b.ticket.lease_id for a, b in zip(first.placements, second.placements, strict=True)
+        ]
+        assert first.placements[2].ticket.holder != second.placements[2].ticket.holder
+
+
+@virtual
+async def test_pulls_that_fail_again_and_again_end_in_one_error() -> None:
+    async with bench() as made:
+        made.texts[0].failures.extend(TransferFailed("broken", items=(0,)) for _ in range(9))
+        with pytest.raises(TransferFailed):
+            await collect(made.router, ask("r", [image(1)]))
+        assert len(made.texts[0].requests) == 3
+
+
+@virtual
+async def test_a_forgotten_embedding_is_encoded_again() -> None:
+    async with bench(encoders=1) as made:
+        made.texts[0].failures.append(TransferFailed("broken", items=(0,)))
+        made.encoders[0].forgets = True
+        assert isinstance((await collect(made.router, ask("r", [image(1), image(2)])))[-1], ChatFinished)
+        assert len(made.encoders[0].encoded) == 4
+
+
+@virtual
+async def test_a_text_instance_lost_before_the_first_token_is_replaced() -> None:
+    async with bench(texts=2) as made:
+        answer = asyncio.Task(collect(made.router, ask("r", [image(1), image(2)])))
+        await until(lambda: any(text.requests for text in made.texts))
+        next(text for text in made.texts if text.requests).kill()
+        assert isinstance((await answer)[-1], ChatFinished)
+        timeline = await made.router.timeline("r")
+        assert (timeline.text_attempts, [item.encode_attempts for item in timeline.items]) == (2, [1, 1])
+
+
+@virtual
+async def test_losing_the_only_text_instance_ends_every_request_in_one_error_within_two_seconds() -> None:
+    async with bench() as made:
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)] if n % 2 else []))) for n in range(20)]
+        await until(lambda: made.texts[0].running > 5)
+        made.texts[0].kill()
+        killed_s = now_s()
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+        assert now_s() - killed_s < 2
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("later"))
+
+
+@virtual
+async def test_losing_text_ends_requests_that_are_still_being_encoded() -> None:
+    async with bench() as made:
+        for encoder in made.encoders:
+            encoder.encode_s = 30
+        answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
+        await asyncio.sleep(0.1)
+        made.texts[0].kill()
+        killed_s = now_s()
+        with pytest.raises(Unavailable):
+            await answer
+        assert now_s() - killed_s < 2
+
+
+@virtual
+async def test_text_lost_after_the_first_token_is_one_clear_error() -> None:
+    async with bench(texts=2) as made:
+        for text in made.texts:
+            text.late_failures.append(InstanceLost("gone"))
+        seen = []
+        with pytest.raises(InstanceLost):  # noqa: PT012 - what came before the error counts
+            async for event in made.router.chat(ask("r", [image(1)])):
+                seen.append(event)  # noqa: PERF401
+        assert len(seen) == 1
+        timeline = await made.router.timeline("r")
+        assert (timeline.outcome, timeline.error, timeline.completion_tokens) == (Outcome.FAILED, "instance_lost", 1)
+
+
+@virtual
+async def test_a_text_stream_that_just_ends_is_a_lost_instance() -> None:
+    async with bench() as made:
+        made.texts[0].finishes = False
+        with pytest.raises(InstanceLost):
+            await collect(made.router, ask("r"))
+
+
+@virtual
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.0105, 0.013, 0.02, 0.03])
+async def test_a_caller_that_leaves_stops_everything(after_s: float) -> None:
+    async with bench() as made:
+        async with aclosing(made.router.chat(ask("r", [image(1), image(2)]))) as answer:
+            reading = asyncio.Task(_read(answer))
+            await asyncio.sleep(after_s)
+            reading.cancel()
+            await asyncio.wait([reading])
+        await asyncio.sleep(0.002)
+        assert not any(encoder.working for encoder in made.encoders)
+        assert not any(text.running for text in made.texts)
+        if after_s:
+            assert (await made.router.timeline("r")).outcome is Outcome.CANCELLED
+
+
+async def _read(answer: Any) -> None:
+    async for _ in answer:
+        pass
+
+
+@virtual
+async def test_the_deadline_ends_a_request_wherever_it_is() -> None:
+    async with bench() as made:
+        made.encoders[0].encode_s = 100
+        with pytest.raises(DeadlineExceeded):
+            await collect(made.router, ask("r", [image(1), image(2)], timeout_s=0.5))
+        assert not made.encoders[0].working
+        made.texts[0].token_s = 100
+        with pytest.raises(DeadlineExceeded):
+            await collect(made.router, ask("r2", timeout_s=0.5))
+
+
+@virtual
+async def test_more_requests_than_allowed_are_refused_with_a_time_to_wait() -> None:
+    async with bench(settings=RouterSettings(max_concurrent_requests=2, retry_after_s=7)) as made:
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}"))) for n in range(3)]
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
+        assert [error.retry_after_s for error in refused] == [7]
+
+
+@virtual
+async def test_a_burst_of_200_requests_is_answered_in_full() -> None:
+    async with bench() as made:
+        answers = [
+            asyncio.Task(collect(made.router, ask(f"r{n}", [image(n * 4 + k) for k in range(n % 5)])))
+            for n in range(200)
+        ]
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        left, right = (len(encoder.encoded) for encoder in made.encoders)
+        assert abs(left - right) <= 20
+
+
+@virtual
+async def test_requests_wait_for_arena_room_holding_nothing() -> None:
+    # Room for four embeddings in all; each request brings three.
+    async with bench(arena_bytes=2 * 192) as made:
+        answers = [
+            asyncio.Task(collect(made.router, ask(f"r{n}", [image(n * 3 + k) for k in range(3)]))) for n in range(20)
+        ]
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert sum(len(encoder.encoded) for encoder in made.encoders) == 60
+
+
+@virtual
+async def test_an_encoder_that_refuses_for_memory_sends_the_request_back_to_the_queue() -> None:
+    async with bench() as made:
+        made.encoders[0].failures.extend(ArenaFull("full") for _ in range(3))
+        made.encoders[1].encode_s = 0.05
+        images = [image(1), image(2)]
+        assert isinstance((await collect(made.router, ask("r", images)))[-1], ChatFinished)
+        assert arrived(made, images)
+
+
+@virtual
+async def test_an_encoder_without_memory_for_good_ends_in_overload_not_in_a_loop() -> None:
+    async with bench(encoders=1, settings=RouterSettings(max_requeues=3)) as made:
+        made.encoders[0].failures.extend(ArenaFull("full") for _ in range(100))
+        with pytest.raises(ArenaFull):
+            await collect(made.router, ask("r", [image(1)]))
+        assert len(made.encoders[0].failures) == 96
+
+
+@virtual
+async def test_the_waiting_queue_is_bounded() -> None:
+    async with bench(encoders=1, arena_bytes=192, settings=RouterSettings(max_waiting_requests=1)) as made:
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)]))) for n in range(4)]
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) == 2
+        assert sum(isinstance(outcome, list) for outcome in outcomes) == 2
+
+
+@virtual
+async def test_what_can_never_fit_is_refused_for_good() -> None:
+    async with bench(arena_bytes=2 * 192) as made:
+        with pytest.raises(InvalidRequest, match="larger than the encoders' arenas"):
+            await collect(made.router, ask("r", [image(n) for n in range(5)]))
+        with pytest.raises(InvalidRequest, match="larger than the encoders' arenas"):
+            await collect(made.router, ask("r2", [image(1, side_px=140)]))
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("request_", "expected", "param"),
+    [
+        (ask("r", [b"not an image"]), InvalidMedia, "messages[0].content[0]"),
+        (ask("r", [image(1), image(2)[:20]]), InvalidMedia, "messages[0].content[1]"),
+        (ask("r", [image(1, side_px=14 * 17)]), InvalidMedia, "messages[0].content[0]"),
+        (ask("r", [image(1)] * 5), InvalidRequest, "messages"),
+        (ask("r", model="another"), ModelNotFound, "model"),
+        (ask(""), InvalidRequest, "request_id"),
+        (ask("x" * 129), InvalidRequest, "request_id"),
+        (ask("r", timeout_s=0), InvalidRequest, "timeout"),
+        (ask("r", timeout_s=float("nan")), InvalidRequest, "timeout"),
+        (ask("r", sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
+        (ask("r", sampling=SamplingParams(max_tokens=5000)), ContextTooLong, "max_tokens"),
+    ],
+)
+async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], param: str) -> None:
+    async with bench(settings=RouterSettings(max_items_per_request=4)) as made:
+        with pytest.raises(expected) as caught:
+            await collect(made.router, request_)
+        assert (type(caught.value), caught.value.param) == (expected, param)
+        assert not any(encoder.encoded for encoder in made.encoders)
+
+
+@virtual
+async def test_an_encoder_that_cannot_decode_an_image_names_it_and_fails_nothing_else() -> None:
+    async with bench(encoders=1) as made:
+        made.encoders[0].failures.append(InvalidMedia("cannot be decoded"))
+        with pytest.raises(InvalidMedia) as caught:
+            await collect(made.router, ask("r", [image(1), image(2)]))
+        assert caught.value.param == "messages[0].content[0]"
+        assert isinstance((await collect(made.router, ask("next", [image(1)])))[-1], ChatFinished)
+
+
+@virtual
+@pytest.mark.parametrize("error", [EngineFailure("failed"), ValueError("a defect")])
+async def test_a_failing_engine_and_a_defect_fail_one_request(error: Exception) -> None:
+    async with bench(encoders=1) as made:
+        made.encoders[0].failures.append(error)
+        with pytest.raises(InternalError):
+            await collect(made.router, ask("r", [image(1)]))
+        assert isinstance((await collect(made.router, ask("next", [image(1)])))[-1], ChatFinished)
+
+
+@virtual
+async def test_a_ticket_of_another_length_is_never_used() -> None:
+    async with bench(encoders=1) as made:
+        made.encoders[0].extra_tokens = 1
+        with pytest.raises(InternalError):
+            await collect(made.router, ask("r", [image(1)]))
+        assert not made.texts[0].requests
+
+
+@virtual
+async def test_a_request_id_can_be_used_once_at_a_time() -> None:
+    async with bench() as made:
+        first = asyncio.Task(collect(made.router, ask("r", [image(1)])))
+        await asyncio.sleep(0.005)
+        with pytest.raises(InvalidRequest) as caught:
+            await collect(made.router, ask("r"))
+        assert caught.value.param == "request_id"
+        assert isinstance((await first)[-1], ChatFinished)
+        await asyncio.sleep(0.1)
+        assert isinstance((await collect(made.router, ask("r")))[-1], ChatFinished)
+
+
+@virtual
+async def test_an_instance_with_another_model_is_kept_out_and_shown() -> None:
+    async with bench() as made:
+        other = ModelInfo("other", "1", made.encoders[0].model.dtype, 8, 4096)
+        made.encoders[1].kill()
+        await asyncio.sleep(1)
+        made.encoders[1].model = other
+        made.encoders[1].restart()
+        await asyncio.sleep(2)
+        await collect(made.router, ask("r", [image(n) for n in range(4)]))
+        assert [len(encoder.encoded) for encoder in made.encoders] == [4, 0]
+        readiness = await made.router.readiness()
+        assert readiness.ready
+        assert "encoder-1: serves another model" in readiness.instances
+        assert [model.model_id for model in await made.router.models()] == ["fake"]
+
+
+@virtual
+async def test_draining_refuses_new_requests_and_lets_others_finish() -> None:
+    async with bench() as made:
+        answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
+        await asyncio.sleep(0.005)
+        draining = asyncio.Task(made.router.drain())
+        await asyncio.sleep(0.001)
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("late"))
+        assert isinstance((await answer)[-1], ChatFinished)
+        await draining
+
+
+@virtual
+async def test_before_any_instance_is_seen_requests_are_unavailable() -> None:
+    async with bench(encoders=0, texts=0) as made:
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("r"))
+        assert (await made.router.readiness()).missing == ("encode", "prefill", "decode")
+        assert await made.router.models() == ()
