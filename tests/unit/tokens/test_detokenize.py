@@ -28,22 +28,16 @@ def pieces(tokenizer: Tokenizer, token_ids: list[int], chunk: int = 1) -> list[s
 
 
 def byte_runs_are_all_valid_or_all_invalid(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
-    """The one exception that the detokenizer states."""
+    """False for the one exception that the detokenizer states: a broken run with valid characters in it."""
+    tokens = [tokenizer.id_to_token(token_id) for token_id in token_ids if token_id not in tokenizer.special_ids]
     run = b""
-    for token_id in [*token_ids, None]:
-        token = "" if token_id is None else tokenizer.id_to_token(token_id) or ""
-        if token_id in tokenizer.special_ids:
-            continue
+    for token in [*(token for token in tokens if token is not None), ""]:
         if token.startswith("<0x"):
             run += bytes.fromhex(token[3:5])
             continue
-        try:
-            run.decode()
-        except UnicodeDecodeError:
-            if any(_valid(run[:end]) for end in range(1, len(run))):
-                return False
-            if any(_valid(run[start:end]) for start in range(len(run)) for end in range(start + 1, len(run) + 1)):
-                return False
+        spans = [run[start:end] for start in range(len(run)) for end in range(start + 1, len(run) + 1)]
+        if not _valid(run) and any(map(_valid, spans)):
+            return False
         run = b""
     return True
 
