@@ -20,3 +20,8 @@ def machine_name() -> str:
 def new_epoch() -> int:
     """A number that a process gets at its start, higher than that of any process before it under the same name."""
     return time.time_ns()
+
+
+def instance_name(service: str, port: int, epoch: int) -> str:
+    """A name for an instance that was given none: unique among machines, and on one machine."""
+    return f"{service}-{machine_name()[:8]}-{port or epoch}"

@@ -14,9 +14,14 @@ from typing import Protocol
 
 import uvloop
 
+from triptych.errors import TriptychError
 from triptych.runtime import logs
 
 logger = logging.getLogger(__name__)
+
+
+class CannotStart(Exception):
+    """Something outside the program keeps it from starting; the message says what, for whoever started it."""
 
 
 class App(Protocol):
@@ -28,9 +33,16 @@ class App(Protocol):
 
 
 def run(name: str, app: AbstractAsyncContextManager[App], *, log_level: str, drain_s: float) -> None:
-    """Run ``app`` until the process is told to stop. Returns when everything is closed."""
+    """Run ``app`` until the process is told to stop. Returns when everything is closed.
+
+    Ends the process with status 1 and one line when the app cannot start (CannotStart, or an error of the tree).
+    """
     logs.configure(log_level)
-    uvloop.run(_serve(name, app, drain_s), debug=False)
+    try:
+        uvloop.run(_serve(name, app, drain_s), debug=False)
+    except (CannotStart, TriptychError) as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        raise SystemExit(1) from None
 
 
 async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float) -> None:

@@ -1,0 +1,105 @@
+"""The encoder wired up: where real engines, memory, transports and threads are made."""
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from triptych.engine.encoder import PreparedImage, TransformersEncoderEngine
+from triptych.families.model_files import BadModel
+from triptych.machine.arena import ArenaLimits
+from triptych.rpc.server import RpcServer
+from triptych.runtime.clock import monotonic
+from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart
+from triptych.runtime.tasks import TaskScope
+from triptych.transport.arena import HostArena
+from triptych.transport.start import start_transports
+
+from .holdings import Holdings
+from .service import EncoderService
+from .servicer import SERVICE_NAME, EncoderServicer
+from .settings import EncoderSettings
+
+_CONNECT_S = 5.0
+"""An encoder reads nobody's memory; its transports connect to none."""
+
+
+class EncoderApp:
+    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+
+    def __init__(self, service: EncoderService[PreparedImage], server: RpcServer, settings: EncoderSettings) -> None:
+        self._service = service
+        self._server = server
+        self._settings = settings
+        self.port = server.port
+
+    async def drain(self) -> None:
+        """Finish what is under way, and keep what was promised until it is fetched."""
+        await self._service.drain()
+        await self._server.drain(self._settings.drain_s)
+
+
+@asynccontextmanager
+async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
+    """Load the engine, register the arena, listen. Raises CannotStart."""
+    compute = ThreadOffload(1, name="encoder-compute")
+    prepare = ThreadOffload(settings.prepare_threads, name="encoder-prepare")
+    try:
+        engine = await compute.run(partial(_load, settings))
+        epoch = new_epoch()
+        instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
+        arena = HostArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch)
+        limits = ArenaLimits(
+            max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
+        )
+        holdings = Holdings(arena, limits, clock=monotonic, chance=secrets.SystemRandom(), offload=prepare)
+        try:
+            transports = await start_transports(
+                settings.transports,
+                arena,
+                machine=machine_name(),
+                host=settings.host,
+                check=holdings.may_read,
+                max_pull_s=settings.max_pull_s,
+                connect_timeout_s=_CONNECT_S,
+            )
+        except ValueError as error:
+            raise CannotStart(str(error)) from None
+        try:
+            async with TaskScope("encoder") as scope:
+                service = EncoderService(
+                    engine,
+                    holdings,
+                    settings,
+                    offers=transports.offers,
+                    scope=scope,
+                    prepare=prepare,
+                    compute=compute,
+                    clock=monotonic,
+                )
+                service.start()
+                register = EncoderServicer(service).register
+                async with RpcServer(
+                    host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register
+                ) as server:
+                    yield EncoderApp(service, server, settings)
+        finally:
+            await transports.close()
+    finally:
+        prepare.close()
+        compute.close()
+
+
+def _load(settings: EncoderSettings) -> TransformersEncoderEngine:
+    try:
+        return TransformersEncoderEngine(
+            settings.model,
+            model_id=settings.model_id or settings.model.resolve().name,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.torch_threads,
+        )
+    except BadModel as error:
+        raise CannotStart(str(error)) from None

@@ -1,0 +1,76 @@
+"""The router wired up: where real stubs, threads and the model's torch-free half are made."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from triptych.families.model_files import BadModel, ModelFiles
+from triptych.media.sniff import MediaLimits
+from triptych.rpc.server import RpcServer
+from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart
+from triptych.runtime.tasks import TaskScope
+from triptych.tokens.prompt import PromptBuilder
+
+from .prepare import ModelPrepare
+from .service import RouterService
+from .servicer import SERVICE_NAME, RouterServicer
+from .settings import RouterSettings
+
+
+class RouterApp:
+    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+
+    def __init__(self, service: RouterService, server: RpcServer, settings: RouterSettings) -> None:
+        self._service = service
+        self._server = server
+        self._settings = settings
+        self.port = server.port
+
+    async def drain(self) -> None:
+        await self._service.drain()
+        await self._server.drain(self._settings.drain_s)
+
+
+@asynccontextmanager
+async def app(settings: RouterSettings) -> AsyncGenerator[RouterApp]:
+    """Read the model's tokenizer and template, connect to the pools, listen. Raises CannotStart."""
+    async with AsyncExitStack() as stack:
+        offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
+        stack.callback(offload.close)
+        prepare = await offload.run(partial(_prepare, settings))
+        encoders = {target: EncoderStub(target) for target in settings.encoders}
+        texts = {target: TextStub(target) for target in settings.text}
+        for stub in (*encoders.values(), *texts.values()):
+            stack.push_async_callback(stub.close)
+        scope = await stack.enter_async_context(TaskScope("router"))
+        service = RouterService(
+            encoders,
+            texts,
+            settings=settings,
+            prepare=prepare,
+            offload=offload,
+            clock=monotonic,
+            scope=scope,
+        )
+        service.start()
+        stack.callback(service.close)
+        register = RouterServicer(service).register
+        server = await stack.enter_async_context(
+            RpcServer(host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register)
+        )
+        yield RouterApp(service, server, settings)
+
+
+def _prepare(settings: RouterSettings) -> ModelPrepare:
+    limits = MediaLimits(
+        max_bytes=settings.max_image_bytes,
+        max_pixels=settings.max_image_pixels,
+        max_side_px=settings.max_image_side_px,
+    )
+    try:
+        return ModelPrepare(PromptBuilder.load(ModelFiles.load(settings.model)), limits)
+    except BadModel as error:
+        raise CannotStart(str(error)) from None

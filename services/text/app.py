@@ -1,0 +1,139 @@
+"""The text instance wired up: where real engines, memory, transports, stubs and threads are made."""
+
+import random
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from triptych.domain.embedding import LeaseId
+from triptych.engine.text import TransformersTextEngine
+from triptych.families.model_files import BadModel, ModelFiles
+from triptych.rpc.server import RpcServer
+from triptych.rpc.stubs import EncoderStub
+from triptych.runtime.clock import monotonic
+from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart
+from triptych.runtime.tasks import TaskScope
+from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.tokenizer import Tokenizer
+from triptych.transport.arena import HostArena
+from triptych.transport.probe import PeerBook, TransportSet
+from triptych.transport.start import start_transports
+
+from .holders import HolderDirectory
+from .intake import Intake, IntakeLimits
+from .releases import Releases
+from .service import TextService
+from .servicer import SERVICE_NAME, TextServicer
+from .settings import TextSettings
+
+
+class TextApp:
+    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+
+    def __init__(self, service: TextService, server: RpcServer, settings: TextSettings) -> None:
+        self._service = service
+        self._server = server
+        self._settings = settings
+        self.port = server.port
+
+    async def drain(self) -> None:
+        await self._service.drain()
+        await self._server.drain(self._settings.drain_s)
+
+
+@asynccontextmanager
+async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
+    """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
+    async with AsyncExitStack() as stack:
+        engine_thread = ThreadOffload(1, name="text-engine")
+        stack.callback(engine_thread.close)
+        checks = ThreadOffload(settings.check_threads, name="text-check")
+        stack.callback(checks.close)
+        engine, tokenizer = await engine_thread.run(partial(_load, settings))
+
+        epoch = new_epoch()
+        instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
+        arena = HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
+        transports = await _transports(settings, arena)
+        stack.push_async_callback(transports.close)
+        peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
+        stack.push_async_callback(peers.close)
+        encoders = [EncoderStub(target) for target in settings.encoders]
+        for encoder in encoders:
+            stack.push_async_callback(encoder.close)
+
+        scope = await stack.enter_async_context(TaskScope("text"))
+        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
+        intake = Intake(
+            arena=arena,
+            transport=transports,
+            peers=peers,
+            holders=holders,
+            releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
+            limits=IntakeLimits(
+                max_waiting=settings.max_waiting_requests,
+                max_pulls_per_holder=settings.max_pulls_per_encoder,
+                max_pull_s=settings.max_pull_s,
+                failure_grace_s=settings.failure_grace_s,
+            ),
+            scope=scope,
+            offload=checks,
+            clock=monotonic,
+        )
+        service = TextService(
+            engine,
+            intake,
+            settings,
+            offers=transports.offers,
+            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
+            scope=scope,
+            engine_thread=engine_thread,
+            chance=random.SystemRandom(),
+            clock=monotonic,
+        )
+        service.start()
+        register = TextServicer(service).register
+        server = await stack.enter_async_context(
+            RpcServer(host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register)
+        )
+        yield TextApp(service, server, settings)
+
+
+async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
+    try:
+        return await start_transports(
+            settings.transports,
+            arena,
+            machine=machine_name(),
+            host=settings.host,
+            check=_nobody_reads,
+            max_pull_s=settings.max_pull_s,
+            connect_timeout_s=settings.connect_timeout_s,
+        )
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
+
+
+def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
+    """What was pulled is not for others: this instance grants no leases."""
+    del lease_id, offset, nbytes
+    return False
+
+
+def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer]:
+    try:
+        engine = TransformersTextEngine(
+            settings.model,
+            model_id=settings.model_id or settings.model.resolve().name,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            max_sequences=settings.max_sequences,
+            token_budget=settings.token_budget,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.torch_threads,
+        )
+        return engine, Tokenizer.load(ModelFiles.load(settings.model))
+    except BadModel as error:
+        raise CannotStart(str(error)) from None

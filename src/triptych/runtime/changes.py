@@ -1,0 +1,50 @@
+"""A value that others watch: sent at once, again when it changed, and now and then even when it did not."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Changes(Generic[T]):
+    """Watchers read the value themselves, so that a slow one skips what was overtaken and no queue grows.
+
+    ``min_interval_s`` bounds the rate for each watcher; after ``max_interval_s`` without a change the value is sent
+    again as a sign of life.
+    """
+
+    def __init__(self, read: Callable[[], T], *, min_interval_s: float, max_interval_s: float) -> None:
+        self._read = read
+        self._min_interval_s = min_interval_s
+        self._max_interval_s = max_interval_s
+        self._watchers: set[asyncio.Event] = set()
+
+    def notify(self) -> None:
+        """The value may have changed."""
+        for changed in self._watchers:
+            changed.set()
+
+    async def watch(self) -> AsyncGenerator[T]:
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            while True:
+                changed.clear()
+                yield self._read()
+                await asyncio.sleep(self._min_interval_s)
+                try:
+                    async with asyncio.timeout(self._max_interval_s):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._watchers.discard(changed)
+
+    async def wait_until(self, holds: Callable[[T], bool]) -> None:
+        """Return once ``holds`` is true of the value."""
+        async with aclosing(self.watch()) as values:
+            async for value in values:
+                if holds(value):
+                    return

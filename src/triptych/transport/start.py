@@ -1,0 +1,49 @@
+"""The transports of a process, by the names that its settings use."""
+
+import logging
+from collections.abc import Sequence
+
+from triptych.policy.transport import NIXL, TCP
+from triptych.ports import LeaseCheck, Transport
+from triptych.transport.arena import HostArena
+from triptych.transport.nixl import NixlTransport
+from triptych.transport.probe import TransportSet
+from triptych.transport.tcp import TcpTransport
+from triptych.transport.tcp_holder import TcpLimits
+
+logger = logging.getLogger(__name__)
+
+
+async def start_transports(
+    names: Sequence[str],
+    arena: HostArena,
+    *,
+    machine: str,
+    host: str,
+    check: LeaseCheck,
+    max_pull_s: float,
+    connect_timeout_s: float,
+) -> TransportSet:
+    """Start what works here of ``names``; ``host`` is the address that holders listen on.
+
+    The names say what is allowed; which is best is found out for each pair of hosts. A backend that is not installed
+    or does not start is left out with a warning. Raises ValueError for an unknown name, or when none is left.
+    """
+    transports: list[Transport] = []
+    for name in names:
+        match name:
+            case "nixl":
+                try:
+                    transports.append(await NixlTransport.start(arena, machine=machine, max_pull_s=max_pull_s))
+                except RuntimeError as error:
+                    logger.warning("transport %s is left out: %s", NIXL, error)
+            case "tcp":
+                limits = TcpLimits(max_pull_s=max_pull_s)
+                transports.append(
+                    await TcpTransport.listen(arena, machine=machine, check=check, limits=limits, bind_host=host)
+                )
+            case _:
+                raise ValueError(f"there is no transport {name!r} between processes, only {NIXL} and {TCP}")
+    if not transports:
+        raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
+    return TransportSet(transports, connect_timeout_s=connect_timeout_s)
