@@ -1,0 +1,284 @@
+"""From bytes to embeddings: each item is prepared in a pool, waits, and goes through the tower in a batch.
+
+Callers who want the same embedding at the same time share a *flight*: one is encoded, each gets leases of its own. A
+flight belongs to the instance, not to the caller who came first, so it goes on when that one leaves; when all
+have left it ends as soon as no thread works on it.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from triptych.domain.embedding import Tensor
+from triptych.domain.encoding import EncodeRequest, EncodeResult
+from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, InvalidRequest, Overloaded, TriptychError
+from triptych.machine import batch_queue as machine
+from triptych.machine.arena import Slot
+from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
+from triptych.runtime.tasks import TaskScope
+
+from .holdings import Holdings
+
+logger = logging.getLogger(__name__)
+
+_DECODED_NBYTES_PER_PIXEL = 4
+
+
+class _Waiter:
+    """One call that waits for a flight."""
+
+    def __init__(self, request: EncodeRequest, arrived_s: float) -> None:
+        self.request = request
+        self.arrived_s = arrived_s
+        # Errors are results here: an exception that a cancelled call never fetches would be reported as lost.
+        self.outcome: asyncio.Future[EncodeResult | TriptychError] = asyncio.get_running_loop().create_future()
+
+    def tell(self, outcome: EncodeResult | TriptychError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class _Flight(Generic[PreparedT]):
+    """An item on its way to being an embedding, and who waits for it."""
+
+    def __init__(self, key: bytes, request: EncodeRequest) -> None:
+        self.key = key
+        self.info = request.info
+        self.media = request.media
+        self.waiters: dict[int, _Waiter] = {}
+        self.prepared: PreparedT | None = None
+        self.slot: Slot | None = None
+        self.encode_started_s = 0.0
+
+
+class Batcher(Generic[PreparedT]):
+    """Owns the tower. ``run`` is to be started once; ``encode`` may be called from then on."""
+
+    def __init__(
+        self,
+        engine: EncoderEngine[PreparedT],
+        holdings: Holdings,
+        limits: machine.BatchLimits,
+        *,
+        scope: TaskScope,
+        prepare: Offload,
+        compute: Offload,
+        clock: Clock,
+        on_change: Callable[[], None],
+    ) -> None:
+        """``prepare`` is a pool; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
+        self._engine = engine
+        self._holdings = holdings
+        self._queue = machine.BatchQueue(limits)
+        self._scope = scope
+        self._prepare_pool = prepare
+        self._compute = compute
+        self._clock = clock
+        self._on_change = on_change
+        self._flights: dict[bytes, _Flight[PreparedT]] = {}
+        self._waiter_ids = itertools.count()
+        self._wake = asyncio.Event()
+
+    @property
+    def queue(self) -> machine.BatchQueue:
+        """What is remembered, to be read only."""
+        return self._queue
+
+    async def encode(self, key: bytes, request: EncodeRequest) -> EncodeResult:
+        """Raises Overloaded or ArenaFull rather than wait for memory, InvalidMedia, InvalidRequest, EngineFailure."""
+        waiter_id, waiter = next(self._waiter_ids), _Waiter(request, self._clock())
+        self._join(key, waiter_id, waiter)
+        try:
+            outcome = await waiter.outcome
+        except asyncio.CancelledError:
+            self._take_back(waiter)
+            raise
+        finally:
+            self._leave(key, waiter_id)
+        if isinstance(outcome, TriptychError):
+            raise outcome
+        return outcome
+
+    async def run(self) -> None:
+        """Feed the tower until cancelled."""
+        while True:
+            self._wake.clear()
+            batch: list[_Flight[PreparedT]] = []
+            for effect in self._queue.handle(machine.Take(), self._clock()):
+                match effect:
+                    case machine.Encode(keys):
+                        batch = [self._flights[key] for key in keys]
+                    case machine.Drop():
+                        self._drop(effect)
+            if batch:
+                await self._encode(batch)
+            else:
+                await self._wake.wait()
+
+    # --- callers -----------------------------------------------------------------------------------------------------
+
+    def _join(self, key: bytes, waiter_id: int, waiter: _Waiter) -> None:
+        request = waiter.request
+        arrive = machine.Arrive(
+            key=key,
+            waiter=waiter_id,
+            tokens=request.tokens,
+            nbytes=len(request.media) + _DECODED_NBYTES_PER_PIXEL * request.info.pixels,
+            deadline_s=waiter.arrived_s + request.timeout_s,
+        )
+        for effect in self._queue.handle(arrive, waiter.arrived_s):
+            match effect:
+                case machine.Refuse(_, fits, reason):
+                    raise Overloaded(reason) if fits else InvalidMedia(reason)
+                case machine.StartPreparing():
+                    flight = self._flights[key] = _Flight(key, request)
+                    self._scope.spawn(self._prepare(flight), name="prepare")
+        self._flights[key].waiters[waiter_id] = waiter
+        self._on_change()
+
+    def _take_back(self, waiter: _Waiter) -> None:
+        """Leases that were granted in the very moment in which their caller went away."""
+        if waiter.outcome.done() and not waiter.outcome.cancelled():
+            result = waiter.outcome.result()
+            if isinstance(result, EncodeResult):
+                self._holdings.release((result.ticket.lease_id, result.holder_lease))
+
+    def _leave(self, key: bytes, waiter_id: int) -> None:
+        flight = self._flights.get(key)
+        if flight is None or flight.waiters.pop(waiter_id, None) is None:
+            return
+        for effect in self._queue.handle(machine.Leave(key, waiter_id), self._clock()):
+            if isinstance(effect, machine.Drop):
+                self._drop(effect)
+        self._on_change()
+
+    # --- preparing ---------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, flight: _Flight[PreparedT]) -> None:
+        prepared: PreparedT | None = None
+        while prepared is None and flight.waiters:
+            try:
+                prepared = await self._prepare_pool.run(self._prepare_if_wanted, flight)
+            except Exception as error:  # noqa: BLE001 - told to those whose item it is
+                self._fail(flight, error)
+                return
+        if prepared is not None:
+            self._refuse_fewer_than(flight, prepared.tokens)
+        if prepared is None or not flight.waiters:
+            self._end(flight)
+            return
+        try:
+            # Before compute is spent: where there is no room, nobody waits for it.
+            flight.slot = self._holdings.reserve(flight.key, prepared.outputs, prepared.tokens)
+        except TriptychError as error:
+            self._fail(flight, error)
+            return
+        flight.prepared, flight.media = prepared, b""
+        event = machine.Prepared(flight.key, prepared.tokens, prepared.nbytes)
+        for effect in self._queue.handle(event, self._clock()):
+            if isinstance(effect, machine.Drop):
+                self._drop(effect)
+        self._wake.set()
+        self._on_change()
+
+    def _prepare_if_wanted(self, flight: _Flight[PreparedT]) -> PreparedT | None:
+        """In a thread. An item that everybody left while it waited for the thread is not touched."""
+        return self._engine.prepare(flight.media, flight.info) if flight.waiters else None
+
+    def _refuse_fewer_than(self, flight: _Flight[PreparedT], tokens: int) -> None:
+        """A caller who counted fewer tokens than there are has a prompt that the embedding does not fit into."""
+        for waiter_id, waiter in list(flight.waiters.items()):
+            if tokens > waiter.request.tokens:
+                waiter.tell(too_many_tokens(tokens, waiter.request))
+                self._leave(flight.key, waiter_id)
+
+    # --- encoding ----------------------------------------------------------------------------------------------------
+
+    async def _encode(self, batch: Sequence[_Flight[PreparedT]]) -> None:
+        """One pass; when it fails, one for each item that is still wanted, so that none fails for its neighbours."""
+        started_s = self._clock()
+        prepared = [flight.prepared for flight in batch if flight.prepared is not None]
+        try:
+            embeddings = await self._compute.run(self._engine.encode, prepared)
+        except Exception as error:  # noqa: BLE001 - told to those whose items they are
+            if len(batch) == 1:
+                self._fail(batch[0], error)
+                return
+            logger.warning("a batch of %d items failed: they are encoded one by one (%s)", len(batch), error)
+            for flight in batch:
+                if flight.waiters:
+                    await self._encode([flight])
+                else:
+                    self._end(flight)
+            return
+        if len(embeddings) != len(batch):
+            for flight in batch:
+                self._fail(flight, RuntimeError(f"{len(batch)} items gave {len(embeddings)} embeddings"))
+            return
+        for flight, tensors in zip(batch, embeddings, strict=True):
+            flight.encode_started_s = started_s
+            # The tower goes on while this is copied.
+            self._scope.spawn(self._publish(flight, tensors), name="publish")
+
+    async def _publish(self, flight: _Flight[PreparedT], tensors: Sequence[Tensor]) -> None:
+        slot = flight.slot
+        if slot is None:
+            raise RuntimeError("an item was encoded without memory for its embedding")
+        try:
+            await self._holdings.fill(slot, tensors)
+        except Exception as error:  # noqa: BLE001 - told to those whose item it is
+            self._fail(flight, error)
+            return
+        flight.slot = None
+        now_s = self._clock()
+        for waiter in flight.waiters.values():
+            waiter.tell(self._result(flight, waiter, now_s))
+        self._end(flight)
+
+    def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
+        if waiter.outcome.done():
+            return DeadlineExceeded("the caller has left")
+        tokens = self._holdings.tokens(flight.key)
+        if tokens is not None and tokens > waiter.request.tokens:
+            return too_many_tokens(tokens, waiter.request)
+        try:
+            ticket, holder_lease = self._holdings.grant_pair(flight.key, waiter.request.lease_s)
+        except TriptychError as error:
+            return error
+        return EncodeResult(
+            ticket=ticket,
+            holder_lease=holder_lease,
+            cached=False,
+            queue_s=max(0.0, flight.encode_started_s - waiter.arrived_s),
+            encode_s=now_s - flight.encode_started_s,
+        )
+
+    # --- endings -----------------------------------------------------------------------------------------------------
+
+    def _drop(self, drop: machine.Drop) -> None:
+        error: TriptychError = DeadlineExceeded(drop.reason) if drop.expired else Overloaded(drop.reason)
+        self._fail(self._flights[drop.key], error)
+
+    def _fail(self, flight: _Flight[PreparedT], error: Exception) -> None:
+        """Tell everyone who waits, and forget the flight: the same item may come again and succeed."""
+        if not isinstance(error, TriptychError):
+            logger.error("an item of %d bytes failed", flight.info.nbytes, exc_info=error)
+            error = InternalError("the item could not be encoded")
+        for waiter in flight.waiters.values():
+            waiter.tell(error)
+        self._end(flight)
+
+    def _end(self, flight: _Flight[PreparedT]) -> None:
+        if flight.slot is not None:
+            self._holdings.abandon(flight.slot)
+            flight.slot = None
+        self._queue.handle(machine.Done(flight.key), self._clock())
+        del self._flights[flight.key]
+        self._on_change()
+
+
+def too_many_tokens(tokens: int, request: EncodeRequest) -> InvalidRequest:
+    """The embedding does not fit into the prompt that was counted for it."""
+    return InvalidRequest(f"item {request.item} takes {tokens} tokens, {request.tokens} were counted for it")

@@ -1,0 +1,119 @@
+"""The embeddings that this instance holds: its arena, and the machine that remembers what lies in it."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
+from triptych.errors import EngineFailure, InternalError
+from triptych.machine import arena as machine
+from triptych.ports import Chance, Clock, Offload
+from triptych.transport.arena import HostArena
+from triptych.transport.slot import seal
+
+logger = logging.getLogger(__name__)
+
+_LEASE_ID_BITS = 128
+
+
+class Holdings:
+    """Turns the arena machine's effects into values and errors. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        arena: HostArena,
+        limits: machine.ArenaLimits,
+        *,
+        clock: Clock,
+        chance: Chance,
+        offload: Offload,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``offload`` copies embeddings into the arena. ``chance`` makes lease ids: it must not be predictable."""
+        self.arena = arena
+        self.on_change = on_change
+        self._clock = clock
+        self._chance = chance
+        self._offload = offload
+        self._machine = machine.ArenaMachine(
+            start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
+        )
+
+    @property
+    def memory(self) -> machine.ArenaMachine:
+        """What is remembered, to be read only."""
+        return self._machine
+
+    def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
+        """``ports.LeaseCheck`` for this instance's transports."""
+        return self._machine.may_read(lease_id, offset, nbytes, self._clock())
+
+    def tokens(self, key: bytes) -> int | None:
+        """Tokens of the embedding if it is here and can be granted; None if not."""
+        slot = self._machine.find(key)
+        return None if slot is None else slot.tokens
+
+    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> machine.Slot:
+        """Memory for an embedding. Raises ArenaFull for now, InvalidMedia for ever."""
+        match self._handle(machine.Reserve(key, tensors, tokens)):
+            case machine.Reserved(slot):
+                return slot
+            case machine.Refused(_, error):
+                raise error
+            case _:
+                raise InternalError("the embedding is being made already")
+
+    async def fill(self, slot: machine.Slot, tensors: Sequence[Tensor]) -> None:
+        """Put the embedding into its slot; from then on it can be granted.
+
+        Raises EngineFailure when the tensors are not those that the slot was reserved for; then, as when it is
+        cancelled, the slot stays reserved.
+        """
+        if tuple(tensor.spec for tensor in tensors) != slot.tensors:
+            raise EngineFailure("the engine made other tensors than it had announced")
+        checksum = await self._offload.run(seal, self.arena.memory, slot.offset, slot.generation, tensors)
+        self._handle(machine.Commit(slot.key, slot.generation, checksum))
+
+    def abandon(self, slot: machine.Slot) -> None:
+        """The slot will not be filled."""
+        self._handle(machine.Abandon(slot.key, slot.generation))
+
+    def grant(self, key: bytes, lease_s: float, generation: int | None = None) -> Ticket:
+        """A lease for one reader. Raises LeaseLost when the embedding (in that generation) is not here, Overloaded."""
+        lease_id = self._chance.getrandbits(_LEASE_ID_BITS).to_bytes(_LEASE_ID_BITS // 8, "little")
+        match self._handle(machine.Grant(key, lease_id, lease_s, generation)):
+            case machine.Granted(ticket):
+                return ticket
+            case machine.Refused(_, error):
+                raise error
+            case _:
+                raise InternalError("a lease was neither granted nor refused")
+
+    def grant_pair(self, key: bytes, lease_s: float) -> tuple[Ticket, LeaseId]:
+        """Two leases, or none: one for a reader, with the ticket, and the caller's own. Raises as ``grant``."""
+        ticket = self.grant(key, lease_s)
+        try:
+            return ticket, self.grant(key, lease_s).lease_id
+        except Exception:
+            self.release((ticket.lease_id,))
+            raise
+
+    def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        self._handle(machine.Release(tuple(lease_ids)))
+
+    def sweep(self) -> None:
+        """Let go of leases whose readers never came back."""
+        self._handle(machine.Tick())
+
+    def _handle(self, event: machine.Event) -> machine.Effect | None:
+        """The answer to the event, if it has one; the other effects need nothing but a line in the log."""
+        answer: machine.Effect | None = None
+        for effect in self._machine.handle(event, self._clock()):
+            match effect:
+                case machine.Evicted(slot, reason):
+                    logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
+                case machine.Lapsed(_, reason):
+                    logger.warning("%s", reason)
+                case _:
+                    answer = effect
+        self.on_change()
+        return answer

@@ -1,0 +1,192 @@
+"""The encoder's application object: ``ports.Encoder`` over an engine and an arena."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from hashlib import blake2b
+from typing import Generic
+
+from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
+from triptych.domain.stage import Role
+from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, RequestTooLarge, Unavailable
+from triptych.machine.batch_queue import BatchLimits
+from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
+from triptych.runtime.changes import Changes
+from triptych.runtime.tasks import TaskScope
+
+from .batcher import Batcher, too_many_tokens
+from .holdings import Holdings
+from .settings import EncoderSettings
+
+
+class EncoderService(Generic[PreparedT]):
+    """``ports.Encoder``. ``start`` it once its scope is open."""
+
+    def __init__(
+        self,
+        engine: EncoderEngine[PreparedT],
+        holdings: Holdings,
+        settings: EncoderSettings,
+        *,
+        offers: Callable[[], tuple[TransportOffer, ...]],
+        scope: TaskScope,
+        prepare: Offload,
+        compute: Offload,
+        clock: Clock,
+    ) -> None:
+        """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread."""
+        self._engine = engine
+        self._holdings = holdings
+        self._settings = settings
+        self._offers = offers
+        self._scope = scope
+        self._prepare = prepare
+        self._changes = Changes(
+            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
+        )
+        holdings.on_change = self._changes.notify
+        limits = BatchLimits(
+            max_items=settings.max_waiting_items,
+            max_nbytes=settings.max_prepared_bytes,
+            max_batch_items=settings.max_batch_items,
+            max_batch_tokens=settings.max_batch_tokens,
+        )
+        self._batcher = Batcher(
+            engine,
+            holdings,
+            limits,
+            scope=scope,
+            prepare=prepare,
+            compute=compute,
+            clock=clock,
+            on_change=self._changes.notify,
+        )
+        self._received_bytes = 0
+        self._draining = False
+
+    def start(self) -> None:
+        """Begin to work; it ends with the scope."""
+        self._scope.spawn(self._batcher.run(), name="batches")
+        self._scope.spawn(self._sweep(), name="sweep")
+
+    async def describe(self) -> InstanceInfo:
+        arena = self._holdings.arena
+        return InstanceInfo(
+            instance_id=arena.instance_id,
+            epoch=arena.epoch,
+            role=Role.E,
+            model=self._engine.model,
+            arena_bytes=self._holdings.memory.capacity_bytes,
+            offers=self._offers(),
+            encoder_version=self._engine.version,
+        )
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        """``queue_s`` is the time until the item's batch began, preprocessing included; ``encode_s`` what followed.
+
+        Raises what ``ports.Encoder.encode`` says, and Overloaded or RequestTooLarge at this instance's bounds.
+        """
+        self._check(request)
+        self._received_bytes += len(request.media)
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                return await self._encode(request)
+        except TimeoutError:
+            raise DeadlineExceeded(f"item {request.item} was not encoded within {request.timeout_s:.3g} s") from None
+        finally:
+            self._received_bytes -= len(request.media)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        """Also while draining: whoever was promised an embedding still gets it."""
+        return self._holdings.grant(request.key, _checked_lease_s(request.lease_s), request.generation)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        self._holdings.release(lease_ids)
+
+    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        return self._changes.watch()
+
+    def load(self) -> EncoderLoad:
+        """What waits or runs now."""
+        memory = self._holdings.memory
+        return EncoderLoad(
+            pending_tokens=self._batcher.queue.pending_tokens,
+            pending_items=self._batcher.queue.pending_items,
+            arena_bytes=memory.capacity_bytes,
+            arena_leased_bytes=memory.leased_bytes,
+            cached_embeddings=memory.cached,
+            draining=self._draining,
+        )
+
+    async def drain(self) -> None:
+        """Refuse new items; return once nothing is encoded and every lease was given back or has ended."""
+        self._draining = True
+        self._changes.notify()
+        await self._changes.wait_until(lambda load: load.pending_items == 0 and self._holdings.memory.leases == 0)
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant of this instance's memory does not hold."""
+        self._holdings.memory.validate()
+        self._batcher.queue.validate()
+
+    def _check(self, request: EncodeRequest) -> None:
+        if self._draining:
+            raise Unavailable("the encoder is draining")
+        if request.model != self._engine.model.model_id:
+            raise ModelNotFound(f"this encoder serves {self._engine.model.model_id!r}, not {request.model!r}")
+        nbytes, settings = len(request.media), self._settings
+        if nbytes > settings.max_media_bytes:
+            raise RequestTooLarge(f"item {request.item} has {nbytes} bytes, the limit is {settings.max_media_bytes}")
+        if nbytes != request.info.nbytes:
+            raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
+        _checked_lease_s(request.lease_s)
+        if self._received_bytes + nbytes > settings.max_received_bytes:
+            raise Overloaded(
+                f"calls in progress hold {self._received_bytes} of {settings.max_received_bytes} media bytes, "
+                f"this one has {nbytes}"
+            )
+
+    async def _encode(self, request: EncodeRequest) -> EncodeResult:
+        key = await self._key(request)
+        tokens = self._holdings.tokens(key)
+        if tokens is None:
+            return await self._batcher.encode(key, request)
+        if tokens > request.tokens:
+            raise too_many_tokens(tokens, request)
+        ticket, holder_lease = self._holdings.grant_pair(key, request.lease_s)
+        return EncodeResult(ticket=ticket, holder_lease=holder_lease, cached=True, queue_s=0.0, encode_s=0.0)
+
+    async def _key(self, request: EncodeRequest) -> bytes:
+        """The identity of what the bytes are; what the caller says of them is only compared."""
+        digest = await self._prepare.run(_digest, request.media)
+        if digest != request.info.digest:
+            raise InvalidRequest(f"item {request.item} does not have the digest that was announced")
+        model = self._engine.model
+        return EmbeddingIdentity(
+            model_id=model.model_id,
+            model_revision=model.revision,
+            encoder_version=self._engine.version,
+            processor_digest=self._engine.processor_digest,
+            dtype=model.dtype,
+            modality=request.info.modality,
+            width=request.info.width,
+            height=request.info.height,
+            media_digest=digest,
+            tenant_salt=request.tenant_salt,
+        ).key
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            self._holdings.sweep()
+
+
+def _digest(media: bytes) -> bytes:
+    return blake2b(media, digest_size=32).digest()
+
+
+def _checked_lease_s(lease_s: float) -> float:
+    if not lease_s > 0:
+        raise InvalidRequest(f"a lease lasts longer than 0 s, {lease_s:g} were asked for")
+    return lease_s

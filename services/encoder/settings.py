@@ -1,0 +1,80 @@
+"""What an encoder can be told."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from triptych.runtime.settings import ServiceSettings, Strings, service_config
+
+MIB = 1 << 20
+
+
+class EncoderSettings(ServiceSettings):
+    model_config = service_config("encoder")
+
+    host: str = "127.0.0.1"
+    """IP address to listen on, for calls and for pulls alike."""
+    port: int = Field(default=50061, ge=0, le=65535)
+    """TCP port for calls; 0 takes a free one and logs it."""
+    instance_id: str = Field(default="", max_length=128)
+    """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
+    model: Path
+    """Directory of the model: configuration, weights, processor."""
+    model_id: str = ""
+    """Name under which the model is served; empty takes the directory's."""
+    device: str = "cpu"
+    """Where the tower runs, as torch names it."""
+    dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
+    """What the tower computes in: float32, float16 or bfloat16. The text pool must use the same."""
+    torch_threads: int = Field(default=1, ge=1, le=256)
+    """Threads that one pass of the tower uses."""
+
+    transports: Strings = ("nixl", "tcp")
+    """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
+    arena_bytes: int = Field(default=256 * MIB, ge=MIB)
+    """Registered memory for embeddings: those that are leased and, in what is left, the cache."""
+    max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Longest time that a read may take: a slot whose lease has ended is kept for so much longer."""
+    max_lease_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Longest lease; a longer one that is asked for is cut to this."""
+    max_leases: int = Field(default=65_536, ge=2)
+    """Most leases at the same time."""
+    sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
+    """How often leases that were never given back are looked for."""
+
+    max_media_bytes: int = Field(default=32 * MIB, ge=1)
+    """Largest item."""
+    max_received_bytes: int = Field(default=512 * MIB, ge=1)
+    """Most media bytes of calls in progress; a call that does not fit is refused."""
+    max_waiting_items: int = Field(default=256, ge=1)
+    """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
+    max_prepared_bytes: int = Field(default=1024 * MIB, ge=1)
+    """Most memory of these items together, decoded and preprocessed."""
+    prepare_threads: int = Field(default=2, ge=1, le=256)
+    """Threads that decode and preprocess."""
+    max_batch_items: int = Field(default=8, ge=1)
+    """Most items in one pass of the tower."""
+    max_batch_tokens: int = Field(default=8192, ge=1)
+    """Most embedding tokens in one pass of the tower; a larger item runs alone."""
+
+    load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
+    """Load reports to one watcher are at least this far apart."""
+    load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
+    """A watcher hears of the load at least this often."""
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_an_address(cls, host: str) -> str:
+        ip_address(host)
+        return host
+
+    @model_validator(mode="after")
+    def _limits_fit_together(self) -> Self:
+        if self.max_media_bytes > self.max_received_bytes:
+            raise ValueError(
+                f"max_media_bytes ({self.max_media_bytes}) exceeds max_received_bytes ({self.max_received_bytes}): "
+                "such an item could never be taken"
+            )
+        return self

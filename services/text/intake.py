@@ -1,0 +1,245 @@
+"""Embeddings on their way into this instance: what the image cache's machine decides is done here.
+
+Everything is pulled beside the engine, never inside a step. A pull belongs to the instance: several requests may wait
+for it, and it goes on when the one that asked first has left.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych.domain.embedding import Ticket
+from triptych.domain.generation import Placement, PullReport
+from triptych.errors import TransferFailed, TriptychError
+from triptych.machine import image_cache as machine
+from triptych.ports import Clock, EmbeddingInput, Offload
+from triptych.runtime.tasks import TaskScope
+from triptych.transport.arena import HostArena
+from triptych.transport.probe import PeerBook
+from triptych.transport.slot import tensors, verify
+
+from .holders import HolderDirectory
+from .releases import Releases
+
+logger = logging.getLogger(__name__)
+
+
+class Quarantine(Protocol):
+    """The part of a transport that knows which memory a late write may still reach."""
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeLimits:
+    max_waiting: int
+    """Requests that wait for memory."""
+    max_pulls_per_holder: int
+    max_pull_s: float
+    failure_grace_s: float
+    """How long a request whose first pull failed looks on whether its others fail as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request's embeddings, in the order of its placements; readable until the request leaves the intake."""
+
+    inputs: tuple[EmbeddingInput, ...]
+    reports: tuple[PullReport, ...]
+
+
+@dataclass(slots=True)
+class _Pull:
+    ticket: Ticket
+    failed: asyncio.Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    error: TriptychError
+    still_pulling: tuple[tuple[int, _Pull], ...]
+    """Index of a ticket, and the pull of it that goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    tickets: tuple[Ticket, ...]
+    outcome: asyncio.Future[machine.Acquired | _Refusal]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Turns to pull from one holder: a holder that hangs keeps nobody from pulling from others."""
+
+    turns: asyncio.Semaphore
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Journey:
+    backend: str
+    nbytes: int
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Intake:
+    """Turns the machine's effects into pulls, and their outcomes into events."""
+
+    arena: HostArena
+    transport: Quarantine
+    peers: PeerBook
+    holders: HolderDirectory
+    releases: Releases
+    limits: IntakeLimits
+    scope: TaskScope
+    offload: Offload
+    clock: Clock
+    memory: machine.ImageCacheMachine = field(init=False)
+    """What is remembered, to be read only."""
+    _wanted: dict[str, _Wanted] = field(init=False, default_factory=dict)
+    _pulls: dict[int, _Pull] = field(init=False, default_factory=dict)
+    _journeys: dict[bytes, _Journey] = field(init=False, default_factory=dict)
+    """Of what is in the cache."""
+    _lanes: dict[tuple[str, int], _Lane] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory = machine.ImageCacheMachine(
+            start=self.arena.base, end=self.arena.nbytes, max_waiting=self.limits.max_waiting
+        )
+
+    async def acquire(self, request_id: str, placements: Sequence[Placement]) -> Arrived:
+        """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case.
+
+        From here on the tickets' leases are given back by the intake. Raises TransferFailed, which names the items
+        (of the placements), InvalidRequest for what can never fit, Overloaded.
+        """
+        wanted = _Wanted(tuple(one.ticket for one in placements), asyncio.get_running_loop().create_future())
+        self._wanted[request_id] = wanted
+        self._handle(machine.Acquire(request_id, wanted.tickets))
+        outcome = await wanted.outcome
+        if isinstance(outcome, _Refusal):
+            raise await self._whole_failure(outcome, placements)
+        memory = self.arena.memory
+        inputs = tuple(
+            EmbeddingInput(one.start, one.tokens, tensors(memory, slot.offset, slot.ticket))
+            for one, slot in zip(placements, outcome.slots, strict=True)
+        )
+        reports = tuple(self._report(one, cached=hit) for one, hit in zip(placements, outcome.hits, strict=True))
+        return Arrived(inputs, reports)
+
+    def leave(self, request_id: str) -> None:
+        """The request reads its embeddings no more; unknown ids are fine."""
+        self._wanted.pop(request_id, None)
+        self._handle(machine.Leave(request_id))
+
+    def tick(self) -> None:
+        """Look whether memory that was set aside is free again."""
+        self._handle(machine.Tick(self.transport.quarantined()))
+
+    def _handle(self, event: machine.Event) -> None:
+        for effect in self.memory.handle(event, self.clock()):
+            match effect:
+                case machine.StartPull():
+                    failed = asyncio.get_running_loop().create_future()
+                    self._pulls[effect.pull_id] = _Pull(effect.ticket, failed)
+                    self.scope.spawn(self._pull(effect), name="pull")
+                case machine.Acquired(request_id):
+                    self._tell(request_id, effect)
+                case machine.Refused(request_id, error):
+                    self._tell(request_id, _Refusal(error, self._still_pulling(request_id)))
+                case machine.ReleaseLease(ticket):
+                    self.releases.add(ticket)
+                case machine.Evicted(key, reason):
+                    self._journeys.pop(key, None)
+                    logger.debug("evicted an embedding: %s", reason)
+                case machine.Waiting(request_id, reason):
+                    logger.debug("request %s waits: %s", request_id, reason)
+
+    def _tell(self, request_id: str, outcome: machine.Acquired | _Refusal) -> None:
+        wanted = self._wanted.get(request_id)
+        if wanted is not None and not wanted.outcome.done():
+            wanted.outcome.set_result(outcome)
+
+    # --- pulling -----------------------------------------------------------------------------------------------------
+
+    async def _pull(self, start: machine.StartPull) -> None:
+        ticket = start.ticket
+        try:
+            async with self._turn((ticket.holder, ticket.epoch)):
+                started_s = self.clock()
+                async with asyncio.timeout(self.limits.max_pull_s):
+                    backend = await self._read(ticket, start.offset)
+        except TimeoutError:
+            error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.limits.max_pull_s:g} s")
+        except TriptychError as reason:
+            error = reason
+        except Exception:
+            logger.exception("a pull failed")
+            error = TransferFailed("an embedding could not be pulled")
+        else:
+            self._journeys[ticket.key] = _Journey(backend, ticket.slot_nbytes, self.clock() - started_s)
+            self._pulls.pop(start.pull_id).failed.set_result(False)
+            self._handle(machine.Pulled(start.pull_id))
+            return
+        logger.info("a pull from %s failed: %s", ticket.holder, error)
+        self._pulls.pop(start.pull_id).failed.set_result(True)
+        self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
+
+    async def _read(self, ticket: Ticket, offset: int) -> str:
+        """Pull and check one embedding. Returns the backend that did it.
+
+        That it is finite was checked by the encoder before it computed the checksum, and is checked again by the
+        text engine when the request is added.
+        """
+        holder = await self.holders.find(ticket.holder, ticket.epoch)
+        peer = await self.peers.get(ticket.holder, ticket.epoch, holder.info.offers)
+        try:
+            await peer.pull(ticket, offset)
+        except TransferFailed:
+            await self.peers.forget(ticket.holder, ticket.epoch)
+            raise
+        await self.offload.run(verify, self.arena.memory, offset, ticket)
+        return peer.backend
+
+    @asynccontextmanager
+    async def _turn(self, holder: tuple[str, int]) -> AsyncIterator[None]:
+        lane = self._lanes.get(holder)
+        if lane is None:
+            lane = self._lanes[holder] = _Lane(asyncio.Semaphore(self.limits.max_pulls_per_holder))
+        lane.users += 1
+        try:
+            async with lane.turns:
+                yield
+        finally:
+            lane.users -= 1
+            if lane.users == 0:
+                del self._lanes[holder]
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _still_pulling(self, request_id: str) -> tuple[tuple[int, _Pull], ...]:
+        wanted = self._wanted.get(request_id)
+        by_key = {pull.ticket.key: pull for pull in self._pulls.values()}
+        tickets = () if wanted is None else wanted.tickets
+        return tuple((index, by_key[ticket.key]) for index, ticket in enumerate(tickets) if ticket.key in by_key)
+
+    async def _whole_failure(self, refusal: _Refusal, placements: Sequence[Placement]) -> TriptychError:
+        """The refusal, with every item that failed: items of one dead encoder fail one after the other."""
+        if not isinstance(refusal.error, TransferFailed):
+            return refusal.error
+        pulls = {pull.failed for _, pull in refusal.still_pulling}
+        if pulls:
+            await asyncio.wait(pulls, timeout=self.limits.failure_grace_s)
+        failed = {index for index, pull in refusal.still_pulling if pull.failed.done() and pull.failed.result()}
+        items = sorted(placements[index].item for index in failed.union(refusal.error.items))
+        return TransferFailed(refusal.error.message, items=tuple(items))
+
+    def _report(self, placement: Placement, *, cached: bool) -> PullReport:
+        journey = None if cached else self._journeys.get(placement.ticket.key)
+        if journey is None:
+            return PullReport(placement.item, backend="", nbytes=0, duration_s=0.0, cached=True)
+        return PullReport(placement.item, journey.backend, journey.nbytes, journey.duration_s, cached=False)

@@ -1,0 +1,244 @@
+"""The text instance's application object: ``ports.Text`` over an engine and an image cache."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
+from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
+from triptych.domain.stage import Role
+from triptych.errors import DeadlineExceeded, Overloaded, Unavailable
+from triptych.machine import text_queue as machine
+from triptych.machine.extents import round_up
+from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine
+from triptych.runtime.changes import Changes
+from triptych.runtime.tasks import TaskScope
+
+from .answer import Answer, Detokenizer
+from .checks import check_request
+from .engine_loop import EngineLoop, Sequence
+from .intake import Arrived, Intake
+from .settings import TextSettings
+
+_SEED_BITS = 63
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request in this instance. Its id is the instance's own: a caller may send the same request again."""
+
+    job_id: str
+    request: TextRequest
+    arrived_s: float
+    may_fetch: asyncio.Event = field(default_factory=asyncio.Event)
+    may_run: asyncio.Event = field(default_factory=asyncio.Event)
+    in_intake: bool = False
+    """The intake has the tickets and gives their leases back."""
+    in_engine: bool = False
+    """The engine has been handed the request and says when it needs the embeddings no more."""
+
+    @property
+    def deadline_s(self) -> float:
+        return self.arrived_s + self.request.timeout_s
+
+
+class TextService:
+    """``ports.Text``. ``start`` it once its scope is open."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        intake: Intake,
+        settings: TextSettings,
+        *,
+        offers: Callable[[], tuple[TransportOffer, ...]],
+        new_detokenizer: Callable[[], Detokenizer],
+        scope: TaskScope,
+        engine_thread: Offload,
+        chance: Chance,
+        clock: Clock,
+    ) -> None:
+        """``engine_thread`` runs one call at a time, always in the same thread. ``chance`` draws missing seeds."""
+        self._engine = engine
+        self._intake = intake
+        self._settings = settings
+        self._offers = offers
+        self._new_detokenizer = new_detokenizer
+        self._scope = scope
+        self._chance = chance
+        self._clock = clock
+        self._changes = Changes(
+            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
+        )
+        self._queue = machine.TextQueue(
+            machine.QueueLimits(
+                max_waiting=settings.max_waiting_requests,
+                max_running=settings.max_running_requests,
+                max_fetching_nbytes=settings.max_fetching_bytes,
+            )
+        )
+        self._loop = EngineLoop(engine, engine_thread, clock=clock, on_change=self._changes.notify)
+        self._jobs: dict[str, _Job] = {}
+        self._job_numbers = itertools.count()
+        self._draining = False
+
+    def start(self) -> None:
+        """Begin to work; it ends with the scope."""
+        self._scope.spawn(self._loop.run(), name="engine")
+        self._scope.spawn(self._sweep(), name="sweep")
+
+    async def describe(self) -> InstanceInfo:
+        arena = self._intake.arena
+        return InstanceInfo(
+            instance_id=arena.instance_id,
+            epoch=arena.epoch,
+            role=Role.PD,
+            model=self._engine.model,
+            arena_bytes=self._intake.memory.capacity_bytes,
+            offers=self._offers(),
+        )
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        """``Ready`` comes when the engine has taken the request in. Closing the generator ends it within one step.
+
+        ``queue_s`` is all time before ``Ready`` that was not spent on pulling. Raises, all before ``Ready``,
+        TransferFailed, ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time
+        DeadlineExceeded and EngineFailure. Leases in the request's tickets are given back however it ends.
+        """
+        job = _Job(f"{request.request_id}/{next(self._job_numbers)}", request, self._clock())
+        try:
+            self._take_in(job)
+            ready, sequence = await self._prepare(job)
+            yield ready
+            answer = Answer(self._new_detokenizer(), request.sampling.stop)
+            reason: FinishReason | None = None
+            while reason is None:
+                async with self._deadline(job):
+                    tokens = await sequence.next()
+                piece = answer.feed(tokens)
+                reason = piece.finish_reason
+                if reason is not None:
+                    self._loop.cancel(job.job_id)  # the engine does not know of stop strings
+                if piece.chunk.token_ids or piece.chunk.text:
+                    yield piece.chunk
+            yield _finished(reason, answer.completion_tokens, sequence)
+        finally:
+            self._let_go(job)
+
+    def watch_load(self) -> AsyncGenerator[TextLoad]:
+        return self._changes.watch()
+
+    def load(self) -> TextLoad:
+        """What waits or runs now."""
+        return TextLoad(
+            pending_tokens=self._queue.waiting_tokens + self._loop.pending_tokens,
+            waiting_requests=self._queue.waiting,
+            running_requests=self._queue.running,
+            draining=self._draining,
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests; return once those that are here have ended."""
+        self._draining = True
+        self._changes.notify()
+        await self._changes.wait_until(lambda _: not self._jobs)
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant of this instance's memory does not hold."""
+        self._queue.validate()
+        self._intake.memory.validate()
+
+    # --- a request's way ---------------------------------------------------------------------------------------------
+
+    def _take_in(self, job: _Job) -> None:
+        request = job.request
+        if self._draining:
+            raise Unavailable("the text instance is draining")
+        check_request(request, self._engine)
+        if len(self._jobs) >= self._settings.max_requests:
+            raise Overloaded(f"{self._settings.max_requests} requests are open, which is the limit")
+        arrive = machine.Arrive(
+            request_id=job.job_id,
+            tokens=len(request.token_ids) + (request.sampling.max_tokens or 0),
+            items=len(request.placements),
+            nbytes=sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements),
+            deadline_s=job.deadline_s,
+        )
+        self._jobs[job.job_id] = job
+        self._happened(arrive)
+
+    async def _prepare(self, job: _Job) -> tuple[Ready, Sequence]:
+        """Through the queue, with the embeddings, into the engine."""
+        arrived, pull_s = Arrived((), ()), 0.0
+        async with self._deadline(job):
+            if job.request.placements:
+                await job.may_fetch.wait()
+                began_s = self._clock()
+                job.in_intake = True
+                arrived = await self._intake.acquire(job.job_id, job.request.placements)
+                pull_s = self._clock() - began_s
+                self._happened(machine.Fetched(job.job_id))
+            await job.may_run.wait()
+            sequence = self._submit(job, arrived)
+            await sequence.joined()
+        queue_s = max(0.0, self._clock() - job.arrived_s - pull_s)
+        return Ready(arrived.reports, queue_s, pull_s), sequence
+
+    def _submit(self, job: _Job, arrived: Arrived) -> Sequence:
+        request = job.request
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._chance.getrandbits(_SEED_BITS))
+        engine_request = EngineRequest(job.job_id, request.token_ids, arrived.inputs, sampling)
+        job.in_engine = True
+        return self._loop.submit(
+            engine_request,
+            on_copied=partial(self._intake.leave, job.job_id),
+            on_over=partial(self._happened, machine.Leave(job.job_id)),
+        )
+
+    def _let_go(self, job: _Job) -> None:
+        """Free everything that the request still has, wherever it was when it ended."""
+        if job.in_engine:
+            self._loop.cancel(job.job_id)
+        elif job.in_intake:
+            self._intake.leave(job.job_id)
+        else:
+            for placement in job.request.placements:
+                self._intake.releases.add(placement.ticket)
+        self._happened(machine.Leave(job.job_id))
+        self._jobs.pop(job.job_id, None)
+
+    def _happened(self, event: machine.Event) -> None:
+        for effect in self._queue.handle(event, self._clock()):
+            match effect:
+                case machine.StartFetch(job_id):
+                    self._jobs[job_id].may_fetch.set()
+                case machine.StartRun(job_id):
+                    self._jobs[job_id].may_run.set()
+                case machine.Refuse(_, reason):
+                    raise Overloaded(reason)
+        self._changes.notify()
+
+    @asynccontextmanager
+    async def _deadline(self, job: _Job) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(max(0.0, job.deadline_s - self._clock())):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request was not answered within {job.request.timeout_s:.3g} s") from None
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
+            self._intake.tick()
+
+
+def _finished(reason: FinishReason, completion_tokens: int, sequence: Sequence) -> Finished:
+    first_s, last_s, joined_s = sequence.first_token_s, sequence.last_token_s, sequence.joined_s
+    if first_s is None or last_s is None or joined_s is None:
+        return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0)
+    return Finished(reason, completion_tokens, prefill_s=first_s - joined_s, decode_s=last_s - first_s)

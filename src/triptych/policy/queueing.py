@@ -1,0 +1,38 @@
+"""Who is next: the order of waiting requests, and how many waiting items make a batch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in a queue: when its caller gives up (``deadline_s``), and how many came before it (``arrival``)."""
+
+    request_id: str
+    deadline_s: float
+    arrival: int
+
+
+def slack_order(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """Most urgent first (DESIGN section 4.5: a text instance queues by SLO slack).
+
+    Slack is the time left until the deadline. ``now_s`` is the same for all of them, so the order by slack is the order
+    by deadline (earliest deadline first), and it does not change while nothing arrives: nobody starves, because
+    every deadline is overtaken by later arrivals' deadlines in the end. Ties are served as they came.
+    """
+    return sorted(waiting, key=lambda one: (one.deadline_s, one.arrival))
+
+
+def batch_length(tokens: Sequence[int], *, max_items: int, max_tokens: int) -> int:
+    """How many items from the head of the queue make the next batch, given the tokens of each in order of arrival.
+
+    The batch takes what is there and waits for nothing: encoding is bound by compute, a fuller batch gains little
+    (ModServe section 3, insights 3 and 4). At least one item is taken, so that an item of more than ``max_tokens`` runs
+    alone rather than never.
+    """
+    total = 0
+    for position, count in enumerate(tokens[:max_items]):
+        total += count
+        if position > 0 and total > max_tokens:
+            return position
+    return min(len(tokens), max_items)

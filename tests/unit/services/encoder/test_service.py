@@ -1,0 +1,377 @@
+"""The encoder as its callers see it."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from hashlib import blake2b
+
+import pytest
+
+from tests.unit.services.panels import encode_request, encoder_panel, under_virtual_time
+from triptych.domain.encoding import EncodeResult, LeaseRequest
+from triptych.domain.stage import Role
+from triptych.errors import (
+    ArenaFull,
+    DeadlineExceeded,
+    EngineFailure,
+    InternalError,
+    InvalidMedia,
+    InvalidRequest,
+    LeaseLost,
+    ModelNotFound,
+    Overloaded,
+    RequestTooLarge,
+    TriptychError,
+    Unavailable,
+)
+from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, fake_embedding
+from triptych.transport.slot import tensors, verify
+
+
+def leases_of(*results: EncodeResult) -> list[bytes]:
+    return [lease for result in results for lease in (result.ticket.lease_id, result.holder_lease)]
+
+
+def test_an_item_becomes_an_embedding_with_two_leases() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            request = encode_request("cat")
+            result = await panel.service.encode(request)
+            ticket = result.ticket
+            verify(panel.holdings.arena.memory, ticket.offset, ticket)
+            found = tensors(panel.holdings.arena.memory, ticket.offset, ticket)
+            assert bytes(found["embeddings"].data) == fake_embedding(request.media, 32, 8)
+            assert (ticket.holder, ticket.epoch, ticket.tokens, result.cached) == ("encoder", 1, 32, False)
+            assert result.encode_s > 0
+            assert result.queue_s > 0
+            assert panel.holdings.memory.leases == 2
+            assert ticket.lease_id != result.holder_lease
+            await panel.service.release(leases_of(result))
+
+    under_virtual_time(scenario)
+
+
+def test_a_second_call_for_the_same_bytes_is_served_from_the_cache_with_leases_of_its_own() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            first = await panel.service.encode(encode_request("cat"))
+            second = await panel.service.encode(encode_request("cat"))
+            assert (second.cached, panel.engine.encoded_items) == (True, 1)
+            assert second.ticket.checksum == first.ticket.checksum
+            assert len(set(leases_of(first, second))) == 4
+            await panel.service.release(leases_of(first, second))
+
+    under_virtual_time(scenario)
+
+
+def test_size_options_and_tenant_are_part_of_the_identity() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            requests = [
+                encode_request("cat"),
+                encode_request("cat", width=15),
+                encode_request("cat", tenant_salt=b"other"),
+            ]
+            results = await asyncio.gather(*map(panel.service.encode, requests))
+            assert len({result.ticket.key for result in results}) == 3
+            assert panel.engine.encoded_items == 3
+            await panel.service.release(leases_of(*results))
+
+    under_virtual_time(scenario)
+
+
+def test_equal_items_at_the_same_time_are_encoded_once() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            results = await asyncio.gather(*(panel.service.encode(encode_request("cat")) for _ in range(20)))
+            assert panel.engine.encoded_items == 1
+            assert len(set(leases_of(*results))) == 40
+            await panel.service.release(leases_of(*results))
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.006, 0.0085, 0.0135])
+def test_the_others_get_theirs_when_the_first_of_equal_callers_goes_away(after_s: float) -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel, asyncio.TaskGroup() as group:
+            first = group.create_task(panel.service.encode(encode_request("cat")))
+            others = [group.create_task(panel.service.encode(encode_request("cat"))) for _ in range(3)]
+            await asyncio.sleep(after_s)
+            got = [] if first.cancel() else [first.result()]
+            await panel.service.release(leases_of(*got, *[await other for other in others]))
+            assert panel.engine.encoded_items == 1
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("steps", range(40))
+def test_a_caller_that_goes_away_at_any_moment_leaves_nothing_behind(steps: int) -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel, asyncio.TaskGroup() as group:
+            call = group.create_task(panel.service.encode(encode_request("cat")))
+            await asyncio.sleep(steps * 0.0005)
+            if not call.cancel():
+                await panel.service.release(leases_of(call.result()))
+
+    under_virtual_time(scenario)
+
+
+def test_an_item_that_everybody_left_while_it_waited_is_not_encoded() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(max_batch_items=1) as panel, asyncio.TaskGroup() as group:
+            first = group.create_task(panel.service.encode(encode_request("first")))
+            second = group.create_task(panel.service.encode(encode_request("second")))
+            await asyncio.sleep(0.004)  # the first is in the tower, the second waits for it
+            assert panel.service.load().pending_items == 2
+            second.cancel()
+            await panel.service.release(leases_of(await first))
+            assert panel.engine.encoded_items == 1
+
+    under_virtual_time(scenario)
+
+
+def test_an_item_whose_time_is_over_is_not_encoded() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(max_batch_items=1) as panel, asyncio.TaskGroup() as group:
+            first = group.create_task(panel.service.encode(encode_request("first")))
+            with pytest.raises(DeadlineExceeded, match="item 0"):
+                await panel.service.encode(encode_request("second", timeout_s=0.005))
+            await panel.service.release(leases_of(await first))
+            assert panel.engine.encoded_items == 1
+
+    under_virtual_time(scenario)
+
+
+def test_one_bad_item_does_not_fail_its_batch() -> None:
+    class Picky(FakeEncoderEngine):
+        def encode(self, batch):  # type: ignore[no-untyped-def]
+            if any(item.media.startswith(b"bad") for item in batch):
+                raise EngineFailure("this one cannot be encoded")
+            return super().encode(batch)
+
+    async def scenario() -> None:
+        engine = Picky(tokens_of=lambda info: 2 * info.width)
+        async with encoder_panel(engine=engine) as panel:
+            names = ["good-1", "bad", "good-2"]
+            results = await asyncio.gather(
+                *(panel.service.encode(encode_request(name)) for name in names), return_exceptions=True
+            )
+            assert isinstance(results[0], EncodeResult)
+            assert isinstance(results[1], EngineFailure)
+            assert isinstance(results[2], EncodeResult)
+            await panel.service.release(leases_of(results[0], results[2]))
+
+    under_virtual_time(scenario)
+
+
+def test_after_an_error_the_same_image_can_be_encoded() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            panel.engine.failures.append(EngineFailure("once"))
+            calls = [panel.service.encode(encode_request("cat")) for _ in range(3)]
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, EngineFailure) for one in failed)
+            await panel.service.release(leases_of(await panel.service.encode(encode_request("cat"))))
+
+    under_virtual_time(scenario)
+
+
+def test_a_defect_of_the_engine_is_told_without_its_details() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            panel.engine.failures.append(RuntimeError("address 0x7f"))
+            with pytest.raises(InternalError) as raised:
+                await panel.service.encode(encode_request("cat"))
+            assert "0x" not in raised.value.message
+
+    under_virtual_time(scenario)
+
+
+def test_tensors_other_than_announced_are_refused() -> None:
+    class Short(FakeEncoderEngine):
+        def encode(self, batch):  # type: ignore[no-untyped-def]
+            return super().encode([replace(item, tokens=3, outputs=item.outputs) for item in batch])[:-1]
+
+    async def scenario() -> None:
+        async with encoder_panel(engine=Short(tokens_of=lambda info: info.width)) as panel:
+            with pytest.raises(InternalError):
+                await panel.service.encode(encode_request("cat"))
+
+    under_virtual_time(scenario)
+
+
+def test_a_full_arena_refuses_at_once_and_holds_nothing() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(slots=2) as panel:
+            kept = [await panel.service.encode(encode_request(name)) for name in ("a", "b")]
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(ArenaFull):
+                await panel.service.encode(encode_request("c"))
+            assert asyncio.get_running_loop().time() - began_s < 0.01
+            assert panel.engine.encoded_items == 2
+            await panel.service.release(leases_of(kept[0]))
+            third = await panel.service.encode(encode_request("c"))
+            await panel.service.release(leases_of(kept[1], third))
+
+    under_virtual_time(scenario)
+
+
+def test_what_can_never_fit_is_the_requests_fault() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(slots=2, max_prepared_bytes=1000) as panel:
+            with pytest.raises(InvalidMedia, match="limit is 1000"):
+                await panel.service.encode(encode_request("cat", width=64))
+        async with encoder_panel(slots=1) as panel:
+            with pytest.raises(InvalidMedia):
+                await panel.service.encode(encode_request("cat", width=64, tokens=128))
+
+    under_virtual_time(scenario)
+
+
+def test_a_burst_is_answered_or_refused_and_nothing_is_lost() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(slots=300, max_waiting_items=150) as panel:
+            calls = (panel.service.encode(encode_request(f"image-{n}")) for n in range(200))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            served = [one for one in results if isinstance(one, EncodeResult)]
+            refused = [one for one in results if isinstance(one, Overloaded)]
+            assert len(served) + len(refused) == 200
+            assert len(served) >= 150
+            assert len({result.ticket.offset for result in served}) == len(served)
+            await panel.service.release(leases_of(*served))
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"model": "other"}, ModelNotFound, "'other'"),
+        ({"media": b"short"}, InvalidRequest, "5 bytes, 40 were announced"),
+        ({"media": b"x" * 40}, InvalidRequest, "digest"),
+        ({"tokens": 31}, InvalidRequest, "takes 32 tokens, 31 were counted"),
+        ({"lease_s": 0.0}, InvalidRequest, "0 s"),
+        ({"media": b"x" * 2000}, RequestTooLarge, "2000 bytes, the limit is 1000"),
+    ],
+)
+def test_a_request_that_is_wrong_is_refused(change: dict[str, object], error: type[TriptychError], says: str) -> None:
+    async def scenario() -> None:
+        async with encoder_panel(max_media_bytes=1000) as panel:
+            request = replace(encode_request("cat"), **change)  # type: ignore[arg-type]
+            with pytest.raises(error, match=says):
+                await panel.service.encode(request)
+            assert panel.engine.encoded_items == 0
+
+    under_virtual_time(scenario)
+
+
+def test_fewer_tokens_than_a_cached_embedding_has_are_refused_too() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            first = await panel.service.encode(encode_request("cat"))
+            with pytest.raises(InvalidRequest, match="takes 32 tokens"):
+                await panel.service.encode(encode_request("cat", tokens=8))
+            await panel.service.release(leases_of(first))
+
+    under_virtual_time(scenario)
+
+
+def test_media_that_cannot_be_decoded_is_invalid() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            media = b"x" * 20 + BROKEN_MEDIA
+            request = encode_request("x")
+            info = replace(request.info, nbytes=len(media), digest=blake2b(media, digest_size=32).digest())
+            with pytest.raises(InvalidMedia):
+                await panel.service.encode(replace(request, media=media, info=info))
+
+    under_virtual_time(scenario)
+
+
+def test_bytes_of_calls_in_progress_are_bounded() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(max_media_bytes=50, max_received_bytes=100) as panel:
+            calls = (panel.service.encode(encode_request(name)) for name in "abc")
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(results[2], Overloaded)
+            await panel.service.release(leases_of(*[one for one in results if isinstance(one, EncodeResult)]))
+
+    under_virtual_time(scenario)
+
+
+def test_leases_that_are_never_given_back_end() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            result = await panel.service.encode(encode_request("cat", lease_s=2.0))
+            assert panel.holdings.may_read(result.ticket.lease_id, result.ticket.offset, 8)
+            await asyncio.sleep(2.1)
+            assert not panel.holdings.may_read(result.ticket.lease_id, result.ticket.offset, 8)
+            assert panel.holdings.memory.leases == 2  # a read that began in time may still be running
+            await asyncio.sleep(2.0)
+            assert panel.holdings.memory.leases == 0
+
+    under_virtual_time(scenario)
+
+
+def test_a_further_reader_gets_a_lease_until_the_embedding_is_gone() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(slots=1) as panel:
+            result = await panel.service.encode(encode_request("cat"))
+            ticket = await panel.service.lease(LeaseRequest(result.ticket.key, result.ticket.generation, 5.0, 1.0))
+            assert ticket.offset == result.ticket.offset
+            await panel.service.release([*leases_of(result), ticket.lease_id])
+            other = await panel.service.encode(encode_request("dog"))
+            with pytest.raises(LeaseLost):
+                await panel.service.lease(LeaseRequest(result.ticket.key, result.ticket.generation, 5.0, 1.0))
+            await panel.service.release(leases_of(other))
+
+    under_virtual_time(scenario)
+
+
+def test_watchers_see_the_load_at_a_bounded_rate() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(load_min_interval_s=0.02, load_max_interval_s=0.5) as panel:
+            clock = asyncio.get_running_loop().time
+            times, loads = [], []
+            async with asyncio.TaskGroup() as group, aclosing(panel.service.watch_load()) as watch:
+                calls = [group.create_task(panel.service.encode(encode_request(f"{n}"))) for n in range(30)]
+                async for load in watch:
+                    times.append(clock())
+                    loads.append(load)
+                    if len(loads) > 3 and load.pending_items == 0:
+                        break
+            assert max(load.pending_items for load in loads) > 0
+            assert loads[-1].cached_embeddings == 30
+            assert all(b - a >= 0.0199 for a, b in zip(times, times[1:], strict=False))
+            await panel.service.release(leases_of(*[await call for call in calls]))
+
+    under_virtual_time(scenario)
+
+
+def test_while_draining_nothing_new_is_taken_and_promises_are_kept() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel, asyncio.TaskGroup() as group:
+            result = await panel.service.encode(encode_request("cat"))
+            drained = group.create_task(panel.service.drain())
+            await asyncio.sleep(0.1)
+            with pytest.raises(Unavailable):
+                await panel.service.encode(encode_request("dog"))
+            assert panel.service.load().draining
+            assert not drained.done()
+            await panel.service.release(leases_of(result))
+            await drained
+
+    under_virtual_time(scenario)
+
+
+def test_an_encoder_says_who_it_is() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel:
+            info = await panel.service.describe()
+            assert (info.instance_id, info.epoch, info.role) == ("encoder", 1, Role.E)
+            assert info.model == panel.engine.model
+            assert [offer.backend for offer in info.offers] == ["memory"]
+            assert info.encoder_version == "fake-1"
+
+    under_virtual_time(scenario)

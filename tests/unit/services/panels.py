@@ -1,0 +1,305 @@
+"""An encoder and a text service in one process, under virtual time, with fake engines and in-memory pulls."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from services.encoder.holdings import Holdings
+from services.encoder.service import EncoderService
+from services.encoder.settings import EncoderSettings
+from services.text.holders import HolderDirectory
+from services.text.intake import Intake, IntakeLimits
+from services.text.releases import Releases
+from services.text.service import TextService
+from services.text.settings import TextSettings
+from triptych.domain.encoding import EncodeRequest, EncodeResult
+from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.machine.arena import ArenaLimits
+from triptych.ports import Encoder
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine, Spliced, answer_tokens
+from triptych.testing.fakes import fake_embedding as embedding_of
+from triptych.testing.links import DamagingTransport
+from triptych.testing.offload import InlineOffload
+from triptych.testing.virtual_time import run
+from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
+from triptych.transport.probe import PeerBook, TransportSet
+
+PLACEHOLDER = 7
+VOCABULARY = range(97, 123)
+SLOT_NBYTES = 64 * 17
+"""Of the embedding of an item of 32 tokens: 1,024 bytes and the two words around them, rounded up."""
+ITEM_TOKENS = 32
+
+
+class Letters:
+    """A detokenizer whose tokens are letters."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def flush(self) -> str:
+        return ""
+
+
+def media_of(name: str, *, width: int = 16) -> tuple[bytes, MediaInfo]:
+    """An item that the fake engine embeds."""
+    media = name.encode().ljust(40, b".")
+    return media, MediaInfo(Modality.IMAGE, "png", width, 8, len(media), blake2b(media, digest_size=32).digest())
+
+
+def encode_request(
+    name: str,
+    *,
+    media: bytes | None = None,
+    tokens: int = ITEM_TOKENS,
+    width: int = 16,
+    timeout_s: float = 30.0,
+    lease_s: float = 30.0,
+    tenant_salt: bytes = b"",
+) -> EncodeRequest:
+    own, info = media_of(name, width=width)
+    return EncodeRequest(
+        request_id="request",
+        item=0,
+        model=FAKE_MODEL.model_id,
+        media=own if media is None else media,
+        info=info,
+        tokens=tokens,
+        tenant_salt=tenant_salt,
+        timeout_s=timeout_s,
+        lease_s=lease_s,
+    )
+
+
+@dataclass
+class EncoderPanel:
+    service: EncoderService[FakePrepared]
+    engine: FakeEncoderEngine
+    holdings: Holdings
+    transport: MemoryTransport
+    scope: TaskScope
+
+    async def settled(self) -> None:
+        """No lease is out, nothing waits, and the books are in order."""
+        for _ in range(200):
+            if not self.holdings.memory.leases and not self.service.load().pending_items:
+                break
+            await asyncio.sleep(0.05)
+        assert self.holdings.memory.leases == 0
+        assert self.holdings.memory.leased_bytes == 0
+        assert self.service.load().pending_items == 0
+        self.service.validate()
+
+
+@asynccontextmanager
+async def encoder_panel(
+    *,
+    network: MemoryNetwork | None = None,
+    engine: FakeEncoderEngine | None = None,
+    instance_id: str = "encoder",
+    slots: int = 64,
+    max_pull_s: float = 1.0,
+    settle: bool = True,
+    **settings: Any,
+) -> AsyncIterator[EncoderPanel]:
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds. Checks at the end that nothing leaked."""
+    clock = asyncio.get_running_loop().time
+    engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
+    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=1)
+    holdings = Holdings(
+        arena,
+        ArenaLimits(max_pull_s=max_pull_s),
+        clock=clock,
+        chance=random.Random(1),
+        offload=InlineOffload(2),
+    )
+    transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=holdings.may_read)
+    async with TaskScope(instance_id) as scope:
+        service = EncoderService(
+            engine,
+            holdings,
+            EncoderSettings(model=Path("unused"), **settings),
+            offers=lambda: (transport.offer(),),
+            scope=scope,
+            prepare=InlineOffload(2),
+            compute=InlineOffload(1),
+            clock=clock,
+        )
+        service.start()
+        panel = EncoderPanel(service, engine, holdings, transport, scope)
+        yield panel
+        if settle:
+            await panel.settled()
+
+
+@dataclass
+class TextPanel:
+    service: TextService
+    engine: FakeTextEngine
+    intake: Intake
+    scope: TaskScope
+
+    async def settled(self) -> None:
+        """No request is left, nothing is pinned, and the books are in order."""
+        for _ in range(200):
+            if not self.intake.memory.pinned_bytes and not self.engine.has_work:
+                break
+            await asyncio.sleep(0.05)
+        load = self.service.load()
+        assert (load.waiting_requests, load.running_requests, load.pending_tokens) == (0, 0, 0)
+        assert self.intake.memory.pinned_bytes == 0
+        self.service.validate()
+
+
+@asynccontextmanager
+async def text_panel(
+    network: MemoryNetwork,
+    encoders: Sequence[Encoder],
+    *,
+    engine: FakeTextEngine | None = None,
+    slots: int = 64,
+    damage: Callable[[object], bool] = lambda _: False,
+    **settings: Any,
+) -> AsyncIterator[TextPanel]:
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the image cache holds. Checks that nothing leaked."""
+    clock = asyncio.get_running_loop().time
+    engine = engine or FakeTextEngine(vocabulary=VOCABULARY)
+    said = TextSettings(model=Path("unused"), **settings)
+    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
+    inner = MemoryTransport(network, arena, host="here", check=lambda *_: False)
+    transports = TransportSet((DamagingTransport(inner, damage),), connect_timeout_s=said.connect_timeout_s)
+    peers = PeerBook(transports.connect, limit=8)
+    async with TaskScope("text") as scope:
+        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=said.describe_timeout_s)
+        intake = Intake(
+            arena=arena,
+            transport=transports,
+            peers=peers,
+            holders=holders,
+            releases=Releases(holders, scope=scope, timeout_s=said.release_timeout_s),
+            limits=IntakeLimits(
+                max_waiting=said.max_waiting_requests,
+                max_pulls_per_holder=said.max_pulls_per_encoder,
+                max_pull_s=said.max_pull_s,
+                failure_grace_s=said.failure_grace_s,
+            ),
+            scope=scope,
+            offload=InlineOffload(2),
+            clock=clock,
+        )
+        service = TextService(
+            engine,
+            intake,
+            said,
+            offers=transports.offers,
+            new_detokenizer=Letters,
+            scope=scope,
+            engine_thread=InlineOffload(1),
+            chance=random.Random(2),
+            clock=clock,
+        )
+        service.start()
+        panel = TextPanel(service, engine, intake, scope)
+        yield panel
+        await panel.settled()
+    await peers.close()
+
+
+@dataclass
+class Asked:
+    """A request and the answer that it should get."""
+
+    request: TextRequest
+    expected: tuple[int, ...]
+
+
+def question(
+    name: str,
+    results: Sequence[tuple[str, EncodeResult]],
+    *,
+    max_tokens: int = 64,
+    stop: tuple[str, ...] = (),
+    timeout_s: float = 60.0,
+) -> Asked:
+    """``results``: the items' names and embeddings, in the order in which the prompt has them."""
+    token_ids: list[int] = [ord(letter) for letter in name]
+    placements: list[Placement] = []
+    spliced: list[Spliced] = []
+    for item, (media_name, result) in enumerate(results):
+        start, tokens = len(token_ids), result.ticket.tokens
+        placements.append(Placement(item, start, result.ticket))
+        token_ids += [PLACEHOLDER] * tokens + [1]
+        embedding = embedding_of(media_of(media_name)[0], tokens, FAKE_MODEL.hidden_size)
+        spliced.append(Spliced(start, tokens, embedding))
+    request = TextRequest(
+        name,
+        FAKE_MODEL.model_id,
+        tuple(token_ids),
+        tuple(placements),
+        SamplingParams(max_tokens=max_tokens, stop=stop),
+        timeout_s,
+    )
+    return Asked(request, answer_tokens(token_ids, spliced, vocabulary=VOCABULARY)[:max_tokens])
+
+
+@dataclass
+class Answered:
+    ready: Ready
+    token_ids: tuple[int, ...]
+    text: str
+    finished: Finished
+
+
+async def answer(service: TextService, request: TextRequest) -> Answered:
+    """The whole stream, put together."""
+    async with aclosing(service.generate(request)) as stream:
+        events = [event async for event in stream]
+    ready, *chunks, finished = events
+    assert isinstance(ready, Ready)
+    assert isinstance(finished, Finished)
+    tokens: list[int] = []
+    text = ""
+    for chunk in chunks:
+        assert isinstance(chunk, TokenChunk)
+        tokens += chunk.token_ids
+        text += chunk.text
+    return Answered(ready, tuple(tokens), text, finished)
+
+
+async def encode_and_keep_only_tickets(panel: EncoderPanel, *names: str) -> list[tuple[str, EncodeResult]]:
+    """Encode items and give the caller's own leases back: what is left are the readers'."""
+    results = await asyncio.gather(*(panel.service.encode(encode_request(name)) for name in names))
+    await panel.service.release([result.holder_lease for result in results])
+    return list(zip(names, results, strict=True))
+
+
+@dataclass
+class Panels:
+    encoder: EncoderPanel
+    text: TextPanel
+
+
+@asynccontextmanager
+async def panels(
+    *, before_pull: BeforePull | None = None, encoder: dict[str, Any] | None = None, **text: Any
+) -> AsyncIterator[Panels]:
+    network = MemoryNetwork(before_pull)
+    async with (
+        encoder_panel(network=network, **(encoder or {})) as one,
+        text_panel(network, [one.service], **text) as two,
+    ):
+        yield Panels(one, two)
+
+
+def under_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]], *, seed: int | None = None) -> None:
+    """Run a scenario; it may take an hour of its own time."""
+    run(scenario(), seed=seed)
