@@ -12,6 +12,7 @@ from triptych.ports import Router
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 
 from .routes import create_app
@@ -105,4 +106,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise SystemExit(f"gateway: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror}") from None

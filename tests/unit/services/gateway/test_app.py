@@ -15,6 +15,7 @@ from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from triptych.domain.generation import TokenChunk
 from triptych.errors import ModelNotFound, Overloaded
+from triptych.runtime.process import CannotStart
 
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -152,7 +153,7 @@ async def test_a_shutdown_cuts_off_what_does_not_finish_with_an_error(router: Fa
 async def test_a_port_that_is_taken_is_one_clear_line(router: FakeRouter) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SystemExit, match=f"gateway: cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(CannotStart, match=f"cannot listen on 127.0.0.1:{port}"):
             async with serve(GatewaySettings(port=port), router):
                 pass
 

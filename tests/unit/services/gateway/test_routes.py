@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
+from tests.unit.services.gateway.test_openai_api import BODY
 from triptych import errors
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.generation import TokenChunk
@@ -286,6 +289,16 @@ async def test_requests_above_the_bounds_are_429_and_come_through_later(rest: Re
         gate.set()
         assert (await first).status_code == (await second).status_code == 200
         assert (await client.post(CHAT, json=ASK)).status_code == 200
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
+async def test_no_body_makes_the_server_fail(rest: Rest, body: bytes) -> None:
+    async with rest(FakeRouter()) as client:
+        answer = await client.post(CHAT, content=body)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["message"]
 
 
 # --- clients that leave -----------------------------------------------------------------------------------------------
