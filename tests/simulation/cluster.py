@@ -1,0 +1,313 @@
+"""The whole system in one process: the real services, machines and policies over fake engines and unreliable links."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from services.encoder.holdings import Holdings
+from services.encoder.service import EncoderService
+from services.encoder.settings import EncoderSettings
+from services.router.prepare import ModelPrepare
+from services.router.service import RouterService
+from services.router.settings import RouterSettings
+from services.text.holders import HolderDirectory
+from services.text.intake import Intake, IntakeLimits
+from services.text.releases import Releases
+from services.text.service import TextService
+from services.text.settings import TextSettings
+from triptych import ports
+from triptych.domain.embedding import Ticket
+from triptych.machine.arena import ArenaLimits
+from triptych.media.sniff import MediaLimits
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
+from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder, LinkedText
+from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
+from triptych.testing.offload import InlineOffload
+from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.transport.arena import HEADER_NBYTES, HostArena
+from triptych.transport.memory import MemoryNetwork, MemoryTransport
+from triptych.transport.probe import PeerBook, TransportSet
+
+MIB = 1 << 20
+
+
+@dataclass
+class World:
+    """What a run is made of, besides its requests. Everything random in it comes from ``seed``."""
+
+    seed: int = 0
+    encoders: int = 2
+    texts: int = 1
+    encoder_arena_bytes: int = MIB
+    text_arena_bytes: int = MIB
+    latency_s: tuple[float, float] = (0.0002, 0.002)
+    fault: Callable[[str, str], Fault] = lambda link, method: Fault.NONE
+    """Of each call, by the names of the link and the method."""
+    before_pull: Callable[[str, Ticket], Any] | None = None
+    damage: Callable[[Ticket], bool] = lambda ticket: False
+    router: dict[str, Any] = field(default_factory=dict)
+    """Settings that differ from their defaults; the same for the other two."""
+    encoder: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+
+
+class _Node:
+    """One instance: a process that can be killed and started again."""
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        self.name = name
+        self.epoch = 0
+        self.is_up = False
+        self._cluster = cluster
+        self._scope: TaskScope | None = None
+        self.links: list[Link[Any]] = []
+        """Ways that end when this instance does: from others to it, and from it to others."""
+
+    def _boot(self) -> TaskScope:
+        self.epoch += 1
+        self.is_up = True
+        self._scope = TaskScope(f"{self.name}.{self.epoch}")
+        return self._scope
+
+    async def kill(self) -> None:
+        """At once and without a word: what it had to say or to give back stays unsaid and ungiven."""
+        for link in self.links:
+            link.kill()
+        await self.end()
+
+    async def end(self) -> None:
+        self.is_up = False
+        if self._scope is not None:
+            await self._scope.close()
+
+
+class EncoderNode(_Node):
+    """An encoder process."""
+
+    service: EncoderService[FakePrepared]
+    holdings: Holdings
+    engine: FakeEncoderEngine
+    transport: MemoryTransport
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        super().__init__(name, cluster)
+        self.start()
+
+    def start(self) -> None:
+        """Another incarnation, with empty memory."""
+        cluster, world = self._cluster, self._cluster.world
+        scope = self._boot()
+        settings = EncoderSettings(model=Path(), **world.encoder)
+        arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=self.epoch)
+        limits = ArenaLimits(
+            max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
+        )
+        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().count_tokens)
+        self.holdings = Holdings(
+            arena, limits, clock=cluster.clock, chance=cluster.chance(self.name), offload=InlineOffload()
+        )
+        self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.holdings.may_read)
+        self.service = EncoderService(
+            self.engine,
+            self.holdings,
+            settings,
+            offers=lambda: (self.transport.offer(),),
+            scope=scope,
+            prepare=InlineOffload(2),
+            compute=InlineOffload(),
+            clock=cluster.clock,
+        )
+        self.service.start()
+        for link in self.links:
+            link.restart(self.service)
+
+    async def end(self) -> None:
+        self._cluster.network.leave(self.transport)
+        await super().end()
+
+
+class TextNode(_Node):
+    """A text process, with links of its own to all encoders."""
+
+    service: TextService
+    intake: Intake
+    engine: FakeTextEngine
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        super().__init__(name, cluster)
+        self._inbound: list[Link[Any]] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another incarnation, with empty memory."""
+        cluster, world = self._cluster, self._cluster.world
+        scope = self._boot()
+        settings = TextSettings(model=Path(), **world.text)
+        arena = HostArena(world.text_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=self.epoch)
+        memory = MemoryTransport(cluster.network, arena, host="sim", check=lambda *_: False)
+        transports = TransportSet(
+            [DamagingTransport(memory, world.damage)], connect_timeout_s=settings.connect_timeout_s
+        )
+        outbound = [cluster.link(f"{self.name}->{node.name}", node) for node in cluster.encoders]
+        self.links = [*self._inbound, *outbound]
+        holders = HolderDirectory(
+            [LinkedEncoder(link) for link in outbound], scope=scope, describe_timeout_s=settings.describe_timeout_s
+        )
+        self.intake = Intake(
+            arena=arena,
+            transport=transports,
+            peers=PeerBook(transports.connect, limit=64),
+            holders=holders,
+            releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
+            limits=IntakeLimits(
+                max_waiting=settings.max_waiting_requests,
+                max_pulls_per_holder=settings.max_pulls_per_encoder,
+                max_pull_s=settings.max_pull_s,
+                failure_grace_s=settings.failure_grace_s,
+            ),
+            scope=scope,
+            offload=InlineOffload(settings.check_threads),
+            clock=cluster.clock,
+        )
+        self.engine = FakeTextEngine(WORDS)
+        tokenizer = fake_tokenizer()
+        self.service = TextService(
+            self.engine,
+            self.intake,
+            settings,
+            offers=transports.offers,
+            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
+            scope=scope,
+            engine_thread=InlineOffload(),
+            chance=cluster.chance(self.name),
+            clock=cluster.clock,
+        )
+        self.service.start()
+        for link in self._inbound:
+            link.restart(self.service)
+
+    def reached_by(self, link: Link[Any]) -> None:
+        self._inbound.append(link)
+        self.links.append(link)
+
+
+class SimCluster:
+    """Encoders, text instances and a router. ``decisions`` logs every call on every link, with its time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.clock: ports.Clock = asyncio.get_running_loop().time
+        self.decisions: list[tuple[float, str, str]] = []
+        self.network = MemoryNetwork(world.before_pull)
+        self._latency = self.chance("latency")
+        self._scope = TaskScope("router")
+        self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
+        self.texts = [TextNode(f"t{number}", self) for number in range(world.texts)]
+        self.router = self._make_router()
+
+    def chance(self, name: str) -> Random:
+        """A source of its own for each part, so that one part's draws do not shift another's."""
+        return Random(f"{self.world.seed}/{name}")
+
+    def link(self, name: str, node: EncoderNode | TextNode) -> Link[Any]:
+        """A way to an instance that is up."""
+
+        def fault(method: str) -> Fault:
+            self.decisions.append((self.clock(), name, method))
+            return self.world.fault(name, method)
+
+        link: Link[Any] = Link(
+            name, node.service, latency_s=lambda: self._latency.uniform(*self.world.latency_s), fault=fault
+        )
+        if isinstance(node, TextNode):
+            node.reached_by(link)
+        else:
+            node.links.append(link)
+        return link
+
+    def _make_router(self) -> RouterService:
+        encoders = {node.name: LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders}
+        texts = {node.name: LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts}
+        return RouterService(
+            encoders,
+            texts,
+            settings=RouterSettings(**self.world.router),
+            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits()),
+            offload=InlineOffload(2),
+            clock=self.clock,
+            scope=self._scope,
+        )
+
+    async def start(self) -> None:
+        """Returns when the router has seen every instance."""
+        self.router.start()
+        async with asyncio.timeout(10):
+            while len((await self.router.readiness()).instances) < self.world.encoders + self.world.texts:  # noqa: ASYNC110  # virtual time
+                await asyncio.sleep(0.01)
+
+    async def check_nothing_is_held(self) -> None:
+        """Raises AssertionError when something is left of the requests that are over.
+
+        Leases whose release got lost run out after their time and that of the longest pull; they get it.
+        """
+        for settle_s in (1.0, 100.0):
+            await asyncio.sleep(settle_s)
+            if not self.held():
+                break
+        self.validate()
+        assert not self.held(), self.held()
+
+    def held(self) -> dict[str, int]:
+        """What instances that are up, and the router, still hold: all that is not zero."""
+        cluster = self.router.cluster
+        held = {"router requests": self.router.running, "router credits": cluster.outstanding_credits}
+        for node in filter(lambda node: node.is_up, self.encoders):
+            load = node.service.load()
+            held[f"{node.name} leases"] = node.holdings.memory.leases
+            held[f"{node.name} leased bytes"] = load.arena_leased_bytes
+            held[f"{node.name} pending"] = load.pending_items + load.pending_tokens
+        for text in filter(lambda node: node.is_up, self.texts):
+            state = text.service.load()
+            held[f"{text.name} requests"] = state.waiting_requests + state.running_requests
+            held[f"{text.name} pinned bytes"] = text.intake.memory.pinned_bytes
+            held[f"{text.name} tokens"] = state.pending_tokens + text.engine.pending_tokens
+        return {name: number for name, number in held.items() if number}
+
+    def validate(self) -> None:
+        """All invariants of all machines."""
+        self.router.cluster.validate()
+        for node in self.encoders:
+            node.service.validate()
+        for text in self.texts:
+            text.service.validate()
+
+    async def close(self) -> None:
+        self.router.close()
+        await self._scope.close()
+        for node in (*self.encoders, *self.texts):
+            await node.end()
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[SimCluster]:
+    """A cluster that is ready, and is gone at the end. All its machines' invariants are checked every second."""
+    cluster = SimCluster(world)
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(1)
+            cluster.validate()
+
+    try:
+        await cluster.start()
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch(), name="watch-invariants")
+            yield cluster
+            watching.cancel()
+    finally:
+        await cluster.close()

@@ -1,0 +1,334 @@
+"""The system under virtual time: workloads and faults from seeds, every answer checked, nothing left behind."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.simulation.cluster import SimCluster, World, running
+from tests.simulation.workload import Ask, Reply, make_asks, play
+from triptych.domain.chat import MediaPart, Message
+from triptych.domain.embedding import Ticket
+from triptych.domain.media import Modality
+from triptych.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InstanceLost,
+    InvalidMedia,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.testing import virtual_time
+from triptych.testing.fakes import BROKEN_MEDIA
+from triptych.testing.links import Fault
+from triptych.testing.media import png
+
+Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
+
+
+def simulate(world: World, scenario: Scenario, *, limit_s: float = 600) -> list[tuple[float, str, str]]:
+    """Run a scenario and return what was decided; a failure names the seed that it happened with."""
+
+    async def main() -> list[tuple[float, str, str]]:
+        async with running(world) as cluster:
+            await scenario(cluster)
+            await cluster.check_nothing_is_held()
+            return cluster.decisions
+
+    try:
+        return virtual_time.run(main(), seed=world.seed, limit_s=limit_s)
+    except BaseException as error:
+        error.add_note(f"seed {world.seed}")
+        raise
+
+
+def check_right(replies: Sequence[Reply]) -> None:
+    for reply in replies:
+        reply.check_right()
+
+
+def check_right_or(replies: Sequence[Reply], *errors: type[TriptychError]) -> list[Reply]:
+    """Every request has its right answer or one of the errors; returns those that have an error."""
+    failed = [reply for reply in replies if reply.error is not None]
+    for reply in failed:
+        assert isinstance(reply.error, errors), f"{reply.ask.request.request_id}: {reply.error!r}"
+    check_right([reply for reply in replies if reply.error is None])
+    return failed
+
+
+async def play_while(cluster: SimCluster, asks: list[Ask], fault: Coroutine[Any, Any, None]) -> list[Reply]:
+    """Send the requests while ``fault`` runs."""
+    async with asyncio.TaskGroup() as group:
+        playing = group.create_task(play(cluster.router, asks))
+        group.create_task(fault)
+    return playing.result()
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_mixed_workload_is_answered_right() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        check_right(await play(cluster.router, make_asks(1, 300)))
+        assert all(node.engine.encoded_items > 0 for node in cluster.encoders)
+
+    simulate(World(seed=1), scenario)
+
+
+def test_text_only_requests_touch_no_encoder() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        check_right(await play(cluster.router, make_asks(1, 20, images=(0, 0))))
+        assert not [call for call in cluster.decisions if call[2] in ("encode", "lease")]
+
+    simulate(World(seed=1), scenario)
+
+
+def test_a_burst_of_200_loses_none() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        check_right(await play(cluster.router, make_asks(2, 200, rate_per_s=None)))
+
+    simulate(World(seed=2), scenario)
+
+
+@pytest.mark.parametrize("concurrent", [1, 2, 4, 8, 16, 32, 64])
+def test_any_number_of_concurrent_image_requests(concurrent: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        for _ in range(3):
+            check_right(await play(cluster.router, make_asks(concurrent, concurrent, rate_per_s=None, images=(1, 4))))
+
+    simulate(World(seed=concurrent), scenario)
+
+
+@pytest.mark.parametrize("back_after_s", [None, 0.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_encoder_killed_amid_100_requests_costs_no_answer(seed: int, back_after_s: float | None) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        victim = cluster.encoders[0]
+
+        async def kill() -> None:
+            await asyncio.sleep(0.25)
+            assert victim.service.load().pending_items > 0, "it is killed while it works"
+            await victim.kill()
+            if back_after_s is not None:
+                await asyncio.sleep(back_after_s)
+                victim.start()
+
+        check_right(await play_while(cluster, make_asks(seed, 100, rate_per_s=200, distinct_images=400), kill()))
+
+    simulate(World(seed=seed), scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(seed: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        (victim,) = cluster.texts
+        killed_s = now_s() + 0.3
+
+        async def kill() -> None:
+            await asyncio.sleep(killed_s - now_s())
+            assert victim.service.load().running_requests > 0, "it is killed while it works"
+            await victim.kill()
+
+        replies = await play_while(cluster, make_asks(seed, 150, rate_per_s=250), kill())
+        failed = check_right_or(replies, Unavailable)
+        assert len(failed) > 20
+        running_then = [reply for reply in failed if reply.ask.at_s < killed_s]
+        assert max(reply.ended_s for reply in running_then) <= killed_s + 2
+        later = (await play(cluster.router, make_asks(99, 5)))[-1]
+        assert isinstance(later.error, Unavailable)
+        victim.start()
+        await asyncio.sleep(2)
+        check_right(await play(cluster.router, make_asks(100, 20)))
+
+    simulate(World(seed=seed), scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_of_two_text_instances_killed_costs_only_answers_that_had_begun(seed: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async def kill() -> None:
+            await asyncio.sleep(0.3)
+            await cluster.texts[0].kill()
+
+        replies = await play_while(cluster, make_asks(seed, 100, rate_per_s=200), kill())
+        for reply in check_right_or(replies, InstanceLost):
+            assert reply.token_ids, f"{reply.ask.request.request_id} had not begun and could have been answered"
+
+    simulate(World(seed=seed, texts=2), scenario)
+
+
+def test_pulls_that_fail_once_or_arrive_damaged_are_redone() -> None:
+    failed: set[tuple[bytes, int]] = set()
+    damaged: set[bytes] = set()
+    chance = Random(5)
+
+    async def before_pull(reader: str, ticket: Ticket) -> None:
+        await asyncio.sleep(chance.uniform(0, 0.02))
+        if chance.random() < 0.05 and (ticket.key, ticket.generation) not in failed:
+            failed.add((ticket.key, ticket.generation))
+            raise TransferFailed("on purpose")
+
+    def damage(ticket: Ticket) -> bool:
+        if chance.random() > 0.05 or ticket.key in damaged:
+            return False
+        damaged.add(ticket.key)
+        return True
+
+    async def scenario(cluster: SimCluster) -> None:
+        check_right(await play(cluster.router, make_asks(5, 150, distinct_images=400)))
+        assert failed
+        assert damaged
+
+    world = World(seed=5, before_pull=before_pull, damage=damage)
+    simulate(world, scenario)
+
+
+def test_a_pull_that_never_works_is_a_clear_error_for_its_requests_alone() -> None:
+    images = [png(30, 30, seed=seed) for seed in range(2)]
+    doomed: set[bytes] = set()
+
+    async def before_pull(reader: str, ticket: Ticket) -> None:
+        doomed.add(min(doomed or {ticket.key}))
+        if ticket.key in doomed:
+            raise TransferFailed("on purpose")
+
+    def ask(request_id: str, image: bytes) -> Ask:
+        (template,) = make_asks(1, 1, images=(0, 0))
+        message = template.request.messages[0]
+        parts = (*message.parts, MediaPart(Modality.IMAGE, image))
+        return Ask(0, replace(template.request, request_id=request_id, messages=(Message("user", parts),)))
+
+    async def scenario(cluster: SimCluster) -> None:
+        (first,) = await play(cluster.router, [ask("doomed", images[0])])
+        assert isinstance(first.error, TransferFailed)
+        check_right(await play(cluster.router, [ask("fine", images[1]), *make_asks(3, 10)]))
+
+    simulate(World(seed=6, before_pull=before_pull), scenario)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
+    chance = Random(seed)
+    asks = [
+        replace(ask, leave_after_s=chance.uniform(0, 0.1) if chance.random() < 0.6 else None)
+        for ask in make_asks(seed, 120, rate_per_s=150)
+    ]
+
+    async def scenario(cluster: SimCluster) -> None:
+        replies = await play(cluster.router, asks)
+        check_right([reply for reply in replies if not reply.left])
+        assert sum(reply.left for reply in replies) > 20
+
+    simulate(World(seed=seed), scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_arena_too_small_for_a_burst_makes_it_wait_and_loses_none(seed: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        check_right(await play(cluster.router, make_asks(seed, 100, rate_per_s=None, distinct_images=500)))
+
+    simulate(World(seed=seed, encoder_arena_bytes=6 * 1024, text_arena_bytes=8 * 1024), scenario, limit_s=300)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_encoder_that_stops_answering_blocks_nobody_beyond_a_deadline(seed: int) -> None:
+    timeout_s = 30.0
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def stall() -> None:
+            await asyncio.sleep(0.2)
+            for link in cluster.encoders[0].links:
+                link.stall()
+
+        asks = make_asks(seed, 60, rate_per_s=100, timeout_s=timeout_s)
+        replies = await play_while(cluster, asks, stall())
+        for reply in check_right_or(replies, DeadlineExceeded, Unavailable):
+            assert reply.ended_s <= reply.ask.at_s + timeout_s + 1
+        assert any(reply.error is None for reply in replies)
+        began_s = now_s()
+        check_right(await play(cluster.router, make_asks(seed + 50, 30, rate_per_s=100)))
+        assert now_s() < began_s + 5
+        for link in cluster.encoders[0].links:
+            link.resume()
+
+    simulate(World(seed=seed), scenario)
+
+
+def test_an_item_that_breaks_a_batch_costs_its_neighbours_nothing() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        for node in cluster.encoders:
+            node.engine.failures.append(EngineFailure("on purpose"))
+        replies = await play(cluster.router, make_asks(7, 40, rate_per_s=None, images=(1, 3), distinct_images=400))
+        assert len(check_right_or(replies, EngineFailure)) <= 2
+
+    simulate(World(seed=7), scenario)
+
+
+def test_a_sequence_that_the_engine_gives_up_fails_alone() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        cluster.texts[0].engine.failures.append(EngineFailure("on purpose"))
+        failed = check_right_or(await play(cluster.router, make_asks(8, 40)), EngineFailure)
+        assert len(failed) == 1
+
+    simulate(World(seed=8), scenario)
+
+
+def test_an_image_that_cannot_be_decoded_is_refused_each_time_and_harms_nobody() -> None:
+    """After vllm#43941: an error on an image, then the same image again."""
+    broken = png(20, 20) + BROKEN_MEDIA
+
+    async def scenario(cluster: SimCluster) -> None:
+        asks = make_asks(9, 20)
+        for place in (3, 7, 12):
+            message = Message("user", (MediaPart(Modality.IMAGE, broken), *asks[place].request.messages[0].parts))
+            asks[place] = replace(asks[place], request=replace(asks[place].request, messages=(message,)))
+        failed = check_right_or(await play(cluster.router, asks), InvalidMedia)
+        assert [reply.ask.request.request_id for reply in failed] == ["r3", "r7", "r12"]
+
+    simulate(World(seed=9), scenario)
+
+
+def chaos(seed: int) -> list[tuple[float, str, str]]:
+    """Lost requests and replies, an encoder that dies and comes back, clients that leave: all of it at random."""
+    chance = Random(seed)
+    asks = [
+        replace(ask, leave_after_s=chance.uniform(0, 0.5) if chance.random() < 0.1 else None)
+        for ask in make_asks(seed, 60, rate_per_s=100)
+    ]
+
+    def fault(link: str, method: str) -> Fault:
+        return chance.choice((Fault.REQUEST_LOST, Fault.REPLY_LOST)) if chance.random() < 0.03 else Fault.NONE
+
+    async def before_pull(reader: str, ticket: Ticket) -> None:
+        await asyncio.sleep(chance.expovariate(200))
+        if chance.random() < 0.03:
+            raise TransferFailed("on purpose")
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def kill() -> None:
+            await asyncio.sleep(chance.uniform(0.1, 0.5))
+            victim = chance.choice(cluster.encoders)
+            await victim.kill()
+            await asyncio.sleep(chance.uniform(0, 0.3))
+            victim.start()
+
+        replies = await play_while(cluster, asks, kill())
+        check_right_or([reply for reply in replies if not reply.left], Unavailable)
+
+    return simulate(World(seed=seed, texts=2, fault=fault, before_pull=before_pull), scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_goes_wrong_every_request_ends_and_nothing_is_held(seed: int) -> None:
+    chaos(seed)
+
+
+def test_one_seed_makes_one_history_and_another_seed_another() -> None:
+    first = chaos(3)
+    assert chaos(3) == first
+    assert chaos(4) != first
