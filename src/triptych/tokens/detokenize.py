@@ -62,6 +62,8 @@ class IncrementalDetokenizer:
             if error.reason == "unexpected end of data":
                 return ""
             return self._flush_bytes()
+        if len(self._context) == len(self._pending_bytes):  # the answer's beginning, where decoders may drop a space
+            text = self._tokenizer.decode(self._context)
         self._pending_bytes = b""
         return text
 

@@ -96,6 +96,11 @@ def test_spaces_survive_a_special_token_in_the_middle(llama: Tokenizer) -> None:
     assert "".join(pieces(llama, token_ids)) == "in the"
 
 
+def test_a_leading_space_is_dropped_even_when_it_is_spelled_as_a_byte(llama: Tokenizer) -> None:
+    token_ids = [llama.token_to_id("<0x20>") or 0, llama.token_to_id("<0x41>") or 0]
+    assert "".join(pieces(llama, token_ids)) == llama.decode(token_ids) == "A"
+
+
 def test_endless_incomplete_bytes_are_not_hoarded(byte_level: Tokenizer) -> None:
     first_byte = byte_level.encode("é")[0] if len(byte_level.encode("é")) > 1 else byte_level.encode("ß")[0]
     detokenizer = IncrementalDetokenizer(byte_level)
