@@ -10,7 +10,6 @@ from typing import Any
 import PIL
 import torch
 import transformers
-from transformers import AutoImageProcessor
 
 import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
@@ -116,9 +115,16 @@ class TransformersEncoderEngine:
 
 
 def _load_processor(checkpoint: Checkpoint) -> Any:
-    loader: Any = AutoImageProcessor
+    """The checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way.
+
+    By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision.
+    """
+    settings = dict(checkpoint.files.image_processor)
+    name = str(settings.get("image_processor_type", "none at all")).removesuffix("Fast").removesuffix("Pil") + "Pil"
+    processor: Any = getattr(transformers, name, None)
+    if processor is None:
+        raise BadModel(f"transformers {transformers.__version__} has no image processor {name}")
     try:
-        # The PIL backend is the same on every machine; the other needs torchvision and resizes with other rounding.
-        return loader.from_pretrained(checkpoint.directory, backend="pil", local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise BadModel(f"the image processor cannot be loaded: {error}") from error
+        return processor.from_dict(settings)
+    except (ValueError, TypeError, ImportError) as error:
+        raise BadModel(f"the image processor {name} cannot be made: {error}") from error

@@ -97,7 +97,7 @@ def test_two_engines_live_in_one_process(model_dir: Path, reference: Reference, 
         engine.add(make("one", question, greedy(12)))
     while any(engine.has_work for engine in engines):
         for engine, seen in zip(engines, outputs, strict=True):
-            seen += engine.step()
+            seen.extend(engine.step())
     expected = reference.answer(question, 12)
     assert [[token for output in seen for token in output.token_ids] for seen in outputs] == [expected, expected]
 

@@ -33,7 +33,7 @@ def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS) ->
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
     words = [*SPECIAL, *(f"w{index}" for index in range(_WORDS))]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=SPECIAL[3]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
