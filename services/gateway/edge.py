@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TIMEOUT = "x-request-timeout"
+_PROBES = frozenset({"/health", "/ready"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
@@ -56,7 +57,8 @@ class Edge:
             await error_response(known)(scope, receive, send_with_id)
         finally:
             took_s = self._clock() - began_s
-            logger.info("%s %r %d %.3fs %s", scope["method"], scope["path"][:200], status, took_s, request_id)
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            logger.log(level, "%s %r %d %.3fs %s", scope["method"], scope["path"][:200], status, took_s, request_id)
 
     def _request_id(self, headers: Headers) -> str:
         """The client's own id if it is well formed and no request that still runs has it; else a new one."""

@@ -22,8 +22,8 @@ from triptych import demo
 from triptych.runtime.tasks import TaskScope
 
 HOST = "127.0.0.1"
-_STOP_ORDER = ("gateway", "router", "text", "encoder")
-"""Whoever depends on others goes first, so that its requests can end."""
+_STOP_ORDER = (("gateway",), ("router",), ("text", "encoder"))
+"""Whoever sends requests goes first, so that those on their way can end."""
 _PORTS = range(20_000, 32_000)
 """Below the ports that the kernel hands out by itself, so that none is taken between choosing and listening."""
 _READY_POLL_S = 0.1
@@ -188,8 +188,8 @@ class LocalCluster:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s + _KILL_MARGIN_S
         try:
-            for service in _STOP_ORDER:
-                tier = [child for child in self._children.values() if child.plan.service == service]
+            for services in _STOP_ORDER:
+                tier = [child for child in self._children.values() if child.plan.service in services]
                 for child in tier:
                     _signal(child.process, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
