@@ -1,5 +1,6 @@
 """The tree is what ARCHITECTURE and the guides say that it is."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -54,3 +55,16 @@ def test_links_in_the_guides_lead_somewhere() -> None:
         for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", guide.read_text()):
             if "://" not in link and not link.startswith("mailto:"):
                 assert (guide.parent / link).exists(), f"{guide.name} links to {link}, which is not there"
+
+
+def test_every_file_and_name_that_architecture_points_to_exists() -> None:
+    pointers = re.findall(r"`((?:src|services)/[\w/]+\.py)(?:: (\w+))?`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(pointers) > 30
+    for file, name in pointers:
+        assert (ROOT / file).is_file(), f"ARCHITECTURE.md names {file}, which is not there"
+        if name:
+            nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+            names = {
+                node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            }
+            assert name in names, f"ARCHITECTURE.md names {name} in {file}, which is not there"
