@@ -130,6 +130,7 @@ class Reference:
     def __init__(self, directory: Path) -> None:
         self.model: Any = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
         self.model.eval()
+        self.placeholder_id: int = self.model.config.image_token_id
         self.processor: Any = transformers.AutoProcessor.from_pretrained(directory)
 
     def inputs(self, question: Question) -> Any:
@@ -171,16 +172,12 @@ def engine_request(
 ) -> EngineRequest:
     """The prompt as transformers tokenizes it, and the embeddings as the encoder engine makes them."""
     prompt = reference.prompt(question)
-    starts = [
-        at
-        for at, token in enumerate(prompt)
-        if token == 2 and (len([t for t in prompt[:at] if t == 2]) % TOKENS_PER_IMAGE == 0)
-    ]
+    places = [at for at, token in enumerate(prompt) if token == reference.placeholder_id]
     prepared = [encoder.prepare(media, info_of(media)) for media in question.images]
     encoded = encoder.encode(prepared)
     embeddings = tuple(
         EmbeddingInput(start, item.tokens, {tensor.spec.name: tensor for tensor in tensors})
-        for start, item, tensors in zip(starts, prepared, encoded, strict=True)
+        for start, item, tensors in zip(places[::TOKENS_PER_IMAGE], prepared, encoded, strict=True)
     )
     return EngineRequest(name, prompt, embeddings, sampling)
 
