@@ -184,7 +184,10 @@ class EncoderEngine(Protocol[PreparedT]):
         ...
 
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:
-        """One pass over a batch; per item the tensors that ``outputs`` announced, finite. Raises EngineFailure."""
+        """One pass over a batch; per item the tensors that ``outputs`` announced, finite.
+
+        Raises EngineFailure when any item fails; encoding them one by one then tells which.
+        """
         ...
 
 
@@ -209,7 +212,10 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What one step did for one sequence. ``error`` is set when the engine gave the sequence up."""
+    """What one step did for one sequence. ``error`` is set when the engine gave the sequence up.
+
+    A token that ends the sequence is among ``token_ids``, as in what ``generate`` returns.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
