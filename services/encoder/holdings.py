@@ -28,12 +28,15 @@ class Holdings:
         offload: Offload,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """``offload`` copies embeddings into the arena. ``chance`` makes lease ids: it must not be predictable."""
+        """``offload`` copies embeddings into the arena: best a pool that nothing slow waits in.
+
+        ``chance`` makes lease ids: it must not be predictable.
+        """
         self.arena = arena
+        self.offload = offload
         self.on_change = on_change
         self._clock = clock
         self._chance = chance
-        self._offload = offload
         self._machine = machine.ArenaMachine(
             start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
         )
@@ -70,7 +73,7 @@ class Holdings:
         """
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
             raise EngineFailure("the engine made other tensors than it had announced")
-        checksum = await self._offload.run(seal, self.arena.memory, slot.offset, slot.generation, tensors)
+        checksum = await self.offload.run(seal, self.arena.memory, slot.offset, slot.generation, tensors)
         self._handle(machine.Commit(slot.key, slot.generation, checksum))
 
     def abandon(self, slot: machine.Slot) -> None:

@@ -41,7 +41,6 @@ class EncoderService(Generic[PreparedT]):
         self._settings = settings
         self._offers = offers
         self._scope = scope
-        self._prepare = prepare
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
@@ -159,7 +158,8 @@ class EncoderService(Generic[PreparedT]):
 
     async def _key(self, request: EncodeRequest) -> bytes:
         """The identity of what the bytes are; what the caller says of them is only compared."""
-        digest = await self._prepare.run(_digest, request.media)
+        # Not behind others' preprocessing: a hit needs none.
+        digest = await self._holdings.offload.run(_digest, request.media)
         if digest != request.info.digest:
             raise InvalidRequest(f"item {request.item} does not have the digest that was announced")
         model = self._engine.model

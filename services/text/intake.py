@@ -76,6 +76,8 @@ class _Lane:
 
     turns: asyncio.Semaphore
     users: int = 0
+    broken: bool = False
+    """The last pull over the link failed. It is closed when nobody uses it, not under those who still do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,10 @@ class Intake:
     async def _pull(self, start: machine.StartPull) -> None:
         ticket = start.ticket
         try:
-            async with self._turn((ticket.holder, ticket.epoch)):
+            async with self._turn(ticket.holder, ticket.epoch) as lane:
                 started_s = self.clock()
                 async with asyncio.timeout(self.limits.max_pull_s):
-                    backend = await self._read(ticket, start.offset)
+                    backend = await self._read(ticket, start.offset, lane)
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.limits.max_pull_s:g} s")
         except TriptychError as reason:
@@ -189,7 +191,7 @@ class Intake:
         self._pulls.pop(start.pull_id).failed.set_result(True)
         self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
 
-    async def _read(self, ticket: Ticket, offset: int) -> str:
+    async def _read(self, ticket: Ticket, offset: int, lane: _Lane) -> str:
         """Pull and check one embedding. Returns the backend that did it.
 
         That it is finite was checked by the encoder before it computed the checksum, and is checked again by the
@@ -200,24 +202,27 @@ class Intake:
         try:
             await peer.pull(ticket, offset)
         except TransferFailed:
-            await self.peers.forget(ticket.holder, ticket.epoch)
+            lane.broken = True
             raise
+        lane.broken = False
         await self.offload.run(verify, self.arena.memory, offset, ticket)
         return peer.backend
 
     @asynccontextmanager
-    async def _turn(self, holder: tuple[str, int]) -> AsyncIterator[None]:
-        lane = self._lanes.get(holder)
+    async def _turn(self, holder: str, epoch: int) -> AsyncIterator[_Lane]:
+        lane = self._lanes.get((holder, epoch))
         if lane is None:
-            lane = self._lanes[holder] = _Lane(asyncio.Semaphore(self.limits.max_pulls_per_holder))
+            lane = self._lanes[holder, epoch] = _Lane(asyncio.Semaphore(self.limits.max_pulls_per_holder))
         lane.users += 1
         try:
             async with lane.turns:
-                yield
+                yield lane
         finally:
             lane.users -= 1
             if lane.users == 0:
-                del self._lanes[holder]
+                del self._lanes[holder, epoch]
+                if lane.broken:
+                    await self.peers.forget(holder, epoch)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

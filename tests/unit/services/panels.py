@@ -38,6 +38,8 @@ VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17
 """Of the embedding of an item of 32 tokens: 1,024 bytes and the two words around them, rounded up."""
 ITEM_TOKENS = 32
+LASTING_TASKS = 2
+"""Of either service: the loop that feeds the engine and the sweeper."""
 
 
 class Letters:
@@ -91,12 +93,14 @@ class EncoderPanel:
     async def settled(self) -> None:
         """No lease is out, nothing waits, and the books are in order."""
         for _ in range(200):
-            if not self.holdings.memory.leases and not self.service.load().pending_items:
+            waits = self.holdings.memory.leases or self.service.load().pending_items
+            if not waits and len(self.scope) == LASTING_TASKS:
                 break
             await asyncio.sleep(0.05)
         assert self.holdings.memory.leases == 0
         assert self.holdings.memory.leased_bytes == 0
         assert self.service.load().pending_items == 0
+        assert len(self.scope) == LASTING_TASKS
         self.service.validate()
 
 
@@ -151,12 +155,13 @@ class TextPanel:
     async def settled(self) -> None:
         """No request is left, nothing is pinned, and the books are in order."""
         for _ in range(200):
-            if not self.intake.memory.pinned_bytes and not self.engine.has_work:
+            if not self.intake.memory.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
                 break
             await asyncio.sleep(0.05)
         load = self.service.load()
         assert (load.waiting_requests, load.running_requests, load.pending_tokens) == (0, 0, 0)
         assert self.intake.memory.pinned_bytes == 0
+        assert len(self.scope) == LASTING_TASKS
         self.service.validate()
 
 

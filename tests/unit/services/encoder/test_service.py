@@ -1,13 +1,16 @@
 """The encoder as its callers see it."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import pairwise
 
 import pytest
 
 from tests.unit.services.panels import encode_request, encoder_panel, under_virtual_time
+from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeResult, LeaseRequest
 from triptych.domain.stage import Role
 from triptych.errors import (
@@ -24,7 +27,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, fake_embedding
+from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, FakePrepared, fake_embedding, fake_tensors
 from triptych.transport.slot import tensors, verify
 
 
@@ -145,7 +148,7 @@ def test_an_item_whose_time_is_over_is_not_encoded() -> None:
 
 def test_one_bad_item_does_not_fail_its_batch() -> None:
     class Picky(FakeEncoderEngine):
-        def encode(self, batch):  # type: ignore[no-untyped-def]
+        def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
             if any(item.media.startswith(b"bad") for item in batch):
                 raise EngineFailure("this one cannot be encoded")
             return super().encode(batch)
@@ -189,14 +192,19 @@ def test_a_defect_of_the_engine_is_told_without_its_details() -> None:
 
 
 def test_tensors_other_than_announced_are_refused() -> None:
+    class Wide(FakeEncoderEngine):
+        def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+            return super().encode([replace(item, tokens=3, outputs=fake_tensors(3, 8)) for item in batch])
+
     class Short(FakeEncoderEngine):
-        def encode(self, batch):  # type: ignore[no-untyped-def]
-            return super().encode([replace(item, tokens=3, outputs=item.outputs) for item in batch])[:-1]
+        def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+            return super().encode(batch)[:-1]
 
     async def scenario() -> None:
-        async with encoder_panel(engine=Short(tokens_of=lambda info: info.width)) as panel:
-            with pytest.raises(InternalError):
-                await panel.service.encode(encode_request("cat"))
+        for kind, error in ((Wide, EngineFailure), (Short, InternalError)):
+            async with encoder_panel(engine=kind(tokens_of=lambda info: info.width)) as panel:
+                with pytest.raises(error):
+                    await panel.service.encode(encode_request("cat"))
 
     under_virtual_time(scenario)
 
@@ -343,7 +351,7 @@ def test_watchers_see_the_load_at_a_bounded_rate() -> None:
                         break
             assert max(load.pending_items for load in loads) > 0
             assert loads[-1].cached_embeddings == 30
-            assert all(b - a >= 0.0199 for a, b in zip(times, times[1:], strict=False))
+            assert all(b - a >= 0.0199 for a, b in pairwise(times))
             await panel.service.release(leases_of(*[await call for call in calls]))
 
     under_virtual_time(scenario)

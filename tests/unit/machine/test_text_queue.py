@@ -1,0 +1,127 @@
+"""The text instance's queue under any order of events."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from triptych.machine.text_queue import (
+    Arrive,
+    Effect,
+    Fetched,
+    Leave,
+    QueueLimits,
+    Refuse,
+    StartFetch,
+    StartRun,
+    TextQueue,
+)
+
+LIMITS = QueueLimits(max_waiting=4, max_running=2, max_fetching_nbytes=100)
+
+
+def arrive(name: str, *, items: int = 1, nbytes: int = 60, deadline_s: float = 10.0) -> Arrive:
+    return Arrive(name, 10, items, nbytes, deadline_s)
+
+
+def test_a_request_fetches_then_runs() -> None:
+    queue = TextQueue(LIMITS)
+    assert queue.handle(arrive("a"), 0.0) == [StartFetch("a")]
+    assert (queue.waiting, queue.running, queue.waiting_tokens) == (1, 0, 10)
+    assert queue.handle(Fetched("a"), 0.0) == [StartRun("a")]
+    assert (queue.waiting, queue.running, queue.waiting_tokens) == (0, 1, 0)
+    assert queue.handle(Leave("a"), 0.0) == []
+    assert "a" not in queue
+
+
+def test_text_alone_runs_at_once_if_there_is_room_and_the_most_urgent_is_next() -> None:
+    queue = TextQueue(LIMITS)
+    for name in ("a", "b"):
+        assert queue.handle(arrive(name, items=0, nbytes=0), 0.0) == [StartRun(name)]
+    assert queue.handle(arrive("patient", items=0, nbytes=0, deadline_s=30.0), 0.0) == []
+    assert queue.handle(arrive("urgent", items=0, nbytes=0, deadline_s=3.0), 0.0) == []
+    assert queue.handle(Leave("a"), 0.0) == [StartRun("urgent")]
+
+
+def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -> None:
+    queue = TextQueue(LIMITS)
+    assert queue.handle(arrive("a", nbytes=60), 0.0) == [StartFetch("a")]
+    assert queue.handle(arrive("large", nbytes=500), 0.0) == []
+    assert queue.handle(arrive("small", nbytes=10), 0.0) == []
+    assert queue.handle(Fetched("a"), 0.0) == [StartRun("a"), StartFetch("large")]
+    assert queue.handle(Leave("large"), 0.0) == [StartFetch("small")]
+
+
+def test_a_full_queue_refuses_and_so_does_it_a_second_request_of_one_id() -> None:
+    queue = TextQueue(LIMITS)
+    assert isinstance([queue.handle(arrive("a"), 0.0), queue.handle(arrive("a"), 0.0)][1][0], Refuse)
+    for name in "bcd":
+        queue.handle(arrive(name), 0.0)
+    [refused] = queue.handle(arrive("e"), 0.0)
+    assert isinstance(refused, Refuse)
+    assert "4 requests" in refused.reason
+
+
+def test_events_of_a_request_that_has_left_change_nothing() -> None:
+    queue = TextQueue(LIMITS)
+    queue.handle(arrive("a"), 0.0)
+    queue.handle(Leave("a"), 0.0)
+    assert queue.handle(Fetched("a"), 0.0) == []
+    assert queue.handle(Leave("a"), 0.0) == []
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Nobody gets a turn twice, and once others have left, everybody who stays gets one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = TextQueue(LIMITS)
+        self.number = 0
+        self.here: dict[str, str] = {}
+
+    def note(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartFetch(name):
+                    assert self.here[name] == "queued"
+                    self.here[name] = "fetching"
+                case StartRun(name):
+                    assert self.here[name] == "fetched"
+                    self.here[name] = "running"
+
+    @rule(items=st.integers(0, 2), nbytes=st.integers(1, 150), deadline_s=st.integers(0, 50))
+    def arrive(self, items: int, nbytes: int, deadline_s: int) -> None:
+        self.number += 1
+        name = f"r{self.number}"
+        waiting = sum(phase != "running" for phase in self.here.values())
+        self.here[name] = "queued" if items else "fetched"
+        effects = self.queue.handle(arrive(name, items=items, nbytes=nbytes * items, deadline_s=deadline_s), 0.0)
+        if any(isinstance(effect, Refuse) for effect in effects):
+            assert waiting >= LIMITS.max_waiting
+            del self.here[name]
+        else:
+            self.note(effects)
+
+    @rule(data=st.data())
+    def fetched(self, data: st.DataObject) -> None:
+        fetching = sorted(name for name, phase in self.here.items() if phase == "fetching")
+        if fetching:
+            name = data.draw(st.sampled_from(fetching))
+            self.here[name] = "fetched"
+            self.note(self.queue.handle(Fetched(name), 0.0))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.here:
+            name = data.draw(st.sampled_from(sorted(self.here)))
+            del self.here[name]
+            self.note(self.queue.handle(Leave(name), 0.0))
+
+    @invariant()
+    def consistent(self) -> None:
+        self.queue.validate()
+        phases = list(self.here.values())
+        assert self.queue.running == phases.count("running")
+        assert self.queue.waiting == len(phases) - phases.count("running")
+        assert "queued" not in phases or "fetching" in phases, "somebody waits although nothing is being fetched"
+
+
+TestAnyOrder = AnyOrder.TestCase

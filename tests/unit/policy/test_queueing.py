@@ -1,0 +1,24 @@
+"""Who is next, and how large a batch is."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.policy.queueing import Waiting, batch_length, slack_order
+
+
+def test_the_earliest_deadline_is_first_and_ties_are_served_as_they_came() -> None:
+    waiting = [Waiting("late", 9.0, 0), Waiting("second", 5.0, 2), Waiting("first", 5.0, 1)]
+    assert [one.request_id for one in slack_order(waiting)] == ["first", "second", "late"]
+
+
+@given(
+    tokens=st.lists(st.integers(0, 50), max_size=20),
+    max_items=st.integers(1, 10),
+    max_tokens=st.integers(1, 100),
+)
+def test_a_batch_is_as_long_as_its_bounds_allow(tokens: list[int], max_items: int, max_tokens: int) -> None:
+    length = batch_length(tokens, max_items=max_items, max_tokens=max_tokens)
+    assert length == 0 if not tokens else 1 <= length <= min(len(tokens), max_items)
+    assert length <= 1 or sum(tokens[:length]) <= max_tokens
+    if 0 < length < min(len(tokens), max_items):
+        assert sum(tokens[: length + 1]) > max_tokens

@@ -1,0 +1,49 @@
+"""Watching a value."""
+
+import asyncio
+from contextlib import aclosing
+
+from triptych.runtime.changes import Changes
+from triptych.testing.virtual_time import run
+
+
+def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_signs_of_life() -> None:
+    async def scenario() -> list[tuple[float, int]]:
+        value = 0
+        changes = Changes(lambda: value, min_interval_s=0.1, max_interval_s=1.0)
+        seen: list[tuple[float, int]] = []
+
+        async def watch() -> None:
+            async with aclosing(changes.watch()) as values:
+                async for one in values:
+                    seen.append((round(asyncio.get_running_loop().time(), 3), one))
+                    if len(seen) == 4:
+                        return
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch())
+            for _ in range(5):
+                await asyncio.sleep(0.01)
+                value += 1
+                changes.notify()
+            await asyncio.sleep(0.25)
+            value += 1
+            changes.notify()
+        return seen
+
+    assert run(scenario()) == [(0.0, 0), (0.1, 5), (0.3, 6), (1.4, 6)]
+
+
+def test_waiting_for_a_value_ends_when_it_holds() -> None:
+    async def scenario() -> float:
+        value = 3
+        changes = Changes(lambda: value, min_interval_s=0.0, max_interval_s=100.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(changes.wait_until(lambda one: one == 0))
+            while value:
+                await asyncio.sleep(1.0)
+                value -= 1
+                changes.notify()
+        return asyncio.get_running_loop().time()
+
+    assert run(scenario()) == 3.0

@@ -1,0 +1,595 @@
+"""The text instance as its callers see it, with a real encoder service beside it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.services.panels import (
+    ITEM_TOKENS,
+    VOCABULARY,
+    Answered,
+    Asked,
+    answer,
+    encode_and_keep_only_tickets,
+    encoder_panel,
+    panels,
+    question,
+    text_panel,
+    under_virtual_time,
+)
+from triptych.domain.embedding import Ticket
+from triptych.domain.generation import FinishReason, Ready, TextRequest
+from triptych.domain.stage import Role
+from triptych.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineFailure,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.ports import Encoder, EngineOutput
+from triptych.testing.fakes import FakeTextEngine
+from triptych.testing.links import Link, LinkedEncoder
+from triptych.transport.memory import MemoryNetwork
+
+
+def test_an_answer_depends_on_every_embedding_in_its_place() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog", "owl")
+            asked = question("who", items)
+            got = await answer(p.text.service, asked.request)
+            assert got.token_ids == asked.expected
+            assert got.text == "".join(map(chr, asked.expected))
+            assert got.finished.reason is FinishReason.STOP
+            assert got.finished.completion_tokens == len(asked.expected)
+            assert got.finished.prefill_s > 0
+            assert got.finished.decode_s > 0
+            assert [(r.item, r.backend, r.cached) for r in got.ready.pulls] == [
+                (0, "memory", False),
+                (1, "memory", False),
+                (2, "memory", False),
+            ]
+            assert all(report.nbytes == 1024 + 16 for report in got.ready.pulls)
+
+    under_virtual_time(scenario)
+
+
+def test_text_alone_needs_no_encoder() -> None:
+    async def scenario() -> None:
+        async with text_panel(MemoryNetwork(), []) as text:
+            asked = question("hello", [])
+            got = await answer(text.service, asked.request)
+            assert (got.token_ids, got.ready.pulls) == (asked.expected, ())
+
+    under_virtual_time(scenario)
+
+
+def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
+    async def scenario() -> None:
+        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
+            async with aclosing(p.text.service.generate(asked.request)) as stream:
+                assert isinstance(await anext(stream), Ready)
+                await asyncio.sleep(0.1)
+                assert p.encoder.holdings.memory.leases == 0
+                assert p.text.intake.memory.pinned_bytes == 0  # the engine has its copy
+
+    under_virtual_time(scenario)
+
+
+def test_an_embedding_that_was_pulled_before_is_not_pulled_again() -> None:
+    async def scenario() -> None:
+        pulls: list[str] = []
+
+        async def count(reader: str, ticket: Ticket) -> None:
+            pulls.append(reader)
+
+        async with panels(before_pull=count) as p:
+            for name in ("first", "second"):
+                asked = question(name, await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
+                got = await answer(p.text.service, asked.request)
+                assert got.token_ids == asked.expected
+            assert [report.cached for report in got.ready.pulls] == [True, True]
+            assert len(pulls) == 2
+
+    under_virtual_time(scenario)
+
+
+def test_requests_that_want_the_same_embedding_at_once_share_one_pull() -> None:
+    async def scenario() -> None:
+        pulls: list[str] = []
+
+        async def count(reader: str, ticket: Ticket) -> None:
+            pulls.append(reader)
+            await asyncio.sleep(0.05)
+
+        async with panels(before_pull=count) as p:
+            asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
+            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
+            assert [one.token_ids for one in got] == [one.expected for one in asked]
+            assert len(pulls) == 1
+
+    under_virtual_time(scenario)
+
+
+def test_one_item_twice_in_a_request_is_pulled_once() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("twins", await encode_and_keep_only_tickets(p.encoder, "cat", "cat"))
+            assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+def test_a_burst_of_200_is_answered_and_none_is_lost_or_mixed_up() -> None:
+    async def scenario() -> None:
+        async with panels(slots=24, encoder={"slots": 512}, max_running_requests=8) as p:
+
+            async def ask(number: int) -> tuple[Asked, Answered]:
+                names = [f"image-{(number * 7 + k) % 61}" for k in range(number % 4)]
+                asked = question(f"q{number}", await encode_and_keep_only_tickets(p.encoder, *names))
+                return asked, await answer(p.text.service, asked.request)
+
+            for asked, got in await asyncio.gather(*map(ask, range(200))):
+                assert got.token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
+    async def scenario() -> None:
+        async def slowly(reader: str, ticket: Ticket) -> None:
+            await asyncio.sleep(0.01)
+
+        async with panels(before_pull=slowly, slots=8, max_running_requests=2) as p:
+
+            async def ask_and_leave(number: int) -> None:
+                names = [f"image-{(number + k) % 5}" for k in range(number % 3)]
+                asked = question(f"q{number}", await encode_and_keep_only_tickets(p.encoder, *names))
+                try:
+                    async with asyncio.timeout(0.0021 * number):
+                        assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
+                except TimeoutError:
+                    pass
+
+            await asyncio.gather(*map(ask_and_leave, range(60)))
+
+    under_virtual_time(scenario, seed=seed)
+
+
+def test_a_closed_stream_ends_the_sequence_within_one_step() -> None:
+    async def scenario() -> None:
+        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            async with aclosing(p.text.service.generate(asked.request)) as stream:
+                await anext(stream)
+                await anext(stream)
+            await asyncio.sleep(0.15)
+            assert not p.text.engine.has_work
+
+    under_virtual_time(scenario)
+
+
+def test_a_failed_pull_names_the_items_and_keeps_what_arrived() -> None:
+    async def scenario() -> None:
+        async def dead_twice(reader: str, ticket: Ticket) -> None:
+            await asyncio.sleep(0.01 * ticket.generation)
+            if ticket.generation in (1, 3):
+                raise TransferFailed("the holder is gone")
+
+        async with panels(before_pull=dead_twice) as p:
+            items = []
+            for name in ("cat", "dog", "owl", "fox"):
+                items += await encode_and_keep_only_tickets(p.encoder, name)
+            with pytest.raises(TransferFailed) as raised:
+                await answer(p.text.service, question("who", items).request)
+            assert raised.value.items == (0, 2)
+            assert p.text.intake.memory.cached == 2
+
+    under_virtual_time(scenario)
+
+
+def test_a_lease_that_is_over_fails_the_transfer_of_that_item() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
+            await p.encoder.service.release([items[1][1].ticket.lease_id])
+            with pytest.raises(TransferFailed) as raised:
+                await answer(p.text.service, question("who", items).request)
+            assert raised.value.items == (1,)
+
+    under_virtual_time(scenario)
+
+
+def test_damage_on_the_way_is_found() -> None:
+    async def scenario() -> None:
+        async with panels(damage=lambda _: True) as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "cat")
+            with pytest.raises(TransferFailed, match="checksum") as raised:
+                await answer(p.text.service, question("who", items).request)
+            assert raised.value.items == (0,)
+
+    under_virtual_time(scenario)
+
+
+def test_another_request_for_the_same_embedding_is_not_dragged_down_by_a_lost_lease() -> None:
+    async def scenario() -> None:
+        async def slowly(reader: str, ticket: Ticket) -> None:
+            await asyncio.sleep(0.02)
+
+        async with panels(before_pull=slowly) as p:
+            lost = await encode_and_keep_only_tickets(p.encoder, "cat")
+            kept = await encode_and_keep_only_tickets(p.encoder, "cat")
+            await p.encoder.service.release([lost[0][1].ticket.lease_id])
+            asked = question("kept", kept)
+            first, second = await asyncio.gather(
+                answer(p.text.service, question("lost", lost).request),
+                answer(p.text.service, asked.request),
+                return_exceptions=True,
+            )
+            assert isinstance(first, TransferFailed)
+            assert isinstance(second, Answered)
+            assert second.token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+def test_a_holder_that_nobody_knows_fails_the_transfer() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "cat")
+            asked = question("who", items)
+            [placement] = asked.request.placements
+            strangers = (replace(placement.ticket, holder="stranger"), replace(placement.ticket, epoch=9))
+            for ticket in strangers:
+                elsewhere = replace(placement, ticket=ticket)
+                with pytest.raises(TransferFailed, match="not reachable") as raised:
+                    await answer(p.text.service, replace(asked.request, placements=(elsewhere,)))
+                assert raised.value.items == (0,)
+            await p.encoder.service.release([placement.ticket.lease_id])
+
+    under_virtual_time(scenario)
+
+
+def test_one_encoder_that_hangs_delays_nobody_who_needs_another() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        async with (
+            encoder_panel(network=network, instance_id="good") as good,
+            encoder_panel(network=network, instance_id="hung", settle=False) as hung,
+        ):
+            link: Link[Encoder] = Link("hung", hung.service)
+            encoders: list[Encoder] = [LinkedEncoder(link), good.service]
+            async with text_panel(network, encoders) as text:
+                link.stall()
+                asked = question("who", await encode_and_keep_only_tickets(good, "cat"))
+                began_s = asyncio.get_running_loop().time()
+                assert (await answer(text.service, asked.request)).token_ids == asked.expected
+                assert asyncio.get_running_loop().time() - began_s < 0.5
+                with pytest.raises(TransferFailed):
+                    await answer(
+                        text.service, question("other", await encode_and_keep_only_tickets(hung, "dog")).request
+                    )
+
+    under_virtual_time(scenario)
+
+
+def test_a_pull_that_hangs_ends_in_time() -> None:
+    async def scenario() -> None:
+        async def hang(reader: str, ticket: Ticket) -> None:
+            if ticket.generation == 1:
+                await asyncio.sleep(1000)
+
+        async with panels(before_pull=hang, max_pull_s=2.0) as p:
+            items = [
+                *await encode_and_keep_only_tickets(p.encoder, "cat"),
+                *await encode_and_keep_only_tickets(p.encoder, "dog"),
+            ]
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(TransferFailed, match="within 2 s") as raised:
+                await answer(p.text.service, question("who", items).request)
+            assert raised.value.items == (0,)
+            assert asyncio.get_running_loop().time() - began_s < 2.1
+
+    under_virtual_time(scenario)
+
+
+def test_stop_strings_end_an_answer_wherever_it_is_cut_into_chunks() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
+            whole = (await answer(p.text.service, asked.request)).text
+            for begin in range(len(whole) - 1):
+                stop = whole[begin : begin + 2]
+                items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
+                got = await answer(p.text.service, question("who", items, stop=("never", stop)).request)
+                assert got.text == whole[: whole.index(stop)]
+                assert got.finished.reason is FinishReason.STOP
+                assert got.finished.completion_tokens == whole.index(stop) + 2 == len(got.token_ids)
+
+    under_virtual_time(scenario)
+
+
+def test_the_longest_answer_is_max_tokens() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"), max_tokens=3)
+            got = await answer(p.text.service, asked.request)
+            assert (got.token_ids, got.finished.reason) == (asked.expected, FinishReason.LENGTH)
+
+    under_virtual_time(scenario)
+
+
+def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
+    async def scenario() -> None:
+        async with panels(max_running_requests=1) as p:
+            slow = question("slow", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            fast = question("fast", await encode_and_keep_only_tickets(p.encoder, "dog"))
+            async with aclosing(p.text.service.generate(slow.request)) as stream:
+                await anext(stream)
+                await asyncio.sleep(5)
+                got = await answer(p.text.service, fast.request)
+                assert got.token_ids == fast.expected
+                chunks = [event async for event in stream]
+            assert len(chunks) == 2  # all tokens were ready together
+            assert chunks[0].token_ids == slow.expected  # type: ignore[union-attr]
+
+    under_virtual_time(scenario)
+
+
+def test_a_failed_sequence_fails_alone() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            one = question("one", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            two = question("two", await encode_and_keep_only_tickets(p.encoder, "dog"))
+            p.text.engine.failures.append(ValueError("secret"))
+            results = await asyncio.gather(
+                answer(p.text.service, one.request), answer(p.text.service, two.request), return_exceptions=True
+            )
+            failed = [result for result in results if isinstance(result, EngineFailure)]
+            assert len(failed) == 1
+            assert "secret" not in failed[0].message
+            assert any(isinstance(result, Answered) for result in results)
+
+    under_virtual_time(scenario)
+
+
+def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() -> None:
+    class Fragile(FakeTextEngine):
+        broken = False
+
+        def step(self) -> list[EngineOutput]:
+            if self.broken:
+                raise RuntimeError("secret")
+            return super().step()
+
+    async def scenario() -> None:
+        engine = Fragile(VOCABULARY)
+        async with panels(engine=engine) as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            engine.broken = True
+            with pytest.raises(EngineFailure) as raised:
+                await answer(p.text.service, asked.request)
+            assert "secret" not in raised.value.message
+            engine.broken = False
+            again = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            assert (await answer(p.text.service, again.request)).token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+def test_a_sequence_that_the_engine_forgot_fails_rather_than_hangs() -> None:
+    class Forgetful(FakeTextEngine):
+        def step(self) -> list[EngineOutput]:
+            self._waiting.clear()
+            return []
+
+    async def scenario() -> None:
+        async with panels(engine=Forgetful(VOCABULARY)) as p:
+            with pytest.raises(EngineFailure, match="lost"):
+                await answer(p.text.service, question("who", []).request)
+
+    under_virtual_time(scenario)
+
+
+def test_a_deadline_in_the_middle_of_an_answer_ends_it() -> None:
+    async def scenario() -> None:
+        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "cat")
+            with pytest.raises(DeadlineExceeded):
+                await answer(p.text.service, question("who", items, timeout_s=2.5).request)
+            await asyncio.sleep(1.0)
+            assert not p.text.engine.has_work
+
+    under_virtual_time(scenario)
+
+
+def test_a_deadline_in_the_queue_ends_the_wait_and_frees_everything() -> None:
+    async def scenario() -> None:
+        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0), max_running_requests=1) as p:
+            first = question("first", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            late = question("late", await encode_and_keep_only_tickets(p.encoder, "dog"), timeout_s=2.0)
+            got, failed = await asyncio.gather(
+                answer(p.text.service, first.request), answer(p.text.service, late.request), return_exceptions=True
+            )
+            assert isinstance(got, Answered)
+            assert isinstance(failed, DeadlineExceeded)
+
+    under_virtual_time(scenario)
+
+
+def test_the_most_urgent_request_runs_first() -> None:
+    async def scenario() -> None:
+        async with panels(max_running_requests=1) as p:
+            ended: list[str] = []
+
+            async def ask(name: str, timeout_s: float) -> None:
+                await answer(p.text.service, question(name, [], timeout_s=timeout_s).request)
+                ended.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask("running", 50.0))
+                await asyncio.sleep(0.001)
+                group.create_task(ask("patient", 40.0))
+                group.create_task(ask("urgent", 5.0))
+                group.create_task(ask("middle", 20.0))
+            assert ended == ["running", "urgent", "middle", "patient"]
+
+    under_virtual_time(scenario)
+
+
+def test_a_full_queue_refuses_and_gives_the_leases_back() -> None:
+    async def scenario() -> None:
+        async with panels(max_waiting_requests=3, max_running_requests=1) as p:
+            asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
+            results = await asyncio.gather(
+                *(answer(p.text.service, one.request) for one in asked), return_exceptions=True
+            )
+            refused = [one for one in results if isinstance(one, Overloaded)]
+            served = [one for one in results if isinstance(one, Answered)]
+            assert len(served) + len(refused) == 10
+            assert len(refused) >= 6
+
+    under_virtual_time(scenario)
+
+
+def test_requests_wait_for_room_in_the_image_cache_and_all_get_it() -> None:
+    async def scenario() -> None:
+        async def slowly(reader: str, ticket: Ticket) -> None:
+            await asyncio.sleep(0.01)
+
+        async with panels(before_pull=slowly, slots=3) as p:
+            asked = [
+                question(
+                    f"q{n}", await encode_and_keep_only_tickets(p.encoder, *(f"{n}-{k}" for k in range(1 + n % 3)))
+                )
+                for n in range(12)
+            ]
+            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
+            assert [one.token_ids for one in got] == [one.expected for one in asked]
+
+    under_virtual_time(scenario)
+
+
+def test_what_can_never_fit_the_image_cache_is_the_requests_fault() -> None:
+    async def scenario() -> None:
+        async with panels(slots=2) as p:
+            items = await encode_and_keep_only_tickets(p.encoder, "a", "b", "c")
+            with pytest.raises(InvalidRequest, match="image cache"):
+                await answer(p.text.service, question("who", items).request)
+
+    under_virtual_time(scenario)
+
+
+def _with_run(request: TextRequest, start: int) -> TextRequest:
+    return replace(request, placements=(replace(request.placements[0], start=start),))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (lambda r: replace(r, model="other"), ModelNotFound, "'other'"),
+        (lambda r: replace(r, token_ids=()), InvalidRequest, "empty"),
+        (lambda r: replace(r, sampling=replace(r.sampling, max_tokens=None)), InvalidRequest, "max_tokens"),
+        (lambda r: replace(r, sampling=replace(r.sampling, max_tokens=4096)), ContextTooLong, "4096"),
+        (lambda r: _with_run(r, -1), InvalidRequest, "starts at -1"),
+        (lambda r: _with_run(r, 2), InvalidRequest, "not one run"),
+        (lambda r: _with_run(r, 30), InvalidRequest, "the prompt has 36"),
+        (lambda r: replace(r, placements=r.placements * 2), InvalidRequest, "twice"),
+        (
+            lambda r: replace(r, placements=(r.placements[0], replace(r.placements[0], item=1))),
+            InvalidRequest,
+            "item 1 starts at 3",
+        ),
+    ],
+)
+def test_a_request_that_is_wrong_is_refused_before_ready(
+    spoil: Callable[[TextRequest], TextRequest], error: type[TriptychError], says: str
+) -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            with pytest.raises(error, match=says):
+                await answer(p.text.service, spoil(asked.request))
+            [placement] = asked.request.placements
+            await p.encoder.service.release([placement.ticket.lease_id])
+
+    under_virtual_time(scenario)
+
+
+def test_embeddings_of_another_shape_are_not_spliced() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            [placement] = asked.request.placements
+            [spec] = placement.ticket.tensors
+            turned = replace(placement.ticket, tensors=(replace(spec, shape=(8, ITEM_TOKENS)),))
+            with pytest.raises(InternalError, match=r"\[8, 32\], the model takes"):
+                await answer(p.text.service, replace(asked.request, placements=(replace(placement, ticket=turned),)))
+
+    under_virtual_time(scenario)
+
+
+def test_the_same_request_can_be_sent_again_and_even_at_the_same_time() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = [question("same", await encode_and_keep_only_tickets(p.encoder, "cat")) for _ in range(2)]
+            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
+            assert [one.token_ids for one in got] == [asked[0].expected] * 2
+
+    under_virtual_time(scenario)
+
+
+def test_load_counts_what_waits_and_runs() -> None:
+    async def scenario() -> None:
+        async with panels(max_running_requests=1) as p:
+            async with asyncio.TaskGroup() as group, aclosing(p.text.service.watch_load()) as watch:
+                for n in range(4):
+                    group.create_task(answer(p.text.service, question(f"q{n}", []).request))
+                loads = []
+                async for load in watch:
+                    loads.append(load)
+                    if len(loads) > 2 and not load.running_requests:
+                        break
+            assert max(load.waiting_requests for load in loads) == 3
+            assert max(load.running_requests for load in loads) == 1
+            assert max(load.pending_tokens for load in loads) > 64
+            assert loads[-1].pending_tokens == 0
+
+    under_virtual_time(scenario)
+
+
+def test_while_draining_nothing_new_is_taken_and_what_runs_is_answered() -> None:
+    async def scenario() -> None:
+        async with panels() as p, asyncio.TaskGroup() as group:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            running = group.create_task(answer(p.text.service, asked.request))
+            await asyncio.sleep(0.001)
+            drained = group.create_task(p.text.service.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable):
+                await answer(p.text.service, question("late", []).request)
+            assert (await running).token_ids == asked.expected
+            await drained
+
+    under_virtual_time(scenario)
+
+
+def test_a_text_instance_says_who_it_is() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            info = await p.text.service.describe()
+            assert (info.instance_id, info.role, info.encoder_version) == ("text", Role.PD, "")
+            assert info.model == p.text.engine.model
+
+    under_virtual_time(scenario)
