@@ -1,6 +1,7 @@
 """The gateway wired up: a router stub behind it, uvicorn in front of it."""
 
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -106,4 +107,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise CannotStart(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None

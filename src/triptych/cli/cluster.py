@@ -274,7 +274,9 @@ class LocalCluster:
                 while True:
                     if not self._exits.empty():
                         ended = self._exits.get_nowait()
-                        raise ClusterError(f"{ended} while starting\n{self.log_tail(ended.name)}")
+                        raise ClusterError(
+                            f"{ended} while starting; logs are in {self.log_dir}\n{self.log_tail(ended.name)}"
+                        )
                     with contextlib.suppress(httpx.TransportError):
                         answer = await client.get(f"{self.url}/ready")
                         absent = self._absent(answer)
