@@ -46,6 +46,7 @@ async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     compute = ThreadOffload(1, name="encoder-compute")
     prepare = ThreadOffload(settings.prepare_threads, name="encoder-prepare")
+    copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
     try:
         engine = await compute.run(partial(_load, settings))
         epoch = new_epoch()
@@ -54,7 +55,7 @@ async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
-        holdings = Holdings(arena, limits, clock=monotonic, chance=secrets.SystemRandom(), offload=prepare)
+        holdings = Holdings(arena, limits, clock=monotonic, chance=secrets.SystemRandom(), offload=copy)
         try:
             transports = await start_transports(
                 settings.transports,
@@ -89,6 +90,7 @@ async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
             await transports.close()
     finally:
         prepare.close()
+        copy.close()
         compute.close()
 
 
