@@ -45,6 +45,7 @@ class MemoryTransport:
         self._arena = arena
         self._host = host
         self._check = check
+        self.closed = False
         network.join(self)
 
     @property
@@ -78,6 +79,7 @@ class MemoryTransport:
         return ()
 
     async def close(self) -> None:
+        self.closed = True
         self._network.leave(self)
 
 
@@ -99,7 +101,9 @@ class MemoryPeer:
         if not arena.holds(destination_offset, ticket.slot_nbytes):
             raise TransferFailed(f"{ticket.slot_nbytes} bytes at {destination_offset} are not inside the own arena")
         await self._reader.network.delay(arena.instance_id, ticket)
-        holder = None if self._closed else self._reader.network.holder(self._probe)
+        if self._closed or self._reader.closed:
+            raise TransferFailed("the link to the holder is closed")
+        holder = self._reader.network.holder(self._probe)
         if holder is None:
             raise TransferFailed("the holder is gone")
         if not holder.arena.holds(ticket.offset, ticket.slot_nbytes):

@@ -7,6 +7,7 @@ write buffer, bytes sent in one turn of the event loop, the time a read may take
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 from triptych.ports import LeaseCheck
 from triptych.transport.arena import PROBE_NBYTES, HostArena
@@ -50,9 +51,8 @@ class Serving(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
-        transport.set_write_buffer_limits(high=_CHUNK_NBYTES)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by what it does
+        self._transport.set_write_buffer_limits(high=_CHUNK_NBYTES)
         self._watch_time()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
@@ -84,8 +85,7 @@ class Link(asyncio.BufferedProtocol):
     # --- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by what it does
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._transport = None

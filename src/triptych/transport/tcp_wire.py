@@ -26,7 +26,7 @@ REPLY = Struct("<4sIIQ")
 REQUEST_MAGIC, REPLY_MAGIC = b"TRPQ", b"TRPA"
 
 _VERSION = 1
-_OFFER = Struct(f"<B{PROBE_NBYTES}sH")
+_OFFER = Struct(f"<B{PROBE_NBYTES}sHB")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}", re.ASCII)
 
 
@@ -64,17 +64,17 @@ class TcpOffer:
     port: int
 
     def pack(self) -> bytes:
-        return _OFFER.pack(_VERSION, self.probe, self.port) + self.host.encode()
+        return _OFFER.pack(_VERSION, self.probe, self.port, len(self.host)) + self.host.encode()
 
     @classmethod
     def parse(cls, offer: TransportOffer) -> "TcpOffer":
         """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
         try:
-            version, probe, port = _OFFER.unpack_from(offer.metadata)
+            version, probe, port, host_nbytes = _OFFER.unpack_from(offer.metadata)
             host = offer.metadata[_OFFER.size :].decode("ascii")
         except (StructError, UnicodeDecodeError):
             raise TransferFailed("the holder's TCP offer is malformed") from None
-        valid = _HOST.fullmatch(host) is not None and port > 0 and probed_nbytes(probe) is not None
-        if offer.backend != TCP or version != _VERSION or not valid:
+        valid = len(host) == host_nbytes and _HOST.fullmatch(host) is not None and port > 0
+        if offer.backend != TCP or version != _VERSION or not valid or probed_nbytes(probe) is None:
             raise TransferFailed("the holder's TCP offer is malformed")
         return cls(probe, host, port)
