@@ -1,0 +1,172 @@
+"""Holders and readers for the transport suite, in this process and in others."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
+from triptych.domain.instance import TransportOffer
+from triptych.machine.arena import ArenaLimits, ArenaMachine, Commit, Grant, Granted, Release, Reserve, Reserved
+from triptych.ports import Transport
+from triptych.transport import slot
+from triptych.transport.arena import HostArena
+from triptych.transport.memory import MemoryNetwork, MemoryTransport
+from triptych.transport.nixl import NixlTransport
+from triptych.transport.tcp import TcpTransport
+from triptych.transport.tcp_holder import TcpLimits
+
+MACHINE = "test-host"
+MAX_PULL_S = 20.0
+
+
+def tensor_of(name: str, dtype: DType, shape: tuple[int, ...], seed: int) -> Tensor:
+    spec = TensorSpec(name, dtype, shape)
+    return Tensor(spec, memoryview(random.Random(seed).randbytes(spec.nbytes)))
+
+
+@dataclass
+class Site:
+    """One instance: arena, the memory of who may read what, and a transport."""
+
+    arena: HostArena
+    machine: ArenaMachine
+    transport: Transport
+    leases: int = 0
+
+    def put(self, key: bytes, tensors: Sequence[Tensor]) -> Ticket:
+        """Make an embedding and grant one lease on it."""
+        specs = tuple(tensor.spec for tensor in tensors)
+        reserved = self.machine.handle(Reserve(key, specs, tokens=3), 0.0)[-1]
+        assert isinstance(reserved, Reserved)
+        placed = reserved.slot
+        checksum = slot.seal(self.arena.memory, placed.offset, placed.generation, tensors)
+        self.machine.handle(Commit(key, placed.generation, checksum), 0.0)
+        return self.grant(key)
+
+    def grant(self, key: bytes) -> Ticket:
+        self.leases += 1
+        granted = self.machine.handle(Grant(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
+        assert isinstance(granted, Granted)
+        return granted.ticket
+
+    def release(self, ticket: Ticket) -> None:
+        self.machine.handle(Release((ticket.lease_id,)), 0.0)
+
+
+class Kit:
+    """Builds sites of one backend. Memory sites see each other through ``network``."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.network = MemoryNetwork()
+
+    @contextlib.asynccontextmanager
+    async def site(
+        self,
+        instance_id: str,
+        *,
+        nbytes: int = 1 << 20,
+        epoch: int = 1,
+        max_pull_s: float = MAX_PULL_S,
+        idle_s: float = 600.0,
+    ) -> AsyncIterator[Site]:
+        arena = HostArena(nbytes, instance_id=instance_id, epoch=epoch)
+        limits = ArenaLimits(max_pull_s=max_pull_s)
+        machine = ArenaMachine(start=arena.base, end=arena.nbytes, holder=instance_id, epoch=epoch, limits=limits)
+
+        def check(lease_id: bytes, offset: int, nbytes: int) -> bool:
+            return machine.may_read(lease_id, offset, nbytes, 0.0)
+
+        transport: Transport
+        if self.backend == "memory":
+            transport = MemoryTransport(self.network, arena, host=MACHINE, check=check)
+        elif self.backend == "tcp":
+            transport = await TcpTransport.listen(
+                arena, machine=MACHINE, check=check, limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s)
+            )
+        else:
+            transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=max_pull_s)
+        try:
+            yield Site(arena, machine, transport)
+        finally:
+            await transport.close()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds embeddings; ``tickets`` are of growing size."""
+
+    process: subprocess.Popen[str]
+    offer: TransportOffer
+    tickets: tuple[Ticket, ...]
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+SIZES = (64 << 10, 48 << 20)
+"""Payload bytes of a holder process's embeddings."""
+
+
+@contextlib.contextmanager
+def holder_process(backend: str, **environment: str) -> Iterator[Holder]:
+    """A holder in a process of its own, killed at the end. Blocks while it starts."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__)), backend],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},  # noqa: TID251 - a child process gets all of it
+    )
+    try:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        instance_id = f"holder-{backend}"
+        tickets = tuple(
+            Ticket(
+                key=bytes([index]),
+                holder=instance_id,
+                epoch=1,
+                offset=offset,
+                payload_nbytes=SIZES[index],
+                generation=generation,
+                checksum=checksum,
+                tensors=(TensorSpec("embedding", DType.U8, (SIZES[index],)),),
+                tokens=3,
+                lease_id=bytes.fromhex(lease_id),
+                lease_s=60.0,
+            )
+            for index, (offset, generation, checksum, lease_id) in enumerate(said["tickets"])
+        )
+        yield Holder(process, TransportOffer(backend, MACHINE, bytes.fromhex(said["metadata"])), tickets)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+async def serve(backend: str) -> None:
+    """What a holder process does: it says what it has, and serves until its input ends."""
+    async with Kit(backend).site(f"holder-{backend}", nbytes=64 << 20) as site:
+        tickets = [
+            site.put(bytes([index]), [tensor_of("embedding", DType.U8, (nbytes,), seed=index)])
+            for index, nbytes in enumerate(SIZES)
+        ]
+        said = {
+            "metadata": site.transport.offer().metadata.hex(),
+            "tickets": [[t.offset, t.generation, t.checksum, t.lease_id.hex()] for t in tickets],
+        }
+        print(json.dumps(said), flush=True)  # noqa: T201 - this is how the parent hears of it
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1]))

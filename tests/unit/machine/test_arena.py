@@ -1,0 +1,221 @@
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.errors import ArenaFull, InvalidMedia, LeaseLost, Overloaded
+from triptych.machine.arena import (
+    Abandon,
+    ArenaLimits,
+    ArenaMachine,
+    Commit,
+    Evicted,
+    Grant,
+    Granted,
+    Lapsed,
+    Present,
+    Refused,
+    Release,
+    Reserve,
+    Reserved,
+    Slot,
+    SlotState,
+    Tick,
+)
+
+LIMITS = ArenaLimits(max_pull_s=5.0, max_leases=8)
+LEASE_S = 10.0
+
+
+def arena(nbytes: int = 4096) -> ArenaMachine:
+    return ArenaMachine(start=0, end=nbytes, holder="e0", epoch=7, limits=LIMITS)
+
+
+def specs(slot_nbytes: int) -> tuple[TensorSpec, ...]:
+    return (TensorSpec("t", DType.U8, (slot_nbytes - 16,)),)
+
+
+def reserve(machine: ArenaMachine, key: bytes, slot_nbytes: int, now_s: float = 0.0) -> Slot:
+    effect = machine.handle(Reserve(key, specs(slot_nbytes), 3), now_s)[-1]
+    assert isinstance(effect, Reserved)
+    return effect.slot
+
+
+def put(machine: ArenaMachine, key: bytes, slot_nbytes: int, now_s: float = 0.0) -> Slot:
+    slot = reserve(machine, key, slot_nbytes, now_s)
+    machine.handle(Commit(key, slot.generation, checksum=99), now_s)
+    return slot
+
+
+def refusal(machine: ArenaMachine, event: Reserve | Grant, now_s: float = 0.0) -> Exception:
+    effect = machine.handle(event, now_s)[-1]
+    assert isinstance(effect, Refused)
+    return effect.error
+
+
+def test_a_granted_ticket_says_where_the_embedding_lies() -> None:
+    machine = arena()
+    slot = put(machine, b"k", 1000)
+    [granted] = machine.handle(Grant(b"k", b"l", LEASE_S), 0.0)
+    assert isinstance(granted, Granted)
+    ticket = granted.ticket
+    assert (ticket.holder, ticket.epoch, ticket.offset, ticket.generation) == ("e0", 7, slot.offset, slot.generation)
+    assert (ticket.checksum, ticket.tensors, ticket.tokens, ticket.lease_s) == (99, specs(1000), 3, LEASE_S)
+
+
+def test_a_second_reserve_answers_with_what_is_there() -> None:
+    machine = arena()
+    slot = reserve(machine, b"k", 100)
+    assert machine.handle(Reserve(b"k", specs(100), 3), 0.0) == [Present(slot, SlotState.WRITING)]
+    machine.handle(Commit(b"k", slot.generation, 1), 0.0)
+    assert machine.handle(Reserve(b"k", specs(100), 3), 0.0) == [Present(slot, SlotState.READY)]
+
+
+def test_never_and_not_now_are_told_apart() -> None:
+    machine = arena(4096)
+    assert isinstance(refusal(machine, Reserve(b"big", specs(4097), 3)), InvalidMedia)
+    reserve(machine, b"a", 4096)
+    assert isinstance(refusal(machine, Reserve(b"b", specs(64), 3)), ArenaFull)
+
+
+def test_the_least_recently_used_makes_room_and_leased_ones_stay() -> None:
+    machine = arena(3 * 1024)
+    for key in (b"a", b"b", b"c"):
+        put(machine, key, 1024)
+    machine.handle(Grant(b"a", b"la", LEASE_S), 0.0)
+    effects = machine.handle(Reserve(b"d", specs(1024), 3), 0.0)
+    assert [e.slot.key for e in effects if isinstance(e, Evicted)] == [b"b"]
+    assert machine.find(b"a") is not None
+
+
+def test_nothing_is_evicted_for_what_could_not_fit_anyway() -> None:
+    machine = arena(3 * 1024)
+    put(machine, b"a", 1024)
+    middle = put(machine, b"b", 1024)
+    put(machine, b"c", 1024)
+    machine.handle(Grant(middle.key, b"l", LEASE_S), 0.0)
+    assert isinstance(refusal(machine, Reserve(b"d", specs(2048), 3)), ArenaFull)
+    assert machine.cached == 3
+
+
+def test_an_expired_lease_holds_its_slot_until_no_pull_can_still_run() -> None:
+    machine = arena(1024)
+    slot = put(machine, b"a", 1024)
+    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    assert machine.may_read(b"l", slot.offset, 1024, 9.9)
+    assert not machine.may_read(b"l", slot.offset, 1024, 10.0)
+    assert isinstance(refusal(machine, Reserve(b"b", specs(64), 3), 14.9), ArenaFull)
+    effects = machine.handle(Tick(), 15.0)
+    assert isinstance(effects[0], Lapsed)
+    assert put(machine, b"b", 64, 15.0).generation > slot.generation
+
+
+def test_a_release_frees_at_once_and_may_come_twice() -> None:
+    machine = arena(1024)
+    put(machine, b"a", 1024)
+    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    assert machine.leased_bytes == 1024
+    machine.handle(Release((b"l", b"unknown")), 1.0)
+    machine.handle(Release((b"l",)), 1.0)
+    assert (machine.leased_bytes, machine.available_bytes) == (0, 1024)
+    reserve(machine, b"b", 1024, 1.0)
+
+
+def test_a_lease_covers_its_own_slot_only() -> None:
+    machine = arena()
+    slot = put(machine, b"a", 256)
+    put(machine, b"b", 256)
+    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    assert machine.may_read(b"l", slot.offset + 64, 64, 0.0)
+    for offset, nbytes in ((slot.offset, 257), (slot.offset - 1, 64), (slot.offset + 256, 1), (slot.offset, -1)):
+        assert not machine.may_read(b"l", offset, nbytes, 0.0)
+
+
+def test_a_further_reader_of_what_is_gone_has_lost_its_lease() -> None:
+    machine = arena(1024)
+    old = put(machine, b"a", 1024)
+    put(machine, b"b", 1024)
+    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S, old.generation)), LeaseLost)
+    assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S, old.generation)), LeaseLost)
+    writing = arena()
+    reserve(writing, b"a", 64)
+    assert isinstance(refusal(writing, Grant(b"a", b"l", LEASE_S)), LeaseLost)
+
+
+def test_leases_are_bounded() -> None:
+    machine = arena()
+    put(machine, b"a", 64)
+    for index in range(LIMITS.max_leases):
+        machine.handle(Grant(b"a", bytes([index]), LEASE_S), 0.0)
+    assert isinstance(refusal(machine, Grant(b"a", b"more", LEASE_S)), Overloaded)
+
+
+def test_an_abandoned_slot_is_free_again_and_ends_once() -> None:
+    machine = arena(1024)
+    slot = reserve(machine, b"a", 1024)
+    machine.handle(Abandon(b"a", slot.generation), 0.0)
+    assert machine.available_bytes == 1024
+    with pytest.raises(ValueError, match="not being written"):
+        machine.handle(Commit(b"a", slot.generation, 1), 0.0)
+
+
+class ArenaModel(RuleBasedStateMachine):
+    """Any order of events: invariants hold, and memory under a lease never changes hands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = arena(2048)
+        self.now_s = 0.0
+        self.writing: dict[bytes, int] = {}
+        self.leases: dict[bytes, tuple[Slot, float]] = {}
+        self.count = 0
+        self.last_generation = 0
+
+    @rule(key=st.binary(min_size=1, max_size=1), nbytes=st.integers(16, 2200))
+    def reserve(self, key: bytes, nbytes: int) -> None:
+        effect = self.machine.handle(Reserve(key, specs(nbytes), 3), self.now_s)[-1]
+        if isinstance(effect, Reserved):
+            slot = effect.slot
+            assert slot.generation > self.last_generation
+            self.last_generation = slot.generation
+            self.writing[key] = slot.generation
+            for held, until_s in self.leases.values():
+                apart = held.offset + held.slot_nbytes <= slot.offset or slot.offset + nbytes <= held.offset
+                assert apart or self.now_s >= until_s + LIMITS.max_pull_s
+
+    @precondition(lambda self: self.writing)
+    @rule(data=st.data(), commit=st.booleans())
+    def finish(self, data: st.DataObject, commit: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.writing)))
+        generation = self.writing.pop(key)
+        self.machine.handle(Commit(key, generation, 1) if commit else Abandon(key, generation), self.now_s)
+
+    @rule(key=st.binary(min_size=1, max_size=1), lease_s=st.floats(0, 20))
+    def grant(self, key: bytes, lease_s: float) -> None:
+        self.count += 1
+        lease_id = self.count.to_bytes(16, "big")
+        [effect] = self.machine.handle(Grant(key, lease_id, lease_s), self.now_s)
+        slot = self.machine.find(key)
+        if isinstance(effect, Granted) and slot is not None:
+            self.leases[lease_id] = (slot, self.now_s + lease_s)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[lease_id]
+        self.machine.handle(Release((lease_id,)), self.now_s)
+
+    @rule(seconds=st.floats(0, 12))
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.machine.handle(Tick(), self.now_s)
+
+    @invariant()
+    def holds(self) -> None:
+        self.machine.validate()
+        for lease_id, (slot, until_s) in self.leases.items():
+            assert self.machine.may_read(lease_id, slot.offset, slot.slot_nbytes, self.now_s) == (self.now_s < until_s)
+
+
+TestArenaModel = ArenaModel.TestCase
