@@ -288,7 +288,7 @@ async def test_a_killed_holder_fails_before_during_and_at_connect(backend: str) 
 
 
 async def test_a_stopped_holder_costs_no_more_than_the_callers_deadline() -> None:
-    """It cannot be told from a slow one. (NIXL reads it through shared memory; over TCP: see its own tests.)"""
+    """It cannot be told from a slow one. NIXL can read it through shared memory; over TCP, see its own tests."""
     with holder_process("tcp") as holder:
         async with Kit("tcp").site("reader", nbytes=64 << 20) as reader:
             peer = await reader.transport.connect(holder.offer)

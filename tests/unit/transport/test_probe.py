@@ -1,0 +1,118 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.contract.transport_kit import Kit
+from triptych.domain.embedding import Ticket
+from triptych.domain.instance import TransportOffer
+from triptych.errors import TransferFailed
+from triptych.policy.transport import Endpoint, rank_backends
+from triptych.transport.probe import PeerBook, TransportSet, available_backends
+
+
+def order(reader: list[Endpoint], holder: list[Endpoint], preferred: str | None = None) -> list[str]:
+    return [ranked.backend for ranked in rank_backends(reader, holder, preferred)]
+
+
+def ends(host: str, *, rdma: bool = False) -> list[Endpoint]:
+    return [Endpoint(backend, host, rdma=rdma) for backend in ("tcp", "nixl", "memory")]
+
+
+def test_the_order_follows_what_was_measured() -> None:
+    assert order(ends("a"), ends("a")) == ["memory", "nixl", "tcp"]
+    assert order(ends("a"), ends("b")) == ["memory", "tcp", "nixl"]
+    assert order(ends("a", rdma=True), ends("b", rdma=True)) == ["memory", "nixl", "tcp"]
+    assert order(ends("a"), ends("a"), preferred="tcp") == ["tcp", "memory", "nixl"]
+    assert order(ends("a")[:1], ends("a")[1:]) == []
+
+
+def test_memory_and_tcp_are_always_available() -> None:
+    assert {"memory", "tcp"} <= set(available_backends())
+
+
+async def test_a_backend_that_fails_its_probe_gives_way_to_the_next() -> None:
+    memory, elsewhere, tcp = Kit("memory"), Kit("memory"), Kit("tcp")
+    async with (
+        memory.site("reader") as reader,
+        tcp.site("reader") as reader_tcp,
+        elsewhere.site("holder") as holder,
+        tcp.site("holder") as holder_tcp,
+    ):
+        transports = TransportSet([reader.transport, reader_tcp.transport], connect_timeout_s=5.0)
+        offers = [holder.transport.offer(), holder_tcp.transport.offer()]
+        peer = await transports.connect(offers)
+        assert peer.backend == "tcp"
+        await peer.close()
+        with pytest.raises(TransferFailed, match="memory: the holder is not in this process"):
+            await transports.connect(offers[:1])
+        with pytest.raises(TransferFailed, match="no transport in common"):
+            await transports.connect([])
+
+
+class Link:
+    backend = "fake"
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def pull(self, ticket: Ticket, destination_offset: int) -> None: ...
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Connector:
+    def __init__(self, error: TransferFailed | None = None) -> None:
+        self.links: list[Link] = []
+        self.attempts = 0
+        self.go = asyncio.Event()
+        self.error = error
+
+    async def __call__(self, offers: Sequence[TransportOffer]) -> Link:
+        self.attempts += 1
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        self.links.append(Link())
+        return self.links[-1]
+
+
+async def test_all_who_ask_at_once_share_one_attempt_and_its_failure() -> None:
+    for error in (None, TransferFailed("down")):
+        connector = Connector(error)
+        book = PeerBook(connector, limit=4)
+        asking = asyncio.gather(*(book.get("e", 1, []) for _ in range(5)), return_exceptions=True)
+        await asyncio.sleep(0)
+        connector.go.set()
+        got = await asking
+        assert connector.attempts == 1
+        assert len({id(one) for one in got}) == 1
+        assert len(book) == (1 if error is None else 0)
+
+
+async def test_when_the_one_who_connects_leaves_another_takes_over() -> None:
+    connector = Connector()
+    book = PeerBook(connector, limit=4)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(book.get("e", 1, []))
+        second = group.create_task(book.get("e", 1, []))
+        await asyncio.sleep(0)
+        first.cancel()
+        connector.go.set()
+        assert await second is connector.links[0]
+    assert connector.attempts == 2
+
+
+async def test_a_new_incarnation_and_the_limit_close_old_links() -> None:
+    connector = Connector()
+    connector.go.set()
+    book = PeerBook(connector, limit=2)
+    await book.get("a", 1, [])
+    await book.get("a", 2, [])
+    await book.get("b", 1, [])
+    await book.get("c", 1, [])
+    assert [link.closed for link in connector.links] == [True, True, False, False]
+    await book.forget("b", 1)
+    await book.close()
+    assert all(link.closed for link in connector.links)
