@@ -81,7 +81,7 @@ def answer(question: Question) -> Answer:
 def questions(counts: Sequence[int], number: int) -> list[Question]:
     """``number`` different questions whose numbers of images go round in ``counts``."""
     names = sorted(path.stem for path in DIGITS.glob("*.png"))
-    texts = ("What are the digits?", "Which digit is the largest?", "How many images are there?")
+    texts = ("What digits are shown?", "Which digit is the largest?", "How many images are there?")
     return [
         Question(
             texts[index % len(texts)] if counts[index % len(counts)] else "Hello!",

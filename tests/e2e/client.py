@@ -1,0 +1,67 @@
+"""Clients of a cluster of real processes: REST as people use it, gRPC where token ids matter."""
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.e2e.reference import DIGITS, Question
+from triptych.demo import MODEL_ID
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.generation import ChatFinished, TokenChunk
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.rpc.stubs import RouterStub
+
+REST_TIMEOUT_S = 100.0
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What a request's stream brought."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finished: ChatFinished
+
+
+def rest(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=200)
+    return httpx.AsyncClient(base_url=url, timeout=REST_TIMEOUT_S, limits=limits, trust_env=False)
+
+
+async def post(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json=body)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, f"{response.status_code}: {response.text}"
+    text: str = response.json()["choices"][0]["message"]["content"]
+    return text
+
+
+async def timeline_of(client: httpx.AsyncClient, response: httpx.Response) -> dict[str, Any]:
+    answer = await client.get(f"/v1/requests/{response.headers['x-request-id']}/timeline")
+    assert answer.status_code == 200, answer.text
+    timeline: dict[str, Any] = answer.json()
+    return timeline
+
+
+async def stream(router: RouterStub, request_id: str, question: Question) -> Streamed:
+    """Ask the router itself."""
+    images = (MediaPart(Modality.IMAGE, (DIGITS / f"{name}.png").read_bytes()) for name in question.images)
+    message = Message("user", (*images, TextPart(question.text)))
+    sampling = SamplingParams(temperature=0, max_tokens=question.max_tokens)
+    token_ids: tuple[int, ...] = ()
+    text = ""
+    finished = None
+    async with aclosing(router.chat(ChatRequest(request_id, MODEL_ID, (message,), sampling))) as events:
+        async for event in events:
+            if isinstance(event, TokenChunk):
+                token_ids += event.token_ids
+                text += event.text
+            else:
+                finished = event
+    assert finished is not None, f"{request_id} has no end"
+    return Streamed(token_ids, text, finished)

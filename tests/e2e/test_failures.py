@@ -1,0 +1,118 @@
+"""What dies takes nothing with it but itself: kill -9 of any process, the parent's too, and an orderly end."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.client import post, rest, text_of
+from tests.e2e.reference import Question, answer, questions
+from triptych.cli.cluster import LocalCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+CLEAR_ERROR_S = 2.0
+CHILDREN_END_S = 5.0
+STARTED_BY_A_PARENT = """
+import asyncio
+from triptych.cli.cluster import LocalCluster
+
+async def main():
+    async with LocalCluster(encoders=1, text=1) as cluster:
+        print(*cluster.processes.values(), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def ask_100(
+    client: httpx.AsyncClient, group: asyncio.TaskGroup, finished_first: int
+) -> list[tuple[Question, asyncio.Task[httpx.Response]]]:
+    """100 requests at once; returns when the first few are answered and many still run."""
+    asked = [(q, group.create_task(post(client, q.body()))) for q in questions((1, 2, 4, 8), 100)]
+    tasks = [task for _, task in asked]
+    pending = set(tasks)
+    while len(tasks) - len(pending) < finished_first:
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    assert len(pending) > 20, "there is something left to lose"
+    return asked
+
+
+async def test_an_encoder_killed_amid_100_requests_costs_no_answer() -> None:
+    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+        async with asyncio.TaskGroup() as group:
+            asked = await ask_100(client, group, finished_first=5)
+            cluster.kill("encoder-1")
+        for question, task in asked:
+            assert text_of(task.result()) == answer(question).text
+        again = Question("What digits are shown?", ("9_c",))
+        assert text_of(await post(client, again.body())) == answer(again).text
+
+
+async def test_killing_the_only_text_process_ends_each_request_with_one_clear_error() -> None:
+    loop = asyncio.get_running_loop()
+    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+        async with asyncio.TaskGroup() as group:
+            asked = await ask_100(client, group, finished_first=5)
+            cluster.kill("text-1")
+            killed_s = loop.time()
+            await asyncio.wait([task for _, task in asked])
+            took_s = loop.time() - killed_s
+        assert took_s < CLEAR_ERROR_S
+        failed = 0
+        for question, task in asked:
+            response = task.result()
+            if response.status_code == 200:
+                assert text_of(response) == answer(question).text
+            else:
+                failed += 1
+                assert response.status_code == 503, response.text
+                assert response.json()["error"]["message"]
+        assert failed > 0
+        refused = await post(client, Question("Hello!").body())
+        assert refused.status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+
+
+async def test_an_orderly_end_leaves_no_process_no_port_and_no_shared_memory() -> None:
+    async with LocalCluster(encoders=1, text=1) as cluster:
+        async with rest(cluster.url) as client:
+            question = questions((2,), 1)[0]
+            assert text_of(await post(client, question.body())) == answer(question).text
+        pids, targets = dict(cluster.processes), dict(cluster.targets)
+        shared = {path for pid in pids.values() for path in shared_memory_of(pid)}
+        logs = cluster.log_dir
+    assert not [name for name, pid in pids.items() if psutil.pid_exists(pid)]
+    for target in targets.values():
+        host, port = target.split(":")
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0, f"something still listens at {target}"
+    assert not [path for path in shared if path.exists()]
+    assert not logs.exists()
+
+
+def test_a_parent_killed_with_sigkill_leaves_no_children() -> None:
+    command = [sys.executable, "-c", STARTED_BY_A_PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+            assert len(children) == 4
+        finally:
+            parent.kill()
+    _, alive = psutil.wait_procs(children, CHILDREN_END_S)
+    assert not alive
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """Files of shared memory that a process has mapped and that have a name."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/dev/shm/" in line}  # noqa: S108  # it is looked at
+    return {Path(path) for path in paths if not path.endswith("(deleted)")}
