@@ -1,0 +1,177 @@
+"""Fetching an item by its URL, for a stranger: bounded in every direction, and never into private networks.
+
+Each hop of a redirect is parsed, checked and resolved anew, and the connection goes to an address that was checked:
+nothing resolves the name a second time (DNS rebinding). TLS still verifies the name. Nothing is taken from the
+environment, no cookies or credentials are sent, and no content coding is undone.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from socket import SOCK_STREAM
+
+from httpcore2 import (
+    SOCKET_OPTION,
+    URL,
+    AnyIOBackend,
+    AsyncConnectionPool,
+    AsyncNetworkBackend,
+    AsyncNetworkStream,
+    ConnectError,
+    NetworkError,
+    ProtocolError,
+    Response,
+    TimeoutException,
+    UnsupportedProtocol,
+)
+
+from triptych.errors import InvalidMedia
+from triptych.media.remote_url import HostRules, RemoteUrl, is_public, parse_remote_url
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""(host, port) -> the host's IP addresses; raises OSError."""
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_ADDRESSES = 3
+"""Of a host with many addresses no more are tried."""
+_MAX_LENGTH_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """``total_s`` is over all hops of one item; ``stall_s`` the longest that a connection may keep silent."""
+
+    max_bytes: int = 32 << 20
+    max_redirects: int = 3
+    max_concurrent: int = 64
+    total_s: float = 10.0
+    stall_s: float = 5.0
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    """What the operating system resolves a name to."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+class Fetcher:
+    """``fetch`` for any number of callers; at most ``limits.max_concurrent`` transfers run, others wait in order."""
+
+    def __init__(
+        self,
+        rules: HostRules,
+        limits: FetchLimits,
+        *,
+        resolver: Resolver = system_resolver,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._rules = rules
+        self._limits = limits
+        self._backend = _PinnedBackend(rules, resolver)
+        self._ssl_context = ssl_context or ssl.create_default_context()
+        self._slots = asyncio.Semaphore(limits.max_concurrent)
+
+    async def fetch(self, url: str, took: Callable[[int], None] = lambda _: None) -> bytes:
+        """The bytes at ``url``. ``took`` is told of every piece before it is kept, and may raise to stop.
+
+        Raises InvalidMedia for whatever goes wrong: that the URL leads nowhere is for its sender to know.
+        """
+        try:
+            async with asyncio.timeout(self._limits.total_s), self._slots:
+                return await self._follow(parse_remote_url(url), took)
+        except TimeoutError:
+            raise InvalidMedia(f"the URL was not fetched within {self._limits.total_s:g} s") from None
+        except TimeoutException:
+            raise InvalidMedia(f"the URL's host kept silent for {self._limits.stall_s:g} s") from None
+        except ConnectError:
+            raise InvalidMedia("the URL's host cannot be connected to") from None
+        except (NetworkError, ProtocolError, UnsupportedProtocol):
+            raise InvalidMedia("the URL's host broke off its answer, or does not speak HTTP") from None
+
+    async def _follow(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes:
+        for _ in range(self._limits.max_redirects + 1):
+            found = await self._hop(url, took)
+            if isinstance(found, bytes):
+                return found
+            if url.scheme == "https" and found.scheme != "https":
+                raise InvalidMedia("the URL redirects from https to http")
+            url = found
+        raise InvalidMedia(f"the URL redirects more than {self._limits.max_redirects} times")
+
+    async def _hop(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes | RemoteUrl:
+        """One request: the bytes, or where it redirects to."""
+        self._rules.check(url)
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._limits.stall_s)
+        headers = [("Host", url.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity"), ("Connection", "close")]
+        # A pool of one connection per hop: none outlives the check of its address.
+        async with (
+            AsyncConnectionPool(self._ssl_context, max_connections=1, network_backend=self._backend) as pool,
+            pool.stream(
+                "GET",
+                URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target),
+                headers=headers,
+                extensions={"timeout": timeouts},
+            ) as response,
+        ):
+            if response.status in _REDIRECTS:
+                return parse_remote_url(url.join(_header(response, b"location")))
+            if response.status != 200:
+                raise InvalidMedia(f"the URL's host answers with status {response.status}")
+            return await self._body(response, took)
+
+    async def _body(self, response: Response, took: Callable[[int], None]) -> bytes:
+        coding = _header(response, b"content-encoding").lower()
+        if coding not in ("", "identity"):
+            raise InvalidMedia("the URL's host answers in a content coding that was not asked for")
+        limit = self._limits.max_bytes
+        announced = _header(response, b"content-length")
+        if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > limit):
+            raise InvalidMedia(f"what is at the URL is larger than {limit} bytes, which is the limit")
+        data = bytearray()
+        async for piece in response.aiter_stream():
+            if len(data) + len(piece) > limit:
+                raise InvalidMedia(f"what is at the URL is larger than {limit} bytes, which is the limit")
+            took(len(piece))
+            data += piece
+        if not data:
+            raise InvalidMedia("there is nothing at the URL")
+        return bytes(data)
+
+
+def _header(response: Response, name: bytes) -> str:
+    """The header's one value, or ""."""
+    return next((value.decode("latin-1") for key, value in response.headers if key.lower() == name), "")
+
+
+class _PinnedBackend(AsyncNetworkBackend):
+    """Resolves a name, checks every address, and connects to one of those; TLS above it keeps the name."""
+
+    def __init__(self, rules: HostRules, resolver: Resolver) -> None:
+        self._rules = rules
+        self._resolver = resolver
+        self._network = AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  the base class has it so
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> AsyncNetworkStream:
+        """Raises InvalidMedia unless all addresses may be reached, ConnectError when none can be."""
+        try:
+            addresses = await self._resolver(host, port)
+        except (OSError, UnicodeError):
+            addresses = ()
+        # A name that does not resolve and one that is private get the same answer: this is no map of the network.
+        allowed = self._rules.may_be_private(host) or all(is_public(address) for address in addresses)
+        if not addresses or not allowed:
+            raise InvalidMedia("the URL's host does not resolve to a public address")
+        for address in addresses[:_MAX_ADDRESSES]:
+            try:
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (ConnectError, TimeoutException):
+                continue
+        raise ConnectError("no address of the host takes connections")
