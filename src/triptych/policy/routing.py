@@ -86,7 +86,7 @@ class Choice:
 class Shortage(Enum):
     """Why items cannot be placed now."""
 
-    NO_ENCODER = "no encoder is available"
+    NO_ENCODER = "no encoder, or not enough of them, is available"
     NO_CREDIT = "the encoders' arenas are full"
     NEVER_FITS = "larger than the encoders' arenas"
 
@@ -96,26 +96,21 @@ def slot_nbytes(model: ModelInfo, tokens: int) -> int:
     return align(tokens * model.hidden_size * model.dtype.itemsize + 2 * GENERATION_NBYTES)
 
 
-def choose_encoder(view: ClusterView, want: Want) -> Choice | Shortage:
-    """The encoder with the least pending tokens among those that are usable and have room for the item.
+def choose_encoder(view: ClusterView, want: Want) -> Choice | None:
+    """The encoder with the least pending tokens among those that are usable and have room for the item, if any.
 
-    Equal loads go by number of items, then by name, rotated by ``view.encoder_turn`` so that requests with one image do not
-    all start at the first. The encoder that holds the embedding is taken instead while it has at most ``want.tokens``
-    more pending than the best: if the hint is right the item costs nothing there, and if it is stale the wait is no
-    longer than the encoding that a right one would have saved.
+    Equal loads go by number of items, then by name, rotated by ``view.encoder_turn`` so that requests with one image
+    do not all start at the first. The encoder that holds the embedding is taken instead while it has at most
+    ``want.tokens`` more pending than the best: if the hint is right the item costs nothing there, and if it is stale
+    the wait is no longer than the encoding that a right one would have saved.
     """
-    usable = [encoder for encoder in view.encoders if encoder.usable]
-    if not usable:
-        return Shortage.NO_ENCODER
-    if all(encoder.arena_bytes < want.nbytes for encoder in view.encoders):
-        return Shortage.NEVER_FITS
-    preferred = [encoder for encoder in usable if encoder.name not in want.avoid] or usable
-    roomy = [encoder for encoder in preferred if encoder.available_bytes >= want.nbytes]
-    if not roomy:
-        return Shortage.NO_CREDIT
+    roomy = [encoder for encoder in view.encoders if encoder.usable and encoder.available_bytes >= want.nbytes]
+    candidates = [encoder for encoder in roomy if encoder.name not in want.avoid] or roomy
+    if not candidates:
+        return None
     rank = _rotation([encoder.name for encoder in view.encoders], view.encoder_turn)
-    best = min(roomy, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
-    for encoder in roomy:
+    best = min(candidates, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
+    for encoder in candidates:
         if encoder.name == want.held_by and encoder.pending_tokens <= best.pending_tokens + want.tokens:
             return Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.HOLDS_EMBEDDING)
     why = Why.LAST_RESORT if best.name in want.avoid else Why.LEAST_LOADED
@@ -126,26 +121,19 @@ def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...]
     """Place all items of a request, or none: the largest first, each on what the ones before it left (LPT).
 
     Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. The same
-    content again goes to the same encoder, which encodes and keeps it once.
+    content again goes to the same encoder, which encodes and keeps it once. What is short is found by trying again on
+    empty arenas, so that a request is told to wait only for what can come.
     """
-    usable = [encoder for encoder in view.encoders if encoder.usable]
-    if usable and sum({want.content: want.nbytes for want in wants}.values()) > sum(
-        encoder.arena_bytes for encoder in usable
-    ):
-        return Shortage.NEVER_FITS
-    choices: list[Choice] = []
-    placed: dict[Content, str] = {}
-    for want in sorted(wants, key=lambda want: (-want.tokens, want.item)):
-        if want.content in placed:
-            choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
-            continue
-        choice = choose_encoder(view, want)
-        if isinstance(choice, Shortage):
-            return choice
-        choices.append(choice)
-        placed[want.content] = choice.encoder
-        view = _with_load(view, choice)
-    return tuple(sorted(choices, key=lambda choice: choice.item))
+    if not any(encoder.usable for encoder in view.encoders):
+        return Shortage.NO_ENCODER
+    choices = _place(view, wants)
+    if choices is not None:
+        return choices
+    if _place(_emptied(view), wants) is not None:
+        return Shortage.NO_CREDIT
+    if _place(_emptied(view, revived=True), wants) is not None:
+        return Shortage.NO_ENCODER
+    return Shortage.NEVER_FITS
 
 
 def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> str | None:
@@ -163,6 +151,37 @@ def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> st
 def _rotation(names: list[str], turn: int) -> dict[str, int]:
     ordered = sorted(names)
     return {name: (position - turn) % len(ordered) for position, name in enumerate(ordered)}
+
+
+def _place(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+    choices: list[Choice] = []
+    placed: dict[Content, str] = {}
+    for want in sorted(wants, key=lambda want: (-want.tokens, want.item)):
+        if want.content in placed:
+            choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
+            continue
+        choice = choose_encoder(view, want)
+        if choice is None:
+            return None
+        choices.append(choice)
+        placed[want.content] = choice.encoder
+        view = _with_load(view, choice)
+    return tuple(sorted(choices, key=lambda choice: choice.item))
+
+
+def _emptied(view: ClusterView, *, revived: bool = False) -> ClusterView:
+    """The encoders without any load; with ``revived``, all of them."""
+    encoders = tuple(
+        replace(
+            encoder,
+            usable=encoder.usable or revived,
+            pending_tokens=0,
+            pending_items=0,
+            available_bytes=encoder.arena_bytes,
+        )
+        for encoder in view.encoders
+    )
+    return replace(view, encoders=encoders)
 
 
 def _with_load(view: ClusterView, choice: Choice) -> ClusterView:

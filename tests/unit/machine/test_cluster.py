@@ -1,0 +1,356 @@
+"""The router's memory of its instances."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from triptych.domain.embedding import DType
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.stage import Role
+from triptych.errors import ArenaFull, InvalidRequest, Overloaded, Unavailable
+from triptych.machine.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.cluster_events import (
+    ArenaRefused,
+    ClusterEffect,
+    CreditReturned,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    EmbeddingHeld,
+    Granted,
+    InstanceSeen,
+    InstanceSuspected,
+    ItemEnded,
+    LoadReported,
+    Refused,
+    TextGranted,
+    TextPoolLost,
+    TextRefused,
+    TextReturned,
+    TextWanted,
+    Tick,
+    WakeAt,
+)
+from triptych.policy.routing import Want
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+LIMITS = ClusterLimits(max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0)
+ENCODERS = ("a", "b")
+TEXTS = ("t", "u")
+
+
+def info(name: str, *, epoch: int = 1, model: ModelInfo = MODEL, arena_bytes: int = 100) -> InstanceInfo:
+    return InstanceInfo(f"i-{name}", epoch, Role.E if name in ENCODERS else Role.PD, model, arena_bytes, ())
+
+
+def cluster(*seen: str) -> ClusterMachine:
+    machine = ClusterMachine(ENCODERS, TEXTS, LIMITS)
+    for name in seen:
+        machine.handle(InstanceSeen(name, info(name)), 0)
+    return machine
+
+
+def wants(*nbytes: int, first: int = 0) -> tuple[Want, ...]:
+    return tuple(Want(i, n, n, (b"%d" % (first + i), b"")) for i, n in enumerate(nbytes))
+
+
+def granted(effects: list[ClusterEffect]) -> Granted:
+    (found,) = [effect for effect in effects if isinstance(effect, Granted)]
+    return found
+
+
+def refused(effects: list[ClusterEffect]) -> Refused:
+    (found,) = [effect for effect in effects if isinstance(effect, Refused)]
+    return found
+
+
+def load(tokens: int = 0, *, leased: int = 0, draining: bool = False) -> EncoderLoad:
+    return EncoderLoad(tokens, tokens and 1, 100, leased, 0, draining)
+
+
+def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(LoadReported("a", load(5)), 0)
+    machine.handle(LoadReported("b", load(0)), 0)
+    chosen = [
+        granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0].encoder
+        for run in range(6)
+    ]
+    assert chosen == ["b", "a", "b", "a", "b", "a"]
+
+
+def test_what_has_ended_no_longer_counts_and_other_routers_load_does() -> None:
+    machine = cluster("a", "b")
+    machine.handle(LoadReported("a", load(7)), 0)
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
+    assert grant.encoder == "b"
+    machine.handle(ItemEnded(grant.credit), 0)
+    view = {encoder.name: encoder for encoder in machine.snapshot(0).encoders}
+    assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
+    machine.handle(CreditReturned(grant.credit), 0)
+    assert machine.snapshot(0).encoders[1].available_bytes == 100
+    assert machine.outstanding == 0
+
+
+def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(80, 80), wait=True), 0))
+    assert machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)[:1] != [first]
+    # One that would fit stays behind the large one, which would never get its turn otherwise.
+    machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
+    assert (machine.waiting, machine.outstanding) == (2, 2)
+    assert not [e for e in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(e, Granted)], (
+        "half of what it needs is nothing"
+    )
+    effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3]
+
+
+def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)
+    machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)
+    machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
+    assert granted(machine.handle(CreditsAbandoned(2), 0)).run == 3
+
+
+def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
+    error = refused(machine.handle(CreditsWanted(2, wants(50, first=3), wait=False), 0)).error
+    assert isinstance(error, ArenaFull)
+    assert machine.waiting == 0
+
+
+def test_the_queue_is_bounded() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(0, wants(90, 90), wait=True), 0)
+    for run in (1, 2, 3):
+        machine.handle(CreditsWanted(run, wants(50, first=run), wait=True), 0)
+    error = refused(machine.handle(CreditsWanted(4, wants(50, first=9), wait=True), 0)).error
+    assert type(error) is Overloaded
+    assert error.retry_after_s == 2.0
+
+
+def test_what_can_never_fit_is_refused_for_good() -> None:
+    error = refused(cluster("a", "b").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
+    assert isinstance(error, InvalidRequest)
+
+
+def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
+    machine = cluster("t")
+    assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
+        WakeAt(1.0, "no encoder within the grace")
+    ]
+    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+    machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).run == 2
+
+
+def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
+    machine = cluster("a", "t")
+    machine.handle(ArenaRefused("a"), 0)
+    effects = machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [0.5]
+    assert granted(machine.handle(Tick(), 0.5)).run == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        InstanceSuspected("a"),
+        LoadReported("a", load(draining=True)),
+        InstanceSeen("a", info("a", model=replace(MODEL, revision="other"))),
+        InstanceSeen("a", replace(info("a"), role=Role.PD)),
+    ],
+)
+def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSuspected) -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(event, 0)
+    grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
+    assert {grant.encoder for grant in grants} == {"b"}
+    assert "i-a: ready" not in machine.readiness().instances
+    assert machine.readiness().ready
+
+
+def test_one_that_is_seen_again_gets_work_again() -> None:
+    machine = cluster("a")
+    machine.handle(InstanceSuspected("a"), 0)
+    machine.handle(InstanceSeen("a", info("a")), 1)
+    assert granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 1))
+
+
+def test_when_nobody_serves_the_old_model_any_more_the_new_one_is_the_model() -> None:
+    machine = cluster("a", "t")
+    new = replace(MODEL, revision="new")
+    machine.handle(InstanceSeen("a", info("a", model=new)), 0)
+    assert machine.model == MODEL
+    machine.handle(InstanceSeen("t", info("t", model=new)), 0)
+    assert machine.model == new
+    assert machine.readiness().ready
+
+
+def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
+    def chosen(machine: ClusterMachine, run: int) -> str:
+        grants = granted(machine.handle(CreditsWanted(run, wants(10), wait=True), 0)).grants
+        machine.handle(CreditReturned(grants[0].credit), 0)
+        return grants[0].encoder
+
+    machine = cluster("a", "b")
+    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    assert [chosen(machine, run) for run in range(3)] == ["b", "b", "b"]
+    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
+    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
+    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    machine.handle(InstanceSeen("b", info("b", epoch=2)), 0)
+    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
+
+
+def test_hints_are_bounded() -> None:
+    machine = cluster("a", "b")
+    for number in range(5):
+        machine.handle(EmbeddingHeld("a", (b"%d" % number, b"")), 0)
+    machine.validate()
+
+
+def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
+    machine = cluster("t", "u")
+    machine.handle(LoadReported("t", TextLoad(100, 0, 1)), 0)
+    machine.handle(LoadReported("u", TextLoad(0, 0, 0)), 0)
+    chosen = []
+    for run in range(4):
+        effect = machine.handle(TextWanted(run, 60), 0)[0]
+        assert isinstance(effect, TextGranted)
+        chosen.append(effect.text)
+        last = effect
+    assert chosen == ["u", "u", "t", "u"]
+    machine.handle(TextReturned(last.credit), 0)
+    assert machine.snapshot(0).texts[1].pending_tokens == 120
+    # A report replaces what was counted up to it.
+    machine.handle(LoadReported("u", TextLoad(10, 0, 2)), 0)
+    assert machine.snapshot(0).texts[1].pending_tokens == 10
+
+
+def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_after_the_grace() -> None:
+    machine = cluster("t")
+    effects = machine.handle(InstanceSuspected("t"), 5.0)
+    assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
+    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], TextRefused)
+    assert [type(effect) for effect in machine.handle(Tick(), 6.0)] == [TextPoolLost]
+    assert machine.handle(Tick(), 7.0) == []
+
+
+def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost() -> None:
+    machine = cluster("t")
+    machine.handle(InstanceSuspected("t"), 5.0)
+    machine.handle(InstanceSeen("t", info("t")), 5.5)
+    assert machine.handle(Tick(), 6.0) == []
+
+
+def test_two_instances_of_one_name_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        ClusterMachine(["a"], ["a"], LIMITS)
+
+
+class Traffic(RuleBasedStateMachine):
+    """Anything may happen in any order; credits never exceed the arenas, and in the end none is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = ClusterMachine(ENCODERS, TEXTS, LIMITS)
+        self.now_s = 0.0
+        self.run = 0
+        self.waiting: set[int] = set()
+        self.credits: set[int] = set()
+
+    def feed(self, effects: list[ClusterEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Granted):
+                self.waiting.discard(effect.run)
+                self.credits |= {grant.credit for grant in effect.grants}
+            elif isinstance(effect, Refused):
+                self.waiting.discard(effect.run)
+            elif isinstance(effect, TextGranted):
+                self.credits.add(effect.credit)
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
+    def see(self, name: str, epoch: int) -> None:
+        self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=epoch)), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS))
+    def suspect(self, name: str) -> None:
+        self.feed(self.machine.handle(InstanceSuspected(name), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS), tokens=st.integers(0, 50), leased=st.integers(0, 100))
+    def report(self, name: str, tokens: int, leased: int) -> None:
+        self.feed(self.machine.handle(LoadReported(name, load(tokens, leased=leased)), self.now_s))
+
+    @rule(name=st.sampled_from(TEXTS), tokens=st.integers(0, 50))
+    def report_text(self, name: str, tokens: int) -> None:
+        self.feed(self.machine.handle(LoadReported(name, TextLoad(tokens, 0, 0)), self.now_s))
+
+    @rule(sizes=st.lists(st.integers(1, 120), min_size=1, max_size=4), wait=st.booleans())
+    def want(self, sizes: list[int], wait: bool) -> None:
+        self.run += 1
+        self.waiting.add(self.run)
+        self.feed(self.machine.handle(CreditsWanted(self.run, wants(*sizes, first=self.run), wait=wait), self.now_s))
+
+    @rule(tokens=st.integers(1, 50))
+    def want_text(self, tokens: int) -> None:
+        self.run += 1
+        self.feed(self.machine.handle(TextWanted(self.run, tokens), self.now_s))
+
+    @precondition(lambda self: self.credits)
+    @rule(data=st.data(), ended_first=st.booleans())
+    def give_back(self, data: st.DataObject, ended_first: bool) -> None:
+        credit = data.draw(st.sampled_from(sorted(self.credits)))
+        self.credits.discard(credit)
+        if ended_first:
+            self.feed(self.machine.handle(ItemEnded(credit), self.now_s))
+        self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        run = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.waiting.discard(run)
+        self.feed(self.machine.handle(CreditsAbandoned(run), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS))
+    def refuse(self, name: str) -> None:
+        self.feed(self.machine.handle(ArenaRefused(name), self.now_s))
+
+    @rule(later_s=st.floats(0.01, 2))
+    def tick(self, later_s: float) -> None:
+        self.now_s += later_s
+        self.feed(self.machine.handle(Tick(), self.now_s))
+
+    @invariant()
+    def sound(self) -> None:
+        self.machine.validate()
+        assert self.machine.waiting == len(self.waiting)
+        assert self.machine.outstanding == len(self.credits)
+        for encoder in self.machine.snapshot(self.now_s).encoders:
+            assert encoder.pending_tokens >= 0
+            assert encoder.available_bytes <= encoder.arena_bytes
+
+    def teardown(self) -> None:
+        """Once everything comes back, whoever waits is served, or told that it cannot be."""
+        for name in ENCODERS:
+            self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))
+        self.now_s += 10
+        for _ in range(len(self.waiting) + 1):
+            self.feed(self.machine.handle(Tick(), self.now_s))
+            for credit in sorted(self.credits):
+                self.credits.discard(credit)
+                self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
+        assert not self.waiting
+        assert self.machine.outstanding == len(self.credits)
+        self.machine.validate()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

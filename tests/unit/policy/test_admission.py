@@ -1,0 +1,107 @@
+"""What is let in, and how a refusal reads."""
+
+from typing import Any
+
+import pytest
+
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
+from triptych.policy.admission import (
+    RequestBounds,
+    ServerBounds,
+    check_capacity,
+    check_items,
+    check_sampling,
+    check_timeout,
+    complete,
+)
+
+BOUNDS = RequestBounds(max_items=4, max_stop_strings=2, max_stop_chars=5, max_top_k=100)
+SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 101}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ("a", "b", "c")}, "stop"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ("abcdef",)}, "stop"),
+    ],
+)
+def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_sampling(SamplingParams(**fields), BOUNDS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+        {"temperature": 2.0, "top_p": 1e-9, "top_k": 100, "seed": -(2**63), "max_tokens": 1, "stop": ("abcde", "x")},
+    ],
+)
+def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
+    check_sampling(SamplingParams(**fields), BOUNDS)
+
+
+def test_the_number_of_items_is_bounded() -> None:
+    check_items(4, BOUNDS)
+    with pytest.raises(InvalidRequest, match="5 images, at most 4"):
+        check_items(5, BOUNDS)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
+    with pytest.raises(InvalidRequest):
+        check_timeout(timeout_s, 10)
+
+
+def test_a_timeout_is_cut_to_the_limit() -> None:
+    assert (check_timeout(5, 10), check_timeout(50, 10)) == (5, 10)
+
+
+def test_without_max_tokens_the_answer_may_fill_the_context() -> None:
+    assert complete(SamplingParams(), prompt_tokens=60, context_length=100).max_tokens == 40
+    assert complete(SamplingParams(max_tokens=40), prompt_tokens=60, context_length=100).max_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("sampling", "prompt_tokens", "param"),
+    [
+        (SamplingParams(), 100, "messages"),
+        (SamplingParams(max_tokens=1), 100, "messages"),
+        (SamplingParams(max_tokens=41), 60, "max_tokens"),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused(sampling: SamplingParams, prompt_tokens: int, param: str) -> None:
+    with pytest.raises(ContextTooLong) as caught:
+        complete(sampling, prompt_tokens=prompt_tokens, context_length=100)
+    assert caught.value.param == param
+
+
+def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:
+    check_capacity(requests=1, media_bytes=50, new_media_bytes=50, bounds=SERVER)
+    with pytest.raises(Overloaded) as caught:
+        check_capacity(requests=2, media_bytes=0, new_media_bytes=0, bounds=SERVER)
+    assert caught.value.retry_after_s == 3.0
+    with pytest.raises(Overloaded, match="50 bytes of media"):
+        check_capacity(requests=0, media_bytes=50, new_media_bytes=51, bounds=SERVER)
+
+
+def test_what_never_fits_is_no_overload() -> None:
+    with pytest.raises(InvalidRequest, match="101 bytes, the limit is 100"):
+        check_capacity(requests=2, media_bytes=0, new_media_bytes=101, bounds=SERVER)

@@ -1,0 +1,163 @@
+"""Routing decisions, over snapshots."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.domain.embedding import DType
+from triptych.domain.instance import ModelInfo
+from triptych.policy.routing import (
+    Choice,
+    ClusterView,
+    EncoderView,
+    Shortage,
+    TextView,
+    Want,
+    Why,
+    assign_items,
+    choose_encoder,
+    choose_text,
+    slot_nbytes,
+)
+
+
+def encoder(
+    name: str, tokens: int = 0, *, usable: bool = True, items: int = 0, arena: int = 1000, available: int = 1000
+) -> EncoderView:
+    return EncoderView(name, usable, tokens, items, arena, available)
+
+
+def want(item: int = 0, tokens: int = 10, nbytes: int = 10, **fields: object) -> Want:
+    return replace(Want(item, tokens, nbytes, (b"%d" % item, b"")), **fields)  # type: ignore[arg-type]
+
+
+def view(*encoders: EncoderView, turn: int = 0) -> ClusterView:
+    return ClusterView(encoders=encoders, encoder_turn=turn)
+
+
+def chosen(choice: Choice | None) -> str:
+    assert isinstance(choice, Choice)
+    return choice.encoder
+
+
+def test_the_least_pending_image_tokens_win() -> None:
+    assert chosen(choose_encoder(view(encoder("a", 30), encoder("b", 20), encoder("c", 25)), want())) == "b"
+
+
+def test_fewer_items_break_a_tie_of_tokens() -> None:
+    assert chosen(choose_encoder(view(encoder("a", 20, items=2), encoder("b", 20, items=1)), want())) == "b"
+
+
+def test_a_full_tie_rotates_with_the_turn() -> None:
+    pool = [encoder("a"), encoder("b"), encoder("c")]
+    assert [chosen(choose_encoder(view(*pool, turn=turn), want())) for turn in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_only_usable_encoders_with_room_are_considered() -> None:
+    pool = view(encoder("a", usable=False), encoder("b", available=9), encoder("c", 500))
+    assert chosen(choose_encoder(pool, want())) == "c"
+
+
+@pytest.mark.parametrize(
+    ("pool", "shortage"),
+    [
+        (view(), Shortage.NO_ENCODER),
+        (view(encoder("a", usable=False)), Shortage.NO_ENCODER),
+        (view(encoder("a", available=5)), Shortage.NO_CREDIT),
+        (view(encoder("a", arena=5, available=5)), Shortage.NEVER_FITS),
+        (view(encoder("a", arena=5, available=5), encoder("b", usable=False)), Shortage.NO_ENCODER),
+    ],
+)
+def test_what_is_short_is_said(pool: ClusterView, shortage: Shortage) -> None:
+    assert choose_encoder(pool, want()) is None
+    assert assign_items(pool, [want()]) is shortage
+
+
+@pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.LEAST_LOADED)])
+def test_the_holder_is_preferred_while_waiting_there_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
+    choice = choose_encoder(view(encoder("a"), encoder("b", backlog)), want(held_by="b"))
+    assert isinstance(choice, Choice)
+    assert choice.why is expected
+
+
+def test_an_encoder_that_failed_the_item_is_the_last_resort() -> None:
+    failed = want(avoid=frozenset({"a"}))
+    assert chosen(choose_encoder(view(encoder("a"), encoder("b", 900)), failed)) == "b"
+    choice = choose_encoder(view(encoder("a"), encoder("b", usable=False)), failed)
+    assert isinstance(choice, Choice)
+    assert (choice.encoder, choice.why) == ("a", Why.LAST_RESORT)
+
+
+def test_items_of_one_request_are_balanced_largest_first() -> None:
+    sizes = [10, 70, 20, 60, 30, 50]
+    choices = assign_items(view(encoder("a"), encoder("b")), [want(i, tokens) for i, tokens in enumerate(sizes)])
+    assert not isinstance(choices, Shortage)
+    loads = {name: sum(choice.tokens for choice in choices if choice.encoder == name) for name in "ab"}
+    assert loads == {"a": 120, "b": 120}
+    assert [choice.item for choice in choices] == list(range(6))
+
+
+def test_all_items_are_placed_or_none() -> None:
+    pool = view(encoder("a", available=25), encoder("b", available=15))
+    assert not isinstance(assign_items(pool, [want(i) for i in range(3)]), Shortage)
+    assert assign_items(pool, [want(i) for i in range(4)]) is Shortage.NO_CREDIT
+
+
+def test_more_than_all_arenas_together_never_fits() -> None:
+    pool = view(encoder("a", arena=25, available=25), encoder("b", arena=25, available=25))
+    assert assign_items(pool, [want(i) for i in range(6)]) is Shortage.NEVER_FITS
+
+
+def test_items_that_no_packing_fits_are_not_told_to_wait() -> None:
+    pool = view(encoder("a", arena=10, available=0), encoder("b", arena=10, available=0))
+    assert assign_items(pool, [want(i, nbytes=6) for i in range(2)]) is Shortage.NO_CREDIT
+    assert assign_items(pool, [want(i, nbytes=6) for i in range(3)]) is Shortage.NEVER_FITS
+
+
+def test_the_same_content_is_encoded_once() -> None:
+    pool = view(encoder("a", arena=10, available=10))
+    choices = assign_items(pool, [want(0), want(1, content=(b"0", b""))])
+    assert not isinstance(choices, Shortage)
+    assert [(choice.encoder, choice.nbytes, choice.why) for choice in choices] == [
+        ("a", 10, Why.LEAST_LOADED),
+        ("a", 0, Why.SAME_CONTENT),
+    ]
+
+
+@given(
+    loads=st.lists(st.integers(0, 500), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=20),
+    room=st.integers(0, 1000),
+    turn=st.integers(0, 100),
+)
+def test_an_assignment_covers_every_item_within_the_room_there_is(
+    loads: list[int], sizes: list[int], room: int, turn: int
+) -> None:
+    pool = view(*(encoder(f"e{n}", load, arena=2000, available=room) for n, load in enumerate(loads)), turn=turn)
+    choices = assign_items(pool, [want(index, size, size) for index, size in enumerate(sizes)])
+    if isinstance(choices, Shortage):
+        assert choices is Shortage.NO_CREDIT or sum(sizes) > 2000 * len(loads)
+        return
+    assert [choice.item for choice in choices] == list(range(len(sizes)))
+    placed = {one.name: sum(c.tokens for c in choices if c.encoder == one.name) for one in pool.encoders}
+    assert all(tokens <= room for tokens in placed.values())
+    if sum(sizes) <= room:
+        # Least loaded first: without a shortage of room, no encoder is ahead by more than one item of its own.
+        ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.encoders}
+        assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
+
+
+def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
+    texts = (TextView("a", True, 10, 0), TextView("b", True, 5, 0), TextView("c", False, 0, 0))
+    assert choose_text(ClusterView(texts=texts)) == "b"
+    assert choose_text(ClusterView(texts=texts), avoid=frozenset({"b"})) == "a"
+    assert choose_text(ClusterView(texts=texts), avoid=frozenset({"a", "b"})) is None
+    even = (TextView("a", True, 0, 0), TextView("b", True, 0, 0))
+    assert [choose_text(ClusterView(texts=even, text_turn=turn)) for turn in range(3)] == ["a", "b", "a"]
+    assert choose_text(ClusterView(texts=(TextView("a", True, 0, 1), TextView("b", True, 0, 0)))) == "b"
+
+
+def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:
+    assert slot_nbytes(ModelInfo("m", "r", DType.F32, hidden_size=8, context_length=1), 4) == 192
