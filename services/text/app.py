@@ -23,6 +23,7 @@ from triptych.transport.start import start_transports
 
 from .holders import HolderDirectory
 from .intake import Intake, IntakeLimits
+from .neighbours import Neighbours
 from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
@@ -75,6 +76,7 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
             limits=IntakeLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_pulls_per_holder=settings.max_pulls_per_encoder,
+                max_pulling_nbytes=settings.max_fetching_bytes,
                 max_pull_s=settings.max_pull_s,
                 failure_grace_s=settings.failure_grace_s,
             ),
@@ -94,6 +96,7 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
             clock=monotonic,
         )
         service.start()
+        Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
         register = TextServicer(service).register
         server = await stack.enter_async_context(
             RpcServer(host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register)

@@ -1,8 +1,8 @@
 """Who holds what a ticket promises: instance ids and epochs mapped to the encoders that the settings name.
 
 A ticket names its holder by instance id and epoch, which say nothing about where it is. So the encoders are asked to
-describe themselves, when a ticket names one that is not known yet; the answer is kept until another epoch of the same
-instance shows up.
+describe themselves, ahead of need (``neighbours.py``) and when a ticket names one that is not known yet; the answer
+is kept until there is another one.
 """
 
 import asyncio
@@ -37,6 +37,17 @@ class HolderDirectory:
         """What each encoder (by its place in the settings) said last."""
         self._round: _Round | None = None
 
+    def __len__(self) -> int:
+        """Encoders in the settings, reachable or not."""
+        return len(self._encoders)
+
+    async def describe(self, place: int) -> Holder:
+        """Ask the encoder at this place in the settings who it is now. Raises as its stub does, and TimeoutError."""
+        encoder = self._encoders[place]
+        async with asyncio.timeout(self._describe_timeout_s):
+            holder = self._known[place] = Holder(encoder, await encoder.describe())
+        return holder
+
     async def find(self, instance_id: str, epoch: int) -> Holder:
         """Raises TransferFailed when no encoder is that instance in that epoch, after asking them all once.
 
@@ -64,13 +75,12 @@ class HolderDirectory:
     def _ask_all(self) -> None:
         if self._encoders:
             self._round = _Round(len(self._encoders))
-            for place, encoder in enumerate(self._encoders):
-                self._scope.spawn(self._ask(self._round, place, encoder), name=f"describe-encoder-{place}")
+            for place in range(len(self._encoders)):
+                self._scope.spawn(self._ask(self._round, place), name=f"describe-encoder-{place}")
 
-    async def _ask(self, round_: "_Round", place: int, encoder: Encoder) -> None:
+    async def _ask(self, round_: "_Round", place: int) -> None:
         try:
-            async with asyncio.timeout(self._describe_timeout_s):
-                self._known[place] = Holder(encoder, await encoder.describe())
+            await self.describe(place)
         except (TriptychError, TimeoutError) as error:
             logger.warning("encoder %d of %d does not describe itself: %s", place + 1, len(self._encoders), error)
         finally:

@@ -1,11 +1,13 @@
 """Embeddings on their way into this instance: what the image cache's machine decides is done here.
 
-Everything is pulled beside the engine, never inside a step. A pull belongs to the instance: several requests may wait
-for it, and it goes on when the one that asked first has left.
+Everything is pulled beside the engine, never inside a step, from many encoders at once. Turns go to the most urgent
+request, shared fairly and bounded in bytes (``machine/pull_queue.py``). A pull belongs to the instance: several
+requests may wait for it, and once it has begun it goes on when they have left.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from triptych.domain.embedding import Ticket
 from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
 from triptych.machine import image_cache as machine
+from triptych.machine import pull_queue as turns
 from triptych.ports import Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.arena import HostArena
@@ -38,6 +41,8 @@ class IntakeLimits:
     max_waiting: int
     """Requests that wait for memory."""
     max_pulls_per_holder: int
+    max_pulling_nbytes: int
+    """Bytes on their way at the same time; half of them at most from one holder, so that one that hangs leaves room."""
     max_pull_s: float
     failure_grace_s: float
     """How long a request whose first pull failed looks on whether its others fail as well."""
@@ -53,7 +58,9 @@ class Arrived:
 
 @dataclass(slots=True)
 class _Pull:
-    ticket: Ticket
+    """A pull that waits for its turn or is under way."""
+
+    start: machine.StartPull
     failed: asyncio.Future[bool]
 
 
@@ -72,9 +79,8 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Lane:
-    """Turns to pull from one holder: a holder that hangs keeps nobody from pulling from others."""
+    """The link to one holder, while pulls are under way over it."""
 
-    turns: asyncio.Semaphore
     users: int = 0
     broken: bool = False
     """The last pull over the link failed. It is closed when nobody uses it, not under those who still do."""
@@ -102,6 +108,8 @@ class Intake:
     clock: Clock
     memory: machine.ImageCacheMachine = field(init=False)
     """What is remembered, to be read only."""
+    queue: turns.PullQueue = field(init=False)
+    """Whose pull is next, to be read only."""
     _wanted: dict[str, _Wanted] = field(init=False, default_factory=dict)
     _pulls: dict[int, _Pull] = field(init=False, default_factory=dict)
     _journeys: dict[bytes, _Journey] = field(init=False, default_factory=dict)
@@ -112,16 +120,25 @@ class Intake:
         self.memory = machine.ImageCacheMachine(
             start=self.arena.base, end=self.arena.nbytes, max_waiting=self.limits.max_waiting
         )
+        self.queue = turns.PullQueue(
+            turns.PullLimits(
+                max_nbytes=self.limits.max_pulling_nbytes,
+                max_holder_nbytes=self.limits.max_pulling_nbytes // 2,
+                max_holder_pulls=self.limits.max_pulls_per_holder,
+            )
+        )
 
-    async def acquire(self, request_id: str, placements: Sequence[Placement]) -> Arrived:
+    async def acquire(self, request_id: str, placements: Sequence[Placement], *, deadline_s: float) -> Arrived:
         """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case.
+
+        ``deadline_s`` is when the caller gives up, on the intake's clock: the earlier, the sooner its turn.
 
         From here on the tickets' leases are given back by the intake. Raises TransferFailed, which names the items
         (of the placements), InvalidRequest for what can never fit, Overloaded.
         """
         wanted = _Wanted(tuple(one.ticket for one in placements), asyncio.get_running_loop().create_future())
         self._wanted[request_id] = wanted
-        self._handle(machine.Acquire(request_id, wanted.tickets))
+        self._handle(machine.Acquire(request_id, wanted.tickets, deadline_s))
         outcome = await wanted.outcome
         if isinstance(outcome, _Refusal):
             raise await self._whole_failure(outcome, placements)
@@ -143,23 +160,45 @@ class Intake:
         self._handle(machine.Tick(self.transport.quarantined()))
 
     def _handle(self, event: machine.Event) -> None:
-        for effect in self.memory.handle(event, self.clock()):
-            match effect:
-                case machine.StartPull():
-                    failed = asyncio.get_running_loop().create_future()
-                    self._pulls[effect.pull_id] = _Pull(effect.ticket, failed)
-                    self.scope.spawn(self._pull(effect), name="pull")
-                case machine.Acquired(request_id):
-                    self._tell(request_id, effect)
-                case machine.Refused(request_id, error):
-                    self._tell(request_id, _Refusal(error, self._still_pulling(request_id)))
-                case machine.ReleaseLease(ticket):
-                    self.releases.add(ticket)
-                case machine.Evicted(key, reason):
-                    self._journeys.pop(key, None)
-                    logger.debug("evicted an embedding: %s", reason)
-                case machine.Waiting(request_id, reason):
-                    logger.debug("request %s waits: %s", request_id, reason)
+        events = deque([event])
+        while events:
+            unneeded: list[int] = []
+            for effect in self.memory.handle(events.popleft(), self.clock()):
+                self._do(effect, unneeded)
+            for pull_id in unneeded:
+                if self.queue.waits(pull_id) and not self.memory.needed(pull_id):
+                    self._pulls.pop(pull_id).failed.set_result(False)
+                    self._turn(turns.Drop(pull_id))
+                    left = TransferFailed("nobody waits for the embedding any more")
+                    events.append(machine.PullFailed(pull_id, left, self.transport.quarantined()))
+
+    def _do(self, effect: machine.Effect, unneeded: list[int]) -> None:
+        match effect:
+            case machine.StartPull(pull_id, ticket):
+                self._pulls[pull_id] = _Pull(effect, asyncio.get_running_loop().create_future())
+                holder = (ticket.holder, ticket.epoch)
+                self._turn(
+                    turns.Want(pull_id, effect.request_id, holder, ticket.slot_nbytes, deadline_s=effect.deadline_s)
+                )
+            case machine.Hastened(pull_id, request_id, deadline_s):
+                self._turn(turns.Hasten(pull_id, request_id, deadline_s))
+            case machine.Unneeded(pull_id):
+                unneeded.append(pull_id)
+            case machine.Acquired(request_id):
+                self._tell(request_id, effect)
+            case machine.Refused(request_id, error):
+                self._tell(request_id, _Refusal(error, self._still_pulling(request_id)))
+            case machine.ReleaseLease(ticket):
+                self.releases.add(ticket)
+            case machine.Evicted(key, reason):
+                self._journeys.pop(key, None)
+                logger.debug("evicted an embedding: %s", reason)
+            case machine.Waiting(request_id, reason):
+                logger.debug("request %s waits: %s", request_id, reason)
+
+    def _turn(self, event: turns.Event) -> None:
+        for begin in self.queue.handle(event, self.clock()):
+            self.scope.spawn(self._pull(self._pulls[begin.pull_id].start), name="pull")
 
     def _tell(self, request_id: str, outcome: machine.Acquired | _Refusal) -> None:
         wanted = self._wanted.get(request_id)
@@ -171,7 +210,7 @@ class Intake:
     async def _pull(self, start: machine.StartPull) -> None:
         ticket = start.ticket
         try:
-            async with self._turn(ticket.holder, ticket.epoch) as lane:
+            async with self._lane(ticket.holder, ticket.epoch) as lane:
                 started_s = self.clock()
                 async with asyncio.timeout(self.limits.max_pull_s):
                     backend = await self._read(ticket, start.offset, lane)
@@ -185,10 +224,12 @@ class Intake:
         else:
             self._journeys[ticket.key] = _Journey(backend, ticket.slot_nbytes, self.clock() - started_s)
             self._pulls.pop(start.pull_id).failed.set_result(False)
+            self._turn(turns.Ended(start.pull_id))
             self._handle(machine.Pulled(start.pull_id))
             return
         logger.info("a pull from %s failed: %s", ticket.holder, error)
         self._pulls.pop(start.pull_id).failed.set_result(True)
+        self._turn(turns.Ended(start.pull_id))
         self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
 
     async def _read(self, ticket: Ticket, offset: int, lane: _Lane) -> str:
@@ -209,14 +250,11 @@ class Intake:
         return peer.backend
 
     @asynccontextmanager
-    async def _turn(self, holder: str, epoch: int) -> AsyncIterator[_Lane]:
-        lane = self._lanes.get((holder, epoch))
-        if lane is None:
-            lane = self._lanes[holder, epoch] = _Lane(asyncio.Semaphore(self.limits.max_pulls_per_holder))
+    async def _lane(self, holder: str, epoch: int) -> AsyncIterator[_Lane]:
+        lane = self._lanes.setdefault((holder, epoch), _Lane())
         lane.users += 1
         try:
-            async with lane.turns:
-                yield lane
+            yield lane
         finally:
             lane.users -= 1
             if lane.users == 0:
@@ -228,7 +266,7 @@ class Intake:
 
     def _still_pulling(self, request_id: str) -> tuple[tuple[int, _Pull], ...]:
         wanted = self._wanted.get(request_id)
-        by_key = {pull.ticket.key: pull for pull in self._pulls.values()}
+        by_key = {pull.start.ticket.key: pull for pull in self._pulls.values()}
         tickets = () if wanted is None else wanted.tickets
         return tuple((index, by_key[ticket.key]) for index, ticket in enumerate(tickets) if ticket.key in by_key)
 

@@ -77,7 +77,7 @@ class TextService:
             machine.QueueLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_running=settings.max_running_requests,
-                max_fetching_nbytes=settings.max_fetching_bytes,
+                max_fetching_nbytes=intake.memory.capacity_bytes,
             )
         )
         self._loop = EngineLoop(engine, engine_thread, clock=clock, on_change=self._changes.notify)
@@ -178,7 +178,7 @@ class TextService:
                 await job.may_fetch.wait()
                 began_s = self._clock()
                 job.in_intake = True
-                arrived = await self._intake.acquire(job.job_id, job.request.placements)
+                arrived = await self._intake.acquire(job.job_id, job.request.placements, deadline_s=job.deadline_s)
                 pull_s = self._clock() - began_s
                 self._happened(machine.Fetched(job.job_id))
             await job.may_run.wait()

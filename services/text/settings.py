@@ -52,7 +52,7 @@ class TextSettings(ServiceSettings):
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those that requests need and, in what is left, the cache."""
     max_fetching_bytes: int = Field(default=64 * MIB, ge=1)
-    """Most bytes of embeddings being pulled at the same time; a request with more than this pulls alone."""
+    """Most bytes of embeddings being pulled at the same time, half of them from one encoder; a larger one goes alone."""
     max_pulls_per_encoder: int = Field(default=8, ge=1, le=1024)
     """Most pulls from one encoder at the same time."""
     max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -63,6 +63,8 @@ class TextSettings(ServiceSettings):
     """Longest time for connecting to one encoder's memory."""
     describe_timeout_s: float = Field(default=2.0, gt=0, le=60)
     """Longest time for an encoder to say who it is."""
+    meet_interval_s: float = Field(default=1.0, ge=0.1, le=60)
+    """How often each encoder is asked who it is, so that one that restarted is connected to before it is needed."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)
     """Longest time for giving leases back to one encoder; those that could not be given back end by themselves."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)

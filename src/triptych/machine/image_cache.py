@@ -5,9 +5,9 @@ One entry per embedding key, shared by all requests that need it: one pull per i
     Acquire -> PULLING -- Pulled -> READY -- nobody needs it, least recently used, room is needed -> gone
                   +------ PullFailed -> pulled again with the ticket of another request, or gone
 
-A request gets memory for all its items or for none; until then it waits, first come first served, and holds nothing
-(no hold-and-wait). A pull belongs to the instance, not to the request that asked first: it goes on when that request
-leaves. Every ticket that comes in goes out exactly once as ``ReleaseLease``, as soon as nothing reads through it.
+A request gets memory for all its items or for none; until then it waits, the most urgent first, and holds nothing
+(no hold-and-wait). A pull belongs to the instance, not to the request that asked first: once it has begun it goes on
+when that request leaves. Every ticket that comes in goes out exactly once as ``ReleaseLease``, as soon as nothing reads through it.
 
 Memory that a late write of the transport may still reach is set aside until the transport says that it is over.
 """
@@ -51,6 +51,8 @@ class Acquire:
 
     request_id: str
     tickets: tuple[Ticket, ...]
+    deadline_s: float = 0.0
+    """Who is let in first, and whose pulls go first; among equals, who came first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,30 @@ Event = Acquire | Pulled | PullFailed | Leave | Tick
 
 @dataclass(frozen=True, slots=True)
 class StartPull:
-    """Pull and verify; ``Pulled`` or ``PullFailed`` must follow."""
+    """Pull and verify; ``Pulled`` or ``PullFailed`` must follow. ``deadline_s`` is of the request that it is for."""
 
     pull_id: int
     ticket: Ticket
     offset: int
+    request_id: str
+    deadline_s: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hastened:
+    """A more urgent request needs what is being pulled."""
+
+    pull_id: int
+    request_id: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Who needed it has left: if nothing of it has begun and it is not ``needed`` again, ``PullFailed`` may follow."""
+
+    pull_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +158,7 @@ class Evicted:
     reason: str
 
 
-Effect = StartPull | Acquired | Waiting | Refused | ReleaseLease | Evicted
+Effect = StartPull | Hastened | Unneeded | Acquired | Waiting | Refused | ReleaseLease | Evicted
 
 
 @dataclass(slots=True)
@@ -146,6 +166,8 @@ class _Entry:
     ticket: Ticket
     offset: int
     pull_id: int
+    deadline_s: float
+    """While PULLING: of the most urgent request that it was ever needed by."""
     state: CacheState = CacheState.PULLING
     pins: set[str] = field(default_factory=set)
     tickets: dict[str, Ticket] = field(default_factory=dict)
@@ -157,6 +179,7 @@ class _Entry:
 @dataclass(slots=True)
 class _Request:
     tickets: tuple[Ticket, ...]
+    deadline_s: float
     hits: tuple[bool, ...] = ()
 
     @property
@@ -179,7 +202,7 @@ class ImageCacheMachine:
         self._requests: dict[str, _Request] = {}
         """Those that were let in."""
         self._waiting: dict[str, _Request] = {}
-        """Those in line, first come first."""
+        """Those in line, in the order in which they came."""
         self._set_aside: dict[int, int] = {}
         """Offset and size of extents that a late write may reach."""
         self._pulls: dict[int, Key] = {}
@@ -203,6 +226,10 @@ class ImageCacheMachine:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def needed(self, pull_id: int) -> bool:
+        """Whether a request waits for this pull."""
+        return bool(self._entries[self._pulls[pull_id]].pins)
+
     def handle(self, event: Event, now_s: float) -> list[Effect]:  # noqa: ARG002 - every machine is given the time
         match event:
             case Acquire():
@@ -222,7 +249,7 @@ class ImageCacheMachine:
     def _acquire(self, event: Acquire) -> list[Effect]:
         if event.request_id in self._requests or event.request_id in self._waiting:
             raise ValueError(f"request {event.request_id!r} is here already")
-        request = _Request(event.tickets)
+        request = _Request(event.tickets, event.deadline_s)
         error = self._refusal(request)
         if error is not None:
             return [
@@ -250,11 +277,10 @@ class ImageCacheMachine:
         return None
 
     def _admit(self) -> list[Effect]:
-        """Let requests in from the front of the line for as long as there is room."""
+        """Let the most urgent in for as long as there is room. Smaller ones behind do not overtake: nobody starves."""
         effects: list[Effect] = []
         while self._waiting:
-            request_id = next(iter(self._waiting))
-            request = self._waiting[request_id]
+            request_id, request = min(self._waiting.items(), key=lambda one: one[1].deadline_s)
             conflicts = self._drop_conflicts(request, effects)
             if conflicts:
                 del self._waiting[request_id]
@@ -312,22 +338,25 @@ class ImageCacheMachine:
         effects += [ReleaseLease(ticket, "the request has another ticket for it") for ticket in spare]
         for key, ticket in first.items():
             if key in offsets:
-                entry = _Entry(ticket, offsets[key], pull_id=0)
+                entry = _Entry(ticket, offsets[key], pull_id=0, deadline_s=request.deadline_s)
                 self._entries[key] = entry
-                effects.append(self._start_pull(entry, ticket, "not in the image cache"))
+                effects.append(self._start_pull(entry, ticket, request_id, "not in the image cache"))
             entry = self._entries[key]
             entry.pins.add(request_id)
             if entry.state is CacheState.PULLING:
                 entry.tickets[request_id] = ticket
+                if request.deadline_s < entry.deadline_s:
+                    entry.deadline_s = request.deadline_s
+                    effects.append(Hastened(entry.pull_id, request_id, request.deadline_s))
             else:
                 effects.append(ReleaseLease(ticket, "it is in the image cache"))
         return effects + self._report(request_id)
 
-    def _start_pull(self, entry: _Entry, ticket: Ticket, reason: str) -> StartPull:
+    def _start_pull(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> StartPull:
         entry.pull_id, entry.ticket = self._next_pull_id, ticket
         self._next_pull_id += 1
         self._pulls[entry.pull_id] = ticket.key
-        return StartPull(entry.pull_id, ticket, entry.offset, reason)
+        return StartPull(entry.pull_id, ticket, entry.offset, request_id, entry.deadline_s, reason)
 
     def _report(self, request_id: str) -> list[Effect]:
         """Acquired, once everything that the request needs is READY."""
@@ -367,16 +396,18 @@ class ImageCacheMachine:
         if not entry.tickets:
             del self._entries[key]
             return effects + self._admit()
-        ticket = next(iter(entry.tickets.values()))
-        return effects + self._pull_again(entry, ticket) + self._admit()
+        return effects + self._pull_again(entry) + self._admit()
 
-    def _pull_again(self, entry: _Entry, ticket: Ticket) -> list[Effect]:
+    def _pull_again(self, entry: _Entry) -> list[Effect]:
         """Another request has another ticket for the same embedding: use it, in memory that nothing else writes to."""
         effects: list[Effect] = []
+        request_id = min(entry.tickets, key=lambda one: self._requests[one].deadline_s)
+        ticket = entry.tickets[request_id]
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
             entry.offset = offset
-            return [self._start_pull(entry, ticket, "the pull with another ticket failed")]
+            entry.deadline_s = self._requests[request_id].deadline_s
+            return [self._start_pull(entry, ticket, request_id, "the pull with another ticket failed")]
         error = TransferFailed("the embedding could not be pulled, and there was no room for another try")
         for request_id in list(entry.tickets):
             effects += self._fail(request_id, ticket.key, error)
@@ -422,6 +453,8 @@ class ImageCacheMachine:
                 entry.orphan = ticket
             else:
                 effects.append(ReleaseLease(ticket, "its pull failed" if key == failed else "the request left"))
+            if failed is None and not entry.pins:
+                effects.append(Unneeded(entry.pull_id))
         return effects
 
     def _evict(self, key: Key, reason: str, effects: list[Effect]) -> None:

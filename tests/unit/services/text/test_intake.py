@@ -1,0 +1,227 @@
+"""Embeddings on their way in: from many encoders at once, fair, bounded in bytes, the most urgent first."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.unit.services.panels import (
+    SLOT_NBYTES,
+    EncoderPanel,
+    answer,
+    encode_and_keep_only_tickets,
+    encoder_panel,
+    panels,
+    question,
+    text_panel,
+    under_virtual_time,
+)
+from triptych.domain.embedding import Ticket
+from triptych.domain.encoding import EncodeResult
+from triptych.transport.memory import MemoryNetwork
+
+PULL_S = 0.1
+ITEM_NBYTES = 1024 + 16
+"""On the way; in the image cache it is rounded up."""
+
+
+class Road:
+    """Every pull takes PULL_S; what is on its way, and in which order pulls began, is written down."""
+
+    def __init__(self) -> None:
+        self.order: list[bytes] = []
+        self.nbytes = 0
+        self.most_nbytes = 0
+        self.most_pulls: dict[str, int] = {}
+        self._pulls: dict[str, int] = {}
+
+    async def __call__(self, reader: str, ticket: Ticket) -> None:
+        self.order.append(ticket.key)
+        self.nbytes += ticket.slot_nbytes
+        self.most_nbytes = max(self.most_nbytes, self.nbytes)
+        self._pulls[ticket.holder] = self._pulls.get(ticket.holder, 0) + 1
+        self.most_pulls[ticket.holder] = max(self.most_pulls.get(ticket.holder, 0), self._pulls[ticket.holder])
+        try:
+            await asyncio.sleep(PULL_S)
+        finally:
+            self.nbytes -= ticket.slot_nbytes
+            self._pulls[ticket.holder] -= 1
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+Items = list[tuple[str, EncodeResult]]
+
+
+async def items(panel: EncoderPanel, prefix: str, count: int) -> Items:
+    return await encode_and_keep_only_tickets(panel, *(f"{prefix}-{n}" for n in range(count)))
+
+
+def test_items_are_pulled_from_all_their_encoders_at_once() -> None:
+    async def scenario() -> None:
+        road = Road()
+        network = MemoryNetwork(road)
+        async with AsyncExitStack() as stack:
+            encoders = [
+                await stack.enter_async_context(encoder_panel(network=network, instance_id=f"e{n}")) for n in range(4)
+            ]
+            text = await stack.enter_async_context(
+                text_panel(network, [panel.service for panel in encoders], max_pulls_per_encoder=1)
+            )
+            embedded = [one for n, panel in enumerate(encoders) for one in await items(panel, f"from-{n}", 2)]
+            asked = question("who", embedded)
+            began_s = now_s()
+            assert (await answer(text.service, asked.request)).token_ids == asked.expected
+            assert now_s() - began_s < 2 * PULL_S + 0.1, "two rounds of four pulls at a time"
+            assert road.most_pulls == {f"e{n}": 1 for n in range(4)}
+
+    under_virtual_time(scenario)
+
+
+def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encoder() -> None:
+    async def scenario() -> None:
+        road = Road()
+        bound = 6 * ITEM_NBYTES
+        async with panels(
+            before_pull=road, max_fetching_bytes=bound, max_pulls_per_encoder=64, encoder={"slots": 256}, slots=256
+        ) as p:
+            asked = [question(f"q{n}", await items(p.encoder, f"q{n}", 5)) for n in range(8)]
+            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
+            assert [one.token_ids for one in got] == [one.expected for one in asked]
+            assert road.most_nbytes == bound // 2
+
+    under_virtual_time(scenario)
+
+
+def test_an_urgent_request_overtakes_those_that_wait() -> None:
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+            patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
+            urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
+            async with asyncio.TaskGroup() as group:
+                waiting = [group.create_task(answer(p.text.service, one.request)) for one in patient]
+                await asyncio.sleep(1.5 * PULL_S)
+                began_s = now_s()
+                got = await answer(p.text.service, urgent.request)
+                assert got.token_ids == urgent.expected
+                assert now_s() - began_s < 0.5 * PULL_S + 3 * PULL_S + 0.1, "one pull was under way, three were its own"
+            assert [task.result().token_ids for task in waiting] == [one.expected for one in patient]
+
+    under_virtual_time(scenario)
+
+
+def test_an_urgent_request_overtakes_in_the_line_for_memory_too() -> None:
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, slots=3, max_running_requests=1, encoder={"slots": 64}) as p:
+            patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
+            urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
+            ended: list[str] = []
+
+            async def ask(name: str, one: object) -> None:
+                assert (await answer(p.text.service, one.request)).token_ids == one.expected  # type: ignore[attr-defined]
+                ended.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                for number, one in enumerate(patient):
+                    group.create_task(ask(f"p{number}", one))
+                await asyncio.sleep(0.5 * PULL_S)
+                group.create_task(ask("urgent", urgent))
+            assert ended == ["p0", "urgent", "p1", "p2", "p3", "p4"]
+
+    under_virtual_time(scenario)
+
+
+def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.policy.pulling.SHARE_NBYTES_PER_S", 10 * ITEM_NBYTES)
+
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+            huge = question("huge", await items(p.encoder, "huge", 100), timeout_s=60.0)
+            small = [question(f"s{n}", await items(p.encoder, f"s{n}", 1), timeout_s=60.0) for n in range(8)]
+            async with asyncio.TaskGroup() as group:
+                long = group.create_task(answer(p.text.service, huge.request))
+                for one in small:
+                    await asyncio.sleep(5 * PULL_S)
+                    began_s = now_s()
+                    assert (await answer(p.text.service, one.request)).token_ids == one.expected
+                    assert now_s() - began_s < 12 * PULL_S, "not the ten seconds that the huge one takes"
+                assert not long.done()
+            assert long.result().token_ids == huge.expected
+
+    under_virtual_time(scenario)
+
+
+def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() -> None:
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, max_pulls_per_encoder=1) as p:
+            leaving = question("leaving", await items(p.encoder, "item", 10))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.5 * PULL_S):
+                    await answer(p.text.service, leaving.request)
+            assert p.text.intake.queue.waiting == 0
+            assert p.text.intake.memory.pinned_bytes == SLOT_NBYTES, "the pull that is under way goes on"
+            await asyncio.sleep(PULL_S)
+            assert len(road.order) == 2
+            assert p.encoder.holdings.memory.leases == 0
+
+    under_virtual_time(scenario)
+
+
+def test_a_pull_that_another_request_still_needs_goes_on_in_its_name() -> None:
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, max_pulls_per_encoder=1) as p:
+            first = question("first", await items(p.encoder, "item", 4))
+            second = question("second", await items(p.encoder, "item", 4))
+
+            async def leave() -> None:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.5 * PULL_S):
+                        await answer(p.text.service, first.request)
+
+            _, got = await asyncio.gather(leave(), answer(p.text.service, second.request))
+            assert got.token_ids == second.expected
+            assert len(road.order) == 4
+
+    under_virtual_time(scenario)
+
+
+def test_a_hung_encoder_with_many_pulls_leaves_the_others_their_turns() -> None:
+    async def scenario() -> None:
+        async def hang(reader: str, ticket: Ticket) -> None:
+            await asyncio.sleep(1000.0 if ticket.holder == "hung" else PULL_S)
+
+        network = MemoryNetwork(hang)
+        async with (
+            encoder_panel(network=network, instance_id="good") as good,
+            encoder_panel(network=network, instance_id="hung", settle=False) as hung,
+            text_panel(
+                network, [good.service, hung.service], max_fetching_bytes=4 * ITEM_NBYTES, max_pull_s=5.0
+            ) as text,
+        ):
+            stuck = question("stuck", await items(hung, "stuck", 20), timeout_s=2.0)
+            asked = question("who", await items(good, "fine", 2), timeout_s=60.0)
+            async with asyncio.TaskGroup() as group:
+                lost = group.create_task(fail(answer(text.service, stuck.request)))
+                await asyncio.sleep(PULL_S)
+                began_s = now_s()
+                assert (await answer(text.service, asked.request)).token_ids == asked.expected
+                assert now_s() - began_s < 2 * PULL_S
+            assert "within 2 s" in lost.result()
+
+    under_virtual_time(scenario)
+
+
+async def fail(work: object) -> str:
+    """What a request that must fail says."""
+    try:
+        await work  # type: ignore[misc]
+    except Exception as error:  # noqa: BLE001 - the message is the subject
+        return str(error)
+    raise AssertionError("it was answered")
