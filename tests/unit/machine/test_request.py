@@ -1,0 +1,579 @@
+"""One request's life: the smallest thing is redone, everything is given back, and there is exactly one end."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.timeline import Outcome
+from triptych.errors import (
+    ArenaFull,
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    InstanceLost,
+    InternalError,
+    InvalidMedia,
+    LeaseLost,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.machine.cluster_events import Grant
+from triptych.machine.request import Phase, RequestLimits, RequestMachine
+from triptych.machine.request_events import (
+    Abort,
+    CallerLeft,
+    CountedItem,
+    DeadlinePassed,
+    Dispatch,
+    Encode,
+    End,
+    Failed,
+    FirstToken,
+    ItemEncoded,
+    ItemFailed,
+    LeaseFailed,
+    LeaseGranted,
+    LeaveQueue,
+    Misplaced,
+    Placed,
+    PlacementRefused,
+    PoolLost,
+    Prepared,
+    Release,
+    Renew,
+    RequestEffect,
+    RequestEvent,
+    Reserve,
+    TextChosen,
+    TextFailed,
+    TextFinished,
+    TextReady,
+    TextRefused,
+)
+
+LIMITS = RequestLimits(max_encode_attempts=3, max_text_attempts=3, max_requeues=2, max_lease_s=30.0, min_lease_s=2.0)
+TENSORS = (TensorSpec("embeddings", DType.F32, (4, 8)),)
+DEADLINE_S = 100.0
+
+
+def items(count: int) -> tuple[CountedItem, ...]:
+    return tuple(
+        CountedItem(
+            info=MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes([index]) * 32),
+            content=(bytes([index]) * 32, b""),
+            start=10 * index,
+            tokens=4,
+            nbytes=192,
+            param=f"messages[0].content[{index}]",
+        )
+        for index in range(count)
+    )
+
+
+class World:
+    """Answers what the machine asks for, when it is told to, and keeps the books of what is held."""
+
+    def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
+        self.machine = RequestMachine("r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits)
+        self.now_s = 0.0
+        self.credits: dict[int, str] = {}
+        self.leases: dict[LeaseId, str] = {}
+        self.serial = 0
+        self.calls: list[Encode | Renew | Dispatch | Reserve] = []
+        self.effects: list[RequestEffect] = []
+        self.ends: list[TriptychError | None] = []
+        self.feed(Prepared(items(count), prompt_tokens=50))
+
+    def feed(self, event: RequestEvent) -> list[RequestEffect]:
+        effects = self.machine.handle(event, self.now_s)
+        self.machine.validate()
+        self.effects += effects
+        for effect in effects:
+            match effect:
+                case Encode() | Renew() | Dispatch() | Reserve():
+                    self.calls.append(effect)
+                case Abort(credit=credit):
+                    self.calls = [one for one in self.calls if not self.is_for(one, credit)]
+                case LeaveQueue():
+                    self.calls = [one for one in self.calls if not isinstance(one, Reserve)]
+                case Release(_, credit, lease_ids):
+                    if credit is not None:
+                        del self.credits[credit]
+                    for lease_id in lease_ids:
+                        self.leases.pop(lease_id, None)
+                case End(error):
+                    self.ends.append(error)
+        return effects
+
+    @staticmethod
+    def is_for(call: Encode | Renew | Dispatch | Reserve, credit: int) -> bool:
+        return isinstance(call, Encode | Renew) and call.credit == credit
+
+    def take(self, kind: type) -> list[Encode | Renew | Dispatch | Reserve]:
+        found = [call for call in self.calls if isinstance(call, kind)]
+        self.calls = [call for call in self.calls if not isinstance(call, kind)]
+        return found
+
+    def lease(self, encoder: str) -> LeaseId:
+        self.serial += 1
+        lease_id = self.serial.to_bytes(16, "big")
+        self.leases[lease_id] = encoder
+        return lease_id
+
+    def ticket(self, item: int, encoder: str, lease_s: float) -> Ticket:
+        return Ticket(bytes([item]) * 32, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, self.lease(encoder), lease_s)
+
+    # One answer each.
+
+    def place(self, call: Reserve, encoder: str = "") -> None:
+        grants = []
+        for number, want in enumerate(call.wants):
+            self.serial += 1
+            name = encoder or f"e{number % 2}"
+            self.credits[self.serial] = name
+            grants.append(Grant(self.serial, want.item, name, "test"))
+        self.feed(Placed(tuple(grants)))
+
+    def encoded(self, call: Encode) -> None:
+        ticket = self.ticket(call.item, call.encoder, call.lease_s)
+        result = EncodeResult(ticket, self.lease(call.encoder), cached=False, queue_s=0.1, encode_s=0.2)
+        self.feed(
+            ItemEncoded(call.item, call.credit, call.encoder, f"i-{call.encoder}", result, self.now_s, call.lease_s)
+        )
+
+    def renewed(self, call: Renew) -> None:
+        ticket = self.ticket(call.item, call.encoder, call.lease_s)
+        self.feed(LeaseGranted(call.item, call.credit, call.encoder, ticket, self.now_s, call.lease_s))
+
+    # Whole steps.
+
+    def place_all(self) -> None:
+        for call in self.take(Reserve):
+            assert isinstance(call, Reserve)
+            self.place(call)
+
+    def encode_all(self) -> None:
+        for call in self.take(Encode):
+            assert isinstance(call, Encode)
+            self.encoded(call)
+
+    def renew_all(self) -> None:
+        for call in self.take(Renew):
+            assert isinstance(call, Renew)
+            self.renewed(call)
+
+    def dispatched(self) -> Dispatch:
+        (call,) = self.take(Dispatch)
+        assert isinstance(call, Dispatch)
+        self.feed(TextChosen(call.attempt, f"t{call.attempt}", f"i-t{call.attempt}"))
+        return call
+
+    def up_to_text(self) -> Dispatch:
+        self.place_all()
+        self.encode_all()
+        return self.dispatched()
+
+    def assert_over(self, phase: Phase) -> None:
+        assert self.machine.phase is phase
+        assert len(self.ends) == 1
+        assert not self.credits
+        assert not self.leases
+        assert not self.calls_left
+
+    @property
+    def calls_left(self) -> list[Encode | Renew | Dispatch | Reserve]:
+        """Calls nobody has cancelled; the text call ends with the request."""
+        return [call for call in self.calls if not isinstance(call, Dispatch)]
+
+    @property
+    def error(self) -> TriptychError:
+        (error,) = self.ends
+        assert error is not None
+        return error
+
+
+def finished() -> Finished:
+    return Finished(FinishReason.STOP, 7, 0.3, 0.4)
+
+
+def test_text_only_goes_straight_to_text() -> None:
+    world = World(0)
+    call = world.dispatched()
+    assert call.placements == ()
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFinished(call.attempt, finished()))
+    world.assert_over(Phase.DONE)
+
+
+def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> None:
+    world = World(2)
+    world.now_s = 1.0
+    world.place_all()
+    world.now_s = 2.0
+    world.encode_all()
+    call = world.dispatched()
+    assert [(place.item, place.start, place.tokens) for place in call.placements] == [(0, 0, 4), (1, 10, 4)]
+    pulls = tuple(PullReport(item, "tcp", 128, 0.01, cached=False) for item in range(2))
+    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    assert len(world.leases) == 4
+    world.now_s = 3.0
+    world.feed(FirstToken(call.attempt))
+    assert not world.leases
+    world.now_s = 5.0
+    world.feed(TextFinished(call.attempt, finished()))
+    world.assert_over(Phase.DONE)
+    timeline = world.machine.timeline(99.0, 0)
+    assert timeline.outcome is Outcome.DONE
+    assert (timeline.encode_s, timeline.ttft_s, timeline.total_s, timeline.completion_tokens) == (2.0, 3.0, 5.0, 7)
+    assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s) == (0.5, 0.6, 0.3, 0.4)
+    assert [(item.encoder, item.pull_bytes, item.encode_attempts) for item in timeline.items] == [
+        ("i-e0", 128, 1),
+        ("i-e1", 128, 1),
+    ]
+
+
+def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
+    world = World(4)
+    world.place_all()
+    for call in world.take(Encode):
+        assert isinstance(call, Encode)
+        if call.encoder == "e0":
+            world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
+        else:
+            world.encoded(call)
+    again = world.take(Reserve)
+    wants = [want for call in again if isinstance(call, Reserve) for want in call.wants]
+    assert [(want.item, want.avoid) for want in wants] == [(0, frozenset({"e0"})), (2, frozenset({"e0"}))]
+    assert not any(call.wait for call in again if isinstance(call, Reserve))
+    for call in again:
+        assert isinstance(call, Reserve)
+        world.place(call, "e1")
+    world.encode_all()
+    assert len(world.dispatched().placements) == 4
+
+
+def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
+    world = World(1)
+    for _ in range(3):
+        world.place_all()
+        (call,) = world.take(Encode)
+        assert isinstance(call, Encode)
+        world.feed(ItemFailed(0, call.credit, InstanceLost("gone")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+
+
+@pytest.mark.parametrize("error", [InvalidMedia("bad"), EngineFailure("bad"), DeadlineExceeded("late")])
+def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) -> None:
+    world = World(3)
+    world.place_all()
+    first, second, _ = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.feed(ItemFailed(first.item, first.credit, error))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_a_full_arena_sends_everything_back_to_the_queue_a_bounded_number_of_times() -> None:
+    world = World(3)
+    for attempt in range(3):
+        world.place_all()
+        first, second, _ = world.take(Encode)
+        assert isinstance(first, Encode)
+        assert isinstance(second, Encode)
+        world.encoded(first)
+        world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+        assert not world.credits
+        assert not world.leases
+        assert world.machine.phase is (Phase.WAITING if attempt < 2 else Phase.FAILED)
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, ArenaFull)
+
+
+def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    world.take(Reserve)
+    world.feed(PlacementRefused(ArenaFull("full")))
+    assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
+
+
+def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
+    world = World(3)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, TransferFailed("broken", items=(1,))))
+    assert [effect.content[0][0] for effect in world.effects if isinstance(effect, Misplaced)] == [1]
+    world.place_all()
+    assert [call.item for call in world.calls if isinstance(call, Encode)] == [1]
+    world.encode_all()
+    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0, 2]
+    world.renew_all()
+    second = world.dispatched()
+    before = {place.ticket.lease_id for place in first.placements}
+    assert not before & {place.ticket.lease_id for place in second.placements}
+
+
+def test_a_failed_pull_that_names_nothing_known_encodes_everything_again() -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=(7,))))
+    world.place_all()
+    assert [call.item for call in world.calls if isinstance(call, Encode)] == [0, 1]
+
+
+def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() -> None:
+    world = World(2)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, InstanceLost("gone")))
+    assert not world.take(Encode)
+    world.renew_all()
+    second = world.dispatched()
+    assert second.avoid == frozenset({"t1"})
+    # What the first still says is not listened to.
+    world.feed(FirstToken(first.attempt))
+    assert world.machine.phase is Phase.DISPATCHING
+    world.feed(FirstToken(second.attempt))
+    world.feed(TextFinished(second.attempt, finished()))
+    world.assert_over(Phase.DONE)
+
+
+def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
+    world = World(1)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, Unavailable("gone")))
+    world.renew_all()
+    (second,) = world.take(Dispatch)
+    assert isinstance(second, Dispatch)
+    world.feed(TextRefused(second.attempt, Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+
+
+@pytest.mark.parametrize("error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full")])
+def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> None:
+    world = World(1)
+    call = world.up_to_text()
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFailed(call.attempt, error))
+    world.assert_over(Phase.FAILED)
+
+
+def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    first, second = world.take(Renew)
+    assert isinstance(first, Renew)
+    assert isinstance(second, Renew)
+    world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over")))
+    world.renewed(second)
+    (again,) = world.take(Reserve)
+    assert isinstance(again, Reserve)
+    assert [(want.item, want.avoid) for want in again.wants] == [(0, frozenset())]
+
+
+def test_leases_lost_again_and_again_read_as_images_that_did_not_arrive() -> None:
+    world = World(1)
+    for _ in range(3):
+        world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+        for call in world.take(Renew):
+            assert isinstance(call, Renew)
+            world.feed(LeaseFailed(call.item, call.credit, LeaseLost("over")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, TransferFailed)
+
+
+def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    assert first.lease_s == 30.0
+    world.encoded(first)
+    world.now_s = 29.0
+    world.encoded(second)
+    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0]
+    world.renew_all()
+    assert world.dispatched()
+
+
+def test_a_lease_is_never_longer_than_the_request_may_take() -> None:
+    world = World(1)
+    world.now_s = 99.0
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert call.lease_s == pytest.approx(1.0)
+    world.encoded(call)
+    assert world.dispatched()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"key": b"short"},
+        {"holder": "i-other"},
+        {"tokens": 5},
+        {"tensors": ()},
+        {"payload_nbytes": 129},
+    ],
+)
+def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object]) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    ticket = replace(world.ticket(0, call.encoder, 1.0), **broken)  # type: ignore[arg-type]
+    result = EncodeResult(ticket, world.lease(call.encoder), cached=False, queue_s=0, encode_s=0)
+    world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InternalError)
+
+
+def test_what_comes_after_the_end_is_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(CallerLeft())
+    world.encoded(first)
+    world.encoded(second)
+    world.assert_over(Phase.CANCELLED)
+    assert isinstance(world.error, Cancelled)
+
+
+def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
+    world = World(2)
+    (call,) = world.calls
+    assert isinstance(call, Reserve)
+    assert any(isinstance(effect, LeaveQueue) for effect in world.feed(DeadlinePassed()))
+    world.place(call)
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, DeadlineExceeded)
+
+
+def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
+    world = World(1)
+    world.place_all()
+    world.feed(PoolLost(Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    world = World(1)
+    world.up_to_text()
+    world.feed(PoolLost(Unavailable("none")))
+    assert world.machine.phase is Phase.DISPATCHING
+
+
+ERRORS: tuple[TriptychError, ...] = (
+    InstanceLost("gone"),
+    Unavailable("draining"),
+    ArenaFull("full"),
+    Overloaded("busy"),
+    LeaseLost("over"),
+    EngineFailure("failed"),
+    InvalidMedia("bad"),
+    TransferFailed("broken"),
+    TransferFailed("broken", items=(0, 2)),
+)
+
+
+@settings(max_examples=300)
+@given(count=st.integers(0, 4), data=st.data())
+def test_every_run_has_exactly_one_end_with_nothing_held(count: int, data: st.DataObject) -> None:
+    """Whatever fails, in whatever order answers come: bounded work, one end, every lease and credit returned."""
+    world = World(count)
+    dispatch: Dispatch | None = None
+    for _ in range(400):
+        if world.ends:
+            break
+        world.now_s += data.draw(st.sampled_from([0.0, 0.1, 20.0]))
+        if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None):
+            world.feed(DeadlinePassed())
+            break
+        if not data.draw(st.integers(0, 60)):
+            ending: RequestEvent = data.draw(
+                st.sampled_from([CallerLeft(), DeadlinePassed(), Failed(InternalError("defect"))])
+            )
+            world.feed(ending)
+            break
+        repairs = [call for call in world.calls if isinstance(call, Reserve) and not call.wait]
+        if repairs or (world.calls and (dispatch is None or data.draw(st.booleans()))):
+            # A request that does not want to wait is answered before anything else happens.
+            call = repairs[0] if repairs else data.draw(st.sampled_from(world.calls))
+            world.calls.remove(call)
+            started = _answer(world, call, data)
+            dispatch = started or dispatch
+        elif dispatch is not None:
+            dispatch = _stream(world, dispatch, data)
+    assert len(world.ends) == 1, "it does not end"
+    assert world.machine.phase.over
+    assert not world.credits
+    assert not world.leases
+    # Answers that were on their way are given back too.
+    for call in world.calls:
+        if isinstance(call, Encode):
+            world.encoded(call)
+        elif isinstance(call, Renew):
+            world.renewed(call)
+    assert not world.leases
+    assert len(world.ends) == 1
+    timeline = world.machine.timeline(world.now_s, 0)
+    assert timeline.outcome is not Outcome.RUNNING
+
+
+def _answer(world: World, call: Encode | Renew | Dispatch | Reserve, data: st.DataObject) -> Dispatch | None:
+    error = data.draw(st.sampled_from((None, None, None, *ERRORS)))
+    match call:
+        case Reserve(wait=True):
+            world.place(call)
+        case Reserve() if error is None:
+            world.place(call)
+        case Reserve():
+            world.feed(PlacementRefused(data.draw(st.sampled_from([ArenaFull("full"), Unavailable("none")]))))
+        case Encode() if error is None:
+            world.encoded(call)
+        case Encode(item, credit):
+            assert error is not None
+            world.feed(ItemFailed(item, credit, error))
+        case Renew() if error is None:
+            world.renewed(call)
+        case Renew(item, credit):
+            assert error is not None
+            world.feed(LeaseFailed(item, credit, error))
+        case Dispatch(attempt) if data.draw(st.integers(0, 5)):
+            world.feed(TextChosen(attempt, f"t{attempt}", f"i-t{attempt}"))
+            return call
+        case Dispatch(attempt):
+            world.feed(TextRefused(attempt, Unavailable("none")))
+    return None
+
+
+def _stream(world: World, dispatch: Dispatch, data: st.DataObject) -> Dispatch | None:
+    """One event of the text stream; None when that was the last."""
+    match data.draw(st.integers(0, 3)):
+        case 0:
+            world.feed(FirstToken(dispatch.attempt))
+            return dispatch
+        case 1:
+            world.feed(TextReady(dispatch.attempt, Ready((), 0.0, 0.0)))
+            return dispatch
+        case 2:
+            world.feed(TextFinished(dispatch.attempt, finished()))
+            return None
+        case _:
+            world.feed(TextFailed(dispatch.attempt, data.draw(st.sampled_from(ERRORS))))
+            return None
