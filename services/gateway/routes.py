@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from triptych.domain.generation import ChatFinished, TokenChunk
+from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
 from triptych.errors import InvalidRequest, NotFound, TriptychError
 from triptych.ports import Clock
 
@@ -135,8 +135,8 @@ class Answer:
         if chat.request.stream:
             await self._stream(chat)
             return
-        text, end = await chat.collect()
-        body = completion(self._request_id, chat.request.model, self._created, text, end.reason, end.usage)
+        whole = await chat.collect()
+        body = completion(self._request_id, chat.request.model, self._created, whole.text, whole.reason, whole.usage)
         await JSONResponse(body)(*self._asgi)
 
     async def break_off(self, error: TriptychError) -> None:
@@ -156,8 +156,10 @@ class Answer:
                         pass  # a character or a stop string is still incomplete
                     case TokenChunk(text=text):
                         await self._write(chunks.text(text))
-                    case ChatFinished(reason=reason, usage=usage):
-                        await self._write(chunks.finish(reason) + (chunks.usage(usage) if include_usage else b""))
+                    case ChoiceFinished(reason=reason):
+                        await self._write(chunks.finish(reason))
+                    case ChatFinished(usage=usage) if include_usage:
+                        await self._write(chunks.usage(usage))
         await self._write(Chunks.DONE, last=True)
         self.streaming = False
 

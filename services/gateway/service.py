@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.generation import ChatEvent, ChatFinished, TokenChunk
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, RequestTooLarge, Unavailable
@@ -18,6 +18,15 @@ from .scope import Admission, Hold
 from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that has ended."""
+
+    text: str
+    reason: FinishReason
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +46,19 @@ class OpenChat:
                 return
             event = await _next(self.rest)
 
-    async def collect(self) -> tuple[str, ChatFinished]:
+    async def collect(self) -> WholeAnswer:
         """The whole answer."""
         texts: list[str] = []
+        reason = FinishReason.STOP
         async with aclosing(self.events()) as events:
             async for event in events:
                 match event:
                     case TokenChunk(text=text):
                         texts.append(text)
-                    case ChatFinished():
-                        return "".join(texts), event
+                    case ChoiceFinished(reason=reason):
+                        pass
+                    case ChatFinished(usage=usage):
+                        return WholeAnswer("".join(texts), reason, usage)
         raise AssertionError("events() ends with ChatFinished or raises")
 
 

@@ -20,8 +20,10 @@ class Outbox:
 
     def put(self, event: ChatEvent) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(event, TokenChunk) and isinstance(last, TokenChunk) and len(last.token_ids) < MERGE_TOKENS:
-            self._events[-1] = TokenChunk(last.token_ids + event.token_ids, last.text + event.text)
+        if isinstance(event, TokenChunk) and isinstance(last, TokenChunk) and _may_merge(last, event):
+            self._events[-1] = TokenChunk(
+                last.token_ids + event.token_ids, last.text + event.text, last.choice, last.logprobs + event.logprobs
+            )
         else:
             self._events.append(event)
         self._filled.set()
@@ -41,3 +43,7 @@ class Outbox:
             self._filled.clear()
             await self._filled.wait()
         return self._events.popleft()
+
+
+def _may_merge(last: TokenChunk, event: TokenChunk) -> bool:
+    return last.choice == event.choice and len(last.token_ids) < MERGE_TOKENS

@@ -10,7 +10,15 @@ from functools import partial
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
-from triptych.domain.generation import ChatFinished, Finished, Ready, TextRequest, TokenChunk, Usage
+from triptych.domain.generation import (
+    ChatFinished,
+    ChoiceFinished,
+    Finished,
+    Ready,
+    TextRequest,
+    TokenChunk,
+    Usage,
+)
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidMedia, TriptychError
@@ -297,26 +305,33 @@ class Run:
         """Pass the answer on, telling the machine only what changes the request's phase."""
         async with aclosing(self._cluster.text(text).generate(request)) as events:
             begun = False
+            unfinished = set(range(request.sampling.n))
+            completion_tokens = 0
             async for event in events:
+                if not begun and not isinstance(event, Ready):
+                    begun = True  # what has been passed on cannot be taken back
+                    self._feed(FirstToken(attempt))
                 match event:
                     case Ready():
                         self._feed(TextReady(attempt, event))
                     case TokenChunk():
-                        if not begun:
-                            begun = True
-                            self._feed(FirstToken(attempt))
                         self._streamed_tokens += len(event.token_ids)
                         self.outbox.put(event)
-                    case Finished():
-                        usage = Usage(
-                            prompt_tokens=len(request.token_ids),
-                            completion_tokens=event.completion_tokens,
-                            image_tokens=self._machine.image_tokens,
-                        )
-                        self.outbox.put(ChatFinished(event.reason, usage))
+                    case Finished() if event.choice in unfinished:
+                        unfinished.remove(event.choice)
+                        completion_tokens += event.completion_tokens
+                        self.outbox.put(ChoiceFinished(event.reason, event.choice))
+                        if not unfinished:
+                            self.outbox.put(ChatFinished(self._usage(completion_tokens)))
                         self._feed(TextFinished(attempt, event))
-                        return
+                        if not unfinished:
+                            return
+                    case Finished():
+                        raise InternalError(f"the text instance ended choice {event.choice}, which does not run")
         raise InstanceLost(f"text instance {self._cluster.instance_id(text)} ended the answer before its end")
+
+    def _usage(self, completion_tokens: int) -> Usage:
+        return Usage(len(self._prompted.token_ids), completion_tokens, self._machine.image_tokens)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

@@ -143,7 +143,12 @@ class RouterService:
 
         now_s = self._clock()
         machine = RequestMachine(
-            request.request_id, request.model, now_s=now_s, deadline_s=now_s + timeout_s, limits=self._limits
+            request.request_id,
+            request.model,
+            now_s=now_s,
+            deadline_s=now_s + timeout_s,
+            limits=self._limits,
+            choices=request.sampling.n,
         )
         run = Run(
             next(self._numbers),

@@ -30,7 +30,10 @@ class Router(Protocol):
     """The one entrance, for gateway and SDK alike."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
-        """Stream the answer. Closing the generator cancels the request at every stage."""
+        """The ``TokenChunk`` of all choices, with one ``ChoiceFinished`` after the last of each; then ``ChatFinished``.
+
+        Closing the generator cancels the request at every stage.
+        """
         ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
@@ -70,7 +73,7 @@ class Text(Protocol):
     async def describe(self) -> InstanceInfo: ...
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
-        """``Ready``, then ``TokenChunk`` any number of times, then ``Finished``.
+        """``Ready``, then the ``TokenChunk`` of all choices, with one ``Finished`` after the last of each.
 
         Raises TransferFailed, naming the items, before ``Ready`` and never after.
         """

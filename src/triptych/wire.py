@@ -15,8 +15,10 @@ from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, SpeakerR
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
+    Alternative,
     ChatEvent,
     ChatFinished,
+    ChoiceFinished,
     Finished,
     FinishReason,
     Placement,
@@ -25,11 +27,12 @@ from triptych.domain.generation import (
     TextEvent,
     TextRequest,
     TokenChunk,
+    TokenLogprobs,
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
@@ -70,6 +73,10 @@ _ROLE: Mapping[Role, common_pb2.Role] = {
 _FINISH: Mapping[FinishReason, common_pb2.FinishReason] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+_GRAMMAR: Mapping[Grammar, common_pb2.Grammar] = {
+    Grammar.JSON_OBJECT: common_pb2.GRAMMAR_JSON_OBJECT,
+    Grammar.JSON_SCHEMA: common_pb2.GRAMMAR_JSON_SCHEMA,
 }
 _SPEAKER: Mapping[SpeakerRole, router_pb2.SpeakerRole] = {
     "system": router_pb2.SPEAKER_ROLE_SYSTEM,
@@ -184,11 +191,27 @@ def sampling_to_wire(params: SamplingParams) -> common_pb2.SamplingParams:
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
+        min_p=params.min_p,
         seed=params.seed,
+        n=params.n,
         max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
         stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=[common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias],
+        logprobs=params.logprobs,
+        response_format=_response_format_to_wire(params.response_format),
     )
+
+
+def _response_format_to_wire(response_format: ResponseFormat | None) -> common_pb2.ResponseFormat | None:
+    if response_format is None:
+        return None
+    return common_pb2.ResponseFormat(grammar=_GRAMMAR[response_format.grammar], schema=response_format.schema)
 
 
 def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
@@ -196,10 +219,24 @@ def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
         temperature=message.temperature,
         top_p=message.top_p,
         top_k=message.top_k,
+        min_p=message.min_p,
         seed=message.seed if message.HasField("seed") else None,
+        n=message.n,
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
         stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        repetition_penalty=message.repetition_penalty,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        response_format=ResponseFormat(
+            _from_enum(_GRAMMAR, message.response_format.grammar, "response_format"), message.response_format.schema
+        )
+        if message.HasField("response_format")
+        else None,
     )
 
 
@@ -251,11 +288,33 @@ def instance_from_wire(message: common_pb2.InstanceInfo) -> InstanceInfo:
 
 
 def _chunk_to_wire(chunk: TokenChunk) -> common_pb2.TokenChunk:
-    return common_pb2.TokenChunk(token_ids=chunk.token_ids, text=chunk.text)
+    return common_pb2.TokenChunk(
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        choice=chunk.choice,
+        logprobs=[
+            common_pb2.TokenLogprobs(
+                chosen=_alternative_to_wire(entry.chosen), top=[_alternative_to_wire(one) for one in entry.top]
+            )
+            for entry in chunk.logprobs
+        ],
+    )
 
 
 def _chunk_from_wire(message: common_pb2.TokenChunk) -> TokenChunk:
-    return TokenChunk(tuple(message.token_ids), message.text)
+    logprobs = (
+        TokenLogprobs(_alternative_from_wire(entry.chosen), tuple(_alternative_from_wire(one) for one in entry.top))
+        for entry in message.logprobs
+    )
+    return TokenChunk(tuple(message.token_ids), message.text, message.choice, tuple(logprobs))
+
+
+def _alternative_to_wire(one: Alternative) -> common_pb2.Alternative:
+    return common_pb2.Alternative(token_id=one.token_id, token=one.token, logprob=one.logprob)
+
+
+def _alternative_from_wire(message: common_pb2.Alternative) -> Alternative:
+    return Alternative(message.token_id, message.token, message.logprob)
 
 
 # --- encoder ---------------------------------------------------------------------------------------------------------
@@ -396,6 +455,7 @@ def text_event_to_wire(event: TextEvent) -> text_pb2.TextEvent:
                     completion_tokens=event.completion_tokens,
                     prefill_s=event.prefill_s,
                     decode_s=event.decode_s,
+                    choice=event.choice,
                 )
             )
 
@@ -413,7 +473,7 @@ def text_event_from_wire(message: text_pb2.TextEvent) -> TextEvent:
         case "finished":
             done = message.finished
             reason = _from_enum(_FINISH, done.reason, "finished.reason")
-            return Finished(reason, done.completion_tokens, done.prefill_s, done.decode_s)
+            return Finished(reason, done.completion_tokens, done.prefill_s, done.decode_s, done.choice)
         case _:
             raise errors.InternalError("the text instance sent an event of an unknown kind")
 
@@ -494,25 +554,28 @@ def chat_event_to_wire(event: ChatEvent) -> router_pb2.ChatEvent:
     match event:
         case TokenChunk():
             return router_pb2.ChatEvent(chunk=_chunk_to_wire(event))
+        case ChoiceFinished():
+            finished = router_pb2.ChoiceFinished(reason=_FINISH[event.reason], choice=event.choice)
+            return router_pb2.ChatEvent(choice_finished=finished)
         case ChatFinished():
             usage = router_pb2.Usage(
                 prompt_tokens=event.usage.prompt_tokens,
                 completion_tokens=event.usage.completion_tokens,
                 image_tokens=event.usage.image_tokens,
             )
-            return router_pb2.ChatEvent(finished=router_pb2.ChatFinished(reason=_FINISH[event.reason], usage=usage))
+            return router_pb2.ChatEvent(finished=router_pb2.ChatFinished(usage=usage))
 
 
 def chat_event_from_wire(message: router_pb2.ChatEvent) -> ChatEvent:
     match message.WhichOneof("event"):
         case "chunk":
             return _chunk_from_wire(message.chunk)
+        case "choice_finished":
+            choice = message.choice_finished
+            return ChoiceFinished(_from_enum(_FINISH, choice.reason, "choice_finished.reason"), choice.choice)
         case "finished":
             usage = message.finished.usage
-            return ChatFinished(
-                reason=_from_enum(_FINISH, message.finished.reason, "finished.reason"),
-                usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.image_tokens),
-            )
+            return ChatFinished(Usage(usage.prompt_tokens, usage.completion_tokens, usage.image_tokens))
         case _:
             raise errors.InternalError("the router sent an event of an unknown kind")
 

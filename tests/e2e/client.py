@@ -9,7 +9,7 @@ import httpx
 from tests.e2e.reference import DIGITS, Question
 from triptych.demo import MODEL_ID
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
-from triptych.domain.generation import ChatFinished, TokenChunk
+from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.rpc.stubs import RouterStub
@@ -58,10 +58,13 @@ async def stream(router: RouterStub, request_id: str, question: Question) -> Str
     finished = None
     async with aclosing(router.chat(ChatRequest(request_id, MODEL_ID, (message,), sampling))) as events:
         async for event in events:
-            if isinstance(event, TokenChunk):
-                token_ids += event.token_ids
-                text += event.text
-            else:
-                finished = event
+            match event:
+                case TokenChunk():
+                    token_ids += event.token_ids
+                    text += event.text
+                case ChoiceFinished():
+                    pass
+                case ChatFinished():
+                    finished = event
     assert finished is not None, f"{request_id} has no end"
     return Streamed(token_ids, text, finished)

@@ -7,7 +7,7 @@ from random import Random
 
 from triptych import ports
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
-from triptych.domain.generation import ChatFinished, FinishReason, TokenChunk
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
@@ -46,6 +46,7 @@ class Reply:
     ask: Ask
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    reason: FinishReason | None = None
     finished: ChatFinished | None = None
     error: TriptychError | None = None
     left: bool = False
@@ -61,7 +62,7 @@ class Reply:
         assert self.text == TOKENIZER.decode(right), f"{name}: the text is {self.text!r}"
         assert self.finished.usage.completion_tokens == len(right), f"{name}: usage {self.finished.usage}"
         cut = self.ask.request.sampling.max_tokens == len(right)
-        assert cut or self.finished.reason is FinishReason.STOP, f"{name} ended by {self.finished.reason}"
+        assert cut or self.reason is FinishReason.STOP, f"{name} ended by {self.reason}"
 
 
 def make_asks(
@@ -126,5 +127,8 @@ async def _read(router: ports.Router, reply: Reply) -> None:
                 case TokenChunk(token_ids, text):
                     reply.token_ids += token_ids
                     reply.text += text
+                case ChoiceFinished(reason):
+                    assert reply.reason is None, "a choice that ends twice"
+                    reply.reason = reason
                 case ChatFinished():
                     reply.finished = event

@@ -12,7 +12,9 @@ from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
+    Alternative,
     ChatFinished,
+    ChoiceFinished,
     Finished,
     FinishReason,
     Placement,
@@ -20,16 +22,18 @@ from triptych.domain.generation import (
     Ready,
     TextRequest,
     TokenChunk,
+    TokenLogprobs,
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.v1 import common_pb2, router_pb2, text_pb2
 
 U32 = st.integers(0, 2**32 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
 U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=20)
 SECONDS = st.floats(0, 1e6)
@@ -58,10 +62,20 @@ SAMPLING = st.builds(
     temperature=SECONDS,
     top_p=SECONDS,
     top_k=U32,
-    seed=st.none() | U64,
+    min_p=SECONDS,
+    seed=st.none() | I64,
+    n=U32,
     max_tokens=st.none() | U32,
+    min_tokens=U32,
     stop=st.lists(TEXT, max_size=3).map(tuple),
+    stop_token_ids=st.lists(U32, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    repetition_penalty=SECONDS,
+    frequency_penalty=SECONDS,
+    presence_penalty=SECONDS,
+    logit_bias=st.lists(st.tuples(U32, st.floats(-100, 100)), max_size=3).map(tuple),
+    logprobs=st.none() | U32,
+    response_format=st.none() | st.builds(ResponseFormat, st.sampled_from(Grammar), TEXT),
 )
 MODEL = st.builds(
     ModelInfo, model_id=TEXT, revision=TEXT, dtype=st.sampled_from(DType), hidden_size=U32, context_length=U32
@@ -77,11 +91,14 @@ INSTANCE = st.builds(
     offers=OFFERS,
     encoder_version=TEXT,
 )
-CHUNK = st.builds(TokenChunk, st.lists(U32, max_size=4).map(tuple), TEXT)
+ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6, 0) | st.just(float("-inf")))
+LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)
+CHUNK = st.builds(TokenChunk, st.lists(U32, max_size=4).map(tuple), TEXT, U32, LOGPROBS.map(tuple))
 PULLS = st.lists(st.builds(PullReport, U32, TEXT, U64, SECONDS, st.booleans()), max_size=3).map(tuple)
-FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS)
+FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS, U32)
 TEXT_EVENT = CHUNK | FINISHED | st.builds(Ready, PULLS, SECONDS, SECONDS)
-CHAT_EVENT = CHUNK | st.builds(ChatFinished, st.sampled_from(FinishReason), st.builds(Usage, U32, U32, U32))
+CHOICE_FINISHED = st.builds(ChoiceFinished, st.sampled_from(FinishReason), U32)
+CHAT_EVENT = CHUNK | CHOICE_FINISHED | st.builds(ChatFinished, st.builds(Usage, U32, U32, U32))
 PART = st.builds(TextPart, TEXT) | st.builds(MediaPart, st.sampled_from(Modality), st.binary(max_size=8))
 MESSAGE = st.builds(Message, st.sampled_from(("system", "user", "assistant")), st.lists(PART, max_size=3).map(tuple))
 CHAT = st.builds(
@@ -179,6 +196,17 @@ def test_what_goes_in_comes_out(name: str) -> None:
         assert from_wire(type(message).FromString(message.SerializeToString())) == value
 
     round_trip()
+
+
+def test_every_sampling_field_is_on_the_wire() -> None:
+    fields = set(SamplingParams.__dataclass_fields__)
+    assert fields == set(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+
+
+def test_a_response_format_without_a_grammar_is_refused() -> None:
+    message = common_pb2.SamplingParams(response_format=common_pb2.ResponseFormat(schema="{}"))
+    with pytest.raises(errors.InvalidRequest, match="response_format"):
+        wire.sampling_from_wire(message)
 
 
 def test_every_timeline_field_is_on_the_wire() -> None:

@@ -58,24 +58,45 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChunk:
-    """Tokens that were ready together, with the text they complete.
+class Alternative:
+    """A token that could stand at a position. ``token`` is its bytes, which need not be whole characters."""
 
-    ``text`` may be empty while a multi-byte character or a possible stop string is incomplete.
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The token at one position, and the likeliest that could have stood there, best first."""
+
+    chosen: Alternative
+    top: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens of one choice that were ready together, with the text they complete.
+
+    ``text`` may be empty while a multi-byte character or a possible stop string is incomplete. ``logprobs`` has an
+    entry per token where they were asked for, and is empty otherwise.
     """
 
     token_ids: tuple[int, ...]
     text: str
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a stream that did not fail."""
+    """The last event of a choice; a stream that did not fail ends with one for each of its choices."""
 
     reason: FinishReason
     completion_tokens: int
     prefill_s: float
     decode_s: float
+    choice: int = 0
 
 
 TextEvent = Ready | TokenChunk | Finished
@@ -95,12 +116,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatFinished:
-    """The last event that the router sends for a request that did not fail."""
+class ChoiceFinished:
+    """The last event of one choice."""
 
     reason: FinishReason
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFinished:
+    """The last event that the router sends for a request that did not fail: every choice is finished."""
+
     usage: Usage
 
 
-ChatEvent = TokenChunk | ChatFinished
+ChatEvent = TokenChunk | ChoiceFinished | ChatFinished
 """What the router streams back; failures are raised."""

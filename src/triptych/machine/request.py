@@ -8,7 +8,7 @@ arena that refuses sends the whole request back to the queue, holding nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
@@ -135,7 +135,8 @@ class _Books:
     times: _Times
     instance_id: str = ""
     ready: Ready | None = None
-    finished: Finished | None = None
+    finished: dict[int, Finished] = field(default_factory=dict)
+    """By choice."""
     error: str = ""
     prompt_tokens: int = 0
 
@@ -143,11 +144,22 @@ class _Books:
 class RequestMachine:
     """Single owner of a request's phase, items and attempts. ``handle`` is the only mutator."""
 
-    def __init__(self, request_id: str, model: str, *, now_s: float, deadline_s: float, limits: RequestLimits) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        now_s: float,
+        deadline_s: float,
+        limits: RequestLimits,
+        choices: int = 1,
+    ) -> None:
+        """The request is done when so many ``choices`` have finished."""
         self._request_id = request_id
         self._model = model
         self._deadline_s = deadline_s
         self._limits = limits
+        self._choices = choices
         self._phase = Phase.PREPARING
         self._items: list[_Item] = []
         # Items whose credits are asked for and not yet answered.
@@ -181,6 +193,7 @@ class RequestMachine:
         end_s = now_s if times.over_s is None else times.over_s
         prepared_s = end_s if times.prepared_s is None else times.prepared_s
         encoded_s = end_s if times.encoded_s is None else times.encoded_s
+        finished = books.finished.values()
         outcomes = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
         return Timeline(
             request_id=self._request_id,
@@ -190,13 +203,15 @@ class RequestMachine:
             text_instance=books.instance_id,
             text_attempts=self._text_attempt,
             prompt_tokens=books.prompt_tokens,
-            completion_tokens=books.finished.completion_tokens if books.finished else completion_tokens,
+            completion_tokens=sum(one.completion_tokens for one in finished)
+            if self._phase is Phase.DONE
+            else completion_tokens,
             prepare_s=prepared_s - times.started_s,
             encode_s=encoded_s - prepared_s if self._items else 0.0,
             queue_s=books.ready.queue_s if books.ready else 0.0,
             pull_s=books.ready.pull_s if books.ready else 0.0,
-            prefill_s=books.finished.prefill_s if books.finished else 0.0,
-            decode_s=books.finished.decode_s if books.finished else 0.0,
+            prefill_s=max((one.prefill_s for one in finished), default=0.0),
+            decode_s=max((one.decode_s for one in finished), default=0.0),
             ttft_s=0.0 if times.first_token_s is None else times.first_token_s - times.started_s,
             total_s=end_s - times.started_s,
             error=books.error,
@@ -267,8 +282,8 @@ class RequestMachine:
             case FirstToken():
                 return self._first_token(now_s)
             case TextFinished(_, finished):
-                self._books.finished = finished
-                return self._end(Phase.DONE, None, now_s)
+                self._books.finished[finished.choice] = finished
+                return self._end(Phase.DONE, None, now_s) if len(self._books.finished) == self._choices else []
             case TextFailed(_, error):
                 return self._text_failed(error, now_s)
         return []

@@ -80,21 +80,29 @@ class Usage(_message.Message):
     image_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
 
-class ChatFinished(_message.Message):
-    __slots__ = ("reason", "usage")
+class ChoiceFinished(_message.Message):
+    __slots__ = ("reason", "choice")
     REASON_FIELD_NUMBER: _ClassVar[int]
-    USAGE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
+    choice: int
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class ChatFinished(_message.Message):
+    __slots__ = ("usage",)
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
-    __slots__ = ("chunk", "finished")
+    __slots__ = ("chunk", "choice_finished", "finished")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     chunk: _common_pb2.TokenChunk
+    choice_finished: ChoiceFinished
     finished: ChatFinished
-    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ...) -> None: ...
 
 class ModelsRequest(_message.Message):
     __slots__ = ()

@@ -68,7 +68,7 @@ class RouterServicer:
     """
 
     def Chat(self, request, context):
-        """Chunks, then ChatFinished; or an error.
+        """The chunks of all choices with a ChoiceFinished after the last of each, then ChatFinished; or an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,7 +70,7 @@ class TextServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Ready, then chunks, then Finished; or an error.
+        """Ready, then the chunks of all choices with a Finished after the last of each; or an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

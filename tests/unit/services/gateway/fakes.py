@@ -5,14 +5,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import DType
-from triptych.domain.generation import ChatEvent, ChatFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.errors import NotFound
 
 MODEL = ModelInfo("demo", "r1", DType.F32, 64, 512)
-FINISH = ChatFinished(FinishReason.STOP, Usage(prompt_tokens=19, completion_tokens=3, image_tokens=16))
-HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2,), ""), TokenChunk((3,), "lo"), FINISH)
+FINISH = (
+    ChoiceFinished(FinishReason.STOP),
+    ChatFinished(Usage(prompt_tokens=19, completion_tokens=3, image_tokens=16)),
+)
+HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2,), ""), TokenChunk((3,), "lo"), *FINISH)
 
 Step = ChatEvent | Exception | asyncio.Event
 

@@ -89,7 +89,7 @@ async def test_the_official_synchronous_client_works_too(router: FakeRouter) -> 
 
 async def test_tokens_arrive_as_they_come(router: FakeRouter) -> None:
     gate = asyncio.Event()
-    router.script = [TokenChunk((1,), "first"), gate, FINISH]
+    router.script = [TokenChunk((1,), "first"), gate, *FINISH]
     async with official(router) as client:
         stream = await client.chat.completions.create(**ASK, stream=True)
         texts = []

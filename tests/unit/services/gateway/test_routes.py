@@ -335,6 +335,6 @@ async def test_a_client_that_leaves_cancels_the_request_at_the_router(rest: Rest
 
 
 async def test_finish_is_all_it_takes(rest: Rest) -> None:
-    async with rest(FakeRouter([FINISH])) as client:
+    async with rest(FakeRouter(FINISH)) as client:
         answer = await client.post(CHAT, json=ASK)
     assert answer.json()["choices"][0]["message"]["content"] == ""

@@ -11,7 +11,7 @@ import pytest
 
 from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
-from triptych.domain.generation import ChatFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Outcome
@@ -70,7 +70,8 @@ async def test_eight_images_spread_evenly_and_arrive_in_order() -> None:
         assert arrived(made, images)
         assert "".join(event.text for event in events if isinstance(event, TokenChunk)) == "w0 w1 w2 w3 "
         prompt = len(made.texts[0].requests[0].token_ids)
-        assert events[-1] == ChatFinished(FinishReason.STOP, Usage(prompt, 4, 32))
+        assert events[-1] == ChatFinished(Usage(prompt, 4, 32))
+        assert events[-2] == ChoiceFinished(FinishReason.STOP)
         assert made.texts[0].requests[0].sampling.max_tokens == 16
 
 
