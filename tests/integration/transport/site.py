@@ -1,0 +1,202 @@
+"""An instance in a process of its own, holder and reader in one: it does what it is told, a JSON object a line.
+
+    {"id": 1, "do": "pull", ...} on its input; {"id": 1, "done": ...} or {"id": 1, "error": [class, message]} back.
+
+Commands run side by side. It ends with its input.
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+from hashlib import blake2b
+from typing import Any
+
+import psutil
+
+from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
+from triptych.domain.instance import TransportOffer
+from triptych.errors import TriptychError
+from triptych.machine import arena as machine
+from triptych.ports import Peer
+from triptych.transport import slot
+from triptych.transport.arena import HostArena
+from triptych.transport.probe import TransportSet
+from triptych.transport.start import start_transports
+
+LEASE_S = 600.0
+
+
+def payload(seed: int, nbytes: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+def digest(data: bytes | memoryview) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def ticket_to_json(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "key": ticket.key.hex(),
+        "holder": ticket.holder,
+        "epoch": ticket.epoch,
+        "offset": ticket.offset,
+        "generation": ticket.generation,
+        "checksum": ticket.checksum,
+        "nbytes": ticket.payload_nbytes,
+        "lease_id": ticket.lease_id.hex(),
+    }
+
+
+def ticket_from_json(said: dict[str, Any]) -> Ticket:
+    return Ticket(
+        key=bytes.fromhex(said["key"]),
+        holder=said["holder"],
+        epoch=said["epoch"],
+        offset=said["offset"],
+        payload_nbytes=said["nbytes"],
+        generation=said["generation"],
+        checksum=said["checksum"],
+        tensors=(TensorSpec("embedding", DType.U8, (said["nbytes"],)),),
+        tokens=3,
+        lease_id=bytes.fromhex(said["lease_id"]),
+        lease_s=LEASE_S,
+    )
+
+
+class Site:
+    """What the process holds. Each public method is a command."""
+
+    def __init__(self, arena: HostArena, max_pull_s: float) -> None:
+        self.arena = arena
+        self.memory = machine.ArenaMachine(
+            start=arena.base,
+            end=arena.nbytes,
+            holder=arena.instance_id,
+            epoch=arena.epoch,
+            limits=machine.ArenaLimits(max_pull_s=max_pull_s),
+        )
+        self.transports: TransportSet
+        self._peers: dict[int, Peer] = {}
+        self._numbers = 0
+
+    def check(self, lease_id: bytes, offset: int, nbytes: int) -> bool:
+        return self.memory.may_read(lease_id, offset, nbytes, self._now_s())
+
+    # --- as a holder
+
+    async def offers(self) -> list[list[str]]:
+        return [[offer.backend, offer.host, offer.metadata.hex()] for offer in self.transports.offers()]
+
+    async def put(self, key: str, seed: int, nbytes: int) -> dict[str, Any]:
+        """Make an embedding and grant a lease on it."""
+        data = payload(seed, nbytes)
+        tensor = Tensor(TensorSpec("embedding", DType.U8, (nbytes,)), memoryview(data))
+        answer = self.memory.handle(machine.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
+        if isinstance(answer, machine.Refused):
+            raise answer.error
+        assert isinstance(answer, machine.Reserved), "the key is there already"
+        placed = answer.slot
+        checksum = slot.seal(self.arena.memory, placed.offset, placed.generation, [tensor])
+        self.memory.handle(machine.Commit(placed.key, placed.generation, checksum), self._now_s())
+        granted = await self.grant(key)
+        return {"ticket": granted, "digest": digest(data)}
+
+    async def grant(self, key: str, lease_s: float = LEASE_S) -> dict[str, Any]:
+        [answer] = self.memory.handle(machine.Grant(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s())
+        if isinstance(answer, machine.Refused):
+            raise answer.error
+        assert isinstance(answer, machine.Granted)
+        return ticket_to_json(answer.ticket)
+
+    async def release(self, lease_ids: list[str]) -> None:
+        self.memory.handle(machine.Release(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
+        self.memory.validate()
+
+    # --- as a reader
+
+    async def connect(self, offers: list[list[str]]) -> int:
+        said = [TransportOffer(backend, host, bytes.fromhex(metadata)) for backend, host, metadata in offers]
+        self._numbers += 1
+        number = self._numbers
+        self._peers[number] = await self.transports.connect(said)
+        return number
+
+    async def disconnect(self, peer: int) -> None:
+        await self._peers.pop(peer).close()
+
+    async def pull(self, peer: int, ticket: dict[str, Any], at: int, *, pause_s: float = 0.0) -> str:
+        """Pull to ``at``, verify, and say what lies there."""
+        wanted = ticket_from_json(ticket)
+        await asyncio.sleep(pause_s)
+        await self._peers[peer].pull(wanted, at)
+        slot.verify(self.arena.memory, at, wanted)
+        return digest(slot.tensors(self.arena.memory, at, wanted)["embedding"].data)
+
+    async def fill(self, at: int, nbytes: int, value: int) -> None:
+        self.arena.memory[at : at + nbytes] = bytes([value]) * nbytes
+
+    async def is_filled(self, at: int, nbytes: int, value: int) -> bool:
+        return self.arena.memory[at : at + nbytes] == bytes([value]) * nbytes
+
+    async def quarantined(self) -> list[list[int]]:
+        return [list(part) for part in self.transports.quarantined()]
+
+    # --- as a process
+
+    async def stats(self) -> dict[str, int]:
+        process = psutil.Process()
+        return {
+            "fds": process.num_fds(),
+            "rss": process.memory_info().rss,
+            "threads": process.num_threads(),
+            "leases": self.memory.leases,
+            "leased_bytes": self.memory.leased_bytes,
+            "base": self.arena.base,
+        }
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def serve(say: Any, said: dict[str, Any]) -> None:
+    arena = HostArena(said["nbytes"], instance_id=said["instance_id"], epoch=said["epoch"])
+    site = Site(arena, said["max_pull_s"])
+    site.transports = await start_transports(
+        said["backends"],
+        arena,
+        machine=said["machine"],
+        host=said["host"],
+        check=site.check,
+        max_pull_s=said["max_pull_s"],
+        connect_timeout_s=said["connect_timeout_s"],
+    )
+
+    async def run(number: int, do: str, arguments: dict[str, Any]) -> None:
+        try:
+            answer = {"id": number, "done": await getattr(site, do)(**arguments)}
+        except TriptychError as error:
+            answer = {"id": number, "error": [type(error).__name__, error.message]}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test must hear of it
+            answer = {"id": number, "error": [type(error).__name__, repr(error)]}
+        say.write(json.dumps(answer) + "\n")
+
+    lines = asyncio.StreamReader(limit=1 << 24)
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    say.write("{}\n")
+    async with asyncio.TaskGroup() as group:
+        while line := await lines.readline():
+            command = json.loads(line)
+            group.create_task(run(command.pop("id"), command.pop("do"), command))
+    pipe.close()
+    await site.transports.close()
+
+
+if __name__ == "__main__":
+    # UCX writes its warnings to where output goes: answers have a way of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    asyncio.run(serve(answers, json.loads(sys.argv[1])))
