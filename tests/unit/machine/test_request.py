@@ -508,6 +508,12 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     for _ in range(400):
         if world.ends:
             break
+        # A request that does not want to wait for credits is answered before anything else happens.
+        repairs = [call for call in world.calls if isinstance(call, Reserve) and not call.wait]
+        if repairs:
+            world.calls.remove(repairs[0])
+            _answer(world, repairs[0], chance, failing)
+            continue
         world.now_s += chance.choice([0.0, 0.1, 0.1, 5.0])
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None):
             world.feed(DeadlinePassed())
@@ -516,10 +522,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             endings: list[RequestEvent] = [CallerLeft(), DeadlinePassed(), Failed(InternalError("defect"))]
             world.feed(chance.choice(endings))
             break
-        repairs = [call for call in world.calls if isinstance(call, Reserve) and not call.wait]
-        if repairs or (world.calls and (dispatch is None or chance.random() < 0.5)):
-            # A request that does not want to wait is answered before anything else happens.
-            call = repairs[0] if repairs else chance.choice(world.calls)
+        if world.calls and (dispatch is None or chance.random() < 0.5):
+            call = chance.choice(world.calls)
             world.calls.remove(call)
             started = _answer(world, call, chance, failing)
             dispatch = started or dispatch
@@ -544,6 +548,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
 
 def _answer(world: World, call: Encode | Renew | Dispatch | Reserve, chance: Random, failing: float) -> Dispatch | None:
     fails = chance.random() < failing
+    if isinstance(call, Encode | Renew):
+        assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
     match call:
         case Reserve(wait=wait):
             if wait or not fails:
