@@ -39,7 +39,10 @@ class ModelPrepare:
         media = request.media
         params = _params(request)
         infos = tuple(self._inspect(part, param) for part, param in zip(media, params, strict=True))
-        prompt = self.builder.build(request.messages, infos)
+        if request.prompt is None:
+            prompt = self.builder.build(request.messages, infos, request.tools)
+        else:
+            prompt = self.builder.build_raw(request.prompt)
         items = tuple(
             CountedItem(
                 info=info,

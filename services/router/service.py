@@ -45,6 +45,7 @@ class RouterService:
         self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope)
         self._runs: dict[str, Run] = {}
         self._media_bytes = 0
+        self._tokenizing = 0
         self._numbers = count(1)
         self._history = History(settings.history_requests)
         self._draining = False
@@ -105,6 +106,18 @@ class RouterService:
         finally:
             run.cancel()
 
+    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+        """The ids that ``chat`` would prefill. Raises what ``chat`` refuses a request with."""
+        media_bytes = self._check(request)
+        model = self._model(request.model)
+        self._tokenizing += 1
+        self._media_bytes += media_bytes
+        try:
+            return (await self._offload.run(self._prepare, request, model)).token_ids
+        finally:
+            self._tokenizing -= 1
+            self._media_bytes -= media_bytes
+
     async def models(self) -> tuple[ModelInfo, ...]:
         """The model that the instances serve, once one was seen."""
         return () if self._cluster.model is None else (self._cluster.model,)
@@ -124,19 +137,10 @@ class RouterService:
 
     def _admit(self, request: ChatRequest) -> Run:
         """Check what can be checked at once, and start the request."""
-        if self._draining:
-            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._request_bounds)
-        admission.check_items(len(request.media), self._request_bounds)
+        media_bytes = self._check(request)
         timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
-        media_bytes = sum(len(part.data) for part in request.media)
-        admission.check_capacity(
-            requests=len(self._runs),
-            media_bytes=self._media_bytes,
-            new_media_bytes=media_bytes,
-            bounds=self._server_bounds,
-        )
         model = self._model(request.model)
         if not self._cluster.has_text:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.retry_after_s)
@@ -176,6 +180,22 @@ class RouterService:
         self._history.add(run.timeline())
         if not self._runs:
             self._idle.set()
+
+    def _check(self, request: ChatRequest) -> int:
+        """Raise for what cannot be taken on now, or ever; else the bytes of the request's media."""
+        if self._draining:
+            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
+        if request.prompt is not None and request.messages:
+            raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
+        admission.check_items(len(request.media), self._request_bounds)
+        media_bytes = sum(len(part.data) for part in request.media)
+        admission.check_capacity(
+            requests=len(self._runs) + self._tokenizing,
+            media_bytes=self._media_bytes,
+            new_media_bytes=media_bytes,
+            bounds=self._server_bounds,
+        )
+        return media_bytes
 
     def _check_id(self, request_id: str) -> None:
         limit = self._settings.max_request_id_chars

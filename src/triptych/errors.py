@@ -12,6 +12,7 @@
     +-- RequestTooLarge         OUT_OF_RANGE         413  the body is larger than the server takes
     +-- Overloaded              RESOURCE_EXHAUSTED   429  a bound is reached; the same request may succeed later
     |   +-- ArenaFull           RESOURCE_EXHAUSTED   429  no registered memory for this embedding now
+    |   +-- RateLimited         RESOURCE_EXHAUSTED   429  the caller's own limit is reached
     +-- Cancelled               CANCELLED            499  the caller went away
     +-- InternalError           INTERNAL             500  a defect; details are in the server's log only
     |   +-- EngineFailure       INTERNAL             500  the engine failed on this request
@@ -109,6 +110,12 @@ class ArenaFull(Overloaded):
     """No registered memory is left for this embedding now."""
 
     code = "arena_full"
+
+
+class RateLimited(Overloaded):
+    """A limit of this caller is reached, whatever the server could still take."""
+
+    code = "rate_limit_exceeded"
 
 
 class Cancelled(TriptychError):

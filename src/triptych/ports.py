@@ -38,6 +38,10 @@ class Router(Protocol):
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
+    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+        """The ids that ``chat`` would prefill, placeholders included. Raises what ``chat`` refuses a request with."""
+        ...
+
     async def timeline(self, request_id: str) -> Timeline:
         """Raises NotFound once the bounded history has let the request go."""
         ...

@@ -522,6 +522,8 @@ def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
         ],
         sampling=sampling_to_wire(request.sampling),
         tenant_salt=request.tenant_salt,
+        prompt=request.prompt,
+        tools=request.tools,
     )
 
 
@@ -539,6 +541,8 @@ def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) ->
         sampling=sampling_from_wire(message.sampling),
         timeout_s=timeout_s,
         tenant_salt=_salt(message.tenant_salt),
+        prompt=message.prompt if message.HasField("prompt") else None,
+        tools=message.tools,
     )
 
 

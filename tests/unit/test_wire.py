@@ -109,6 +109,8 @@ CHAT = st.builds(
     sampling=SAMPLING,
     timeout_s=st.just(9.0),
     tenant_salt=st.binary(max_size=8),
+    prompt=st.none() | TEXT,
+    tools=TEXT,
 )
 TEXT_REQUEST = st.builds(
     TextRequest,

@@ -42,6 +42,10 @@ class ChatRequest:
     """Time left for the whole request when it is sent."""
     tenant_salt: bytes = b""
     """Keeps the caller's embeddings apart from other tenants'; empty only where all may share."""
+    prompt: str | None = None
+    """A raw prompt, tokenized as it stands; ``messages`` is empty then."""
+    tools: str = ""
+    """A JSON array of tools for the chat template, in the OpenAI API's form; empty for none."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

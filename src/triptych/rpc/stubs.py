@@ -47,6 +47,10 @@ class RouterStub(_Channel):
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, lambda answer: tuple(map(wire.model_from_wire, answer.models)))
 
+    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+        call = self._stub.Tokenize(wire.chat_request_to_wire(request), timeout=request.timeout_s)
+        return await calls.unary(call, lambda answer: tuple(answer.token_ids))
+
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
         call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S)

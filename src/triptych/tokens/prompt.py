@@ -51,8 +51,10 @@ class PromptBuilder:
         )
         return cls(family=family, tokenizer=tokenizer, template=template, placeholder=placeholder)
 
-    def build(self, messages: Sequence[Message], infos: Sequence[MediaInfo]) -> Prompt:
+    def build(self, messages: Sequence[Message], infos: Sequence[MediaInfo], tools: str = "") -> Prompt:
         """Template, tokenize and make room for the items; ``infos`` are in the order of ``ChatRequest.media``.
+
+        ``tools`` is a JSON array for the template, or empty.
 
         The ids equal those of transformers' ``processor.apply_chat_template(..., tokenize=True)``.
         Raises InvalidRequest (InvalidMedia, ContextTooLong) for what the model cannot be asked.
@@ -60,7 +62,7 @@ class PromptBuilder:
         self._refuse_placeholders(messages)
         counts = [self.family.count_tokens(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
-        text = self.template.render(messages, max_chars)
+        text = self.template.render(messages, max_chars, tools)
         token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
         places = token_ids.count(self.family.placeholder_id)
         if places < len(counts):
@@ -79,6 +81,23 @@ class PromptBuilder:
                 param="messages",
             )
         return Prompt(*self.family.expand(token_ids, counts))
+
+    def build_raw(self, text: str) -> Prompt:
+        """Tokenize a prompt as it stands, without the template. Raises InvalidRequest (ContextTooLong)."""
+        max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
+        token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
+        if self.family.placeholder_id in token_ids:
+            raise InvalidRequest(
+                f"prompt: {self.placeholder!r} stands for an image, which a raw prompt has not", param="prompt"
+            )
+        if not token_ids:
+            raise InvalidRequest("prompt: it has no tokens", param="prompt")
+        if len(token_ids) > self.family.context_length:
+            raise ContextTooLong(
+                f"the prompt has {len(token_ids)} tokens; the model's context is {self.family.context_length}",
+                param="prompt",
+            )
+        return Prompt(tuple(token_ids), ())
 
     def _refuse_placeholders(self, messages: Sequence[Message]) -> None:
         """Text that spells the placeholder would shift every image after it to another's place.

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -116,6 +117,8 @@ class ChatTemplate:
         }
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
+            """Whether the template has a place for tools."""
         except TemplateSyntaxError as error:
             raise BadModel(f"the chat template has an error in line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
@@ -123,18 +126,19 @@ class ChatTemplate:
         self.takes_parts = self._find_takes_parts()
         """Whether a message's content is given as a list of parts; else it is one string."""
 
-    def render(self, messages: Sequence[Message], max_chars: int) -> str:
-        """The prompt, up to where the assistant begins to speak.
+    def render(self, messages: Sequence[Message], max_chars: int, tools: str = "") -> str:
+        """The prompt, up to where the assistant begins to speak. ``tools`` is a JSON array, or empty.
 
         Raises InvalidRequest when the template refuses the conversation, or the prompt would exceed ``max_chars``.
         """
-        size = _size_chars(messages)
+        size = _size_chars(messages) + len(tools)
+        offered = self._tools(tools) if tools else None
         if size > max_chars:
             raise InvalidRequest(f"the messages have {size} characters, the limit is {max_chars}", param="messages")
         convert = self._as_parts if self.takes_parts else self._as_string
         try:
             return self._render(
-                [{"role": message.role, "content": convert(message)} for message in messages], max_chars
+                [{"role": message.role, "content": convert(message)} for message in messages], max_chars, offered
             )
         except RefusedByTemplate as error:
             raise InvalidRequest(
@@ -143,11 +147,22 @@ class ChatTemplate:
         except _FAILURES as error:
             raise InvalidRequest("the model's chat template cannot take these messages", param="messages") from error
 
-    def _render(self, conversation: list[dict[str, Any]], max_chars: int) -> str:
+    def _tools(self, tools: str) -> list[Any]:
+        if not self.takes_tools:
+            raise InvalidRequest("tools: the model's chat template has no place for tools", param="tools")
+        try:
+            offered = json.loads(tools)
+        except (ValueError, RecursionError):
+            offered = None
+        if not isinstance(offered, list):
+            raise InvalidRequest("tools: must be a JSON array", param="tools")
+        return offered
+
+    def _render(self, conversation: list[dict[str, Any]], max_chars: int, tools: list[Any] | None = None) -> str:
         pieces: list[str] = []
         size = 0
         for piece in self._template.generate(
-            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            messages=conversation, tools=tools, documents=None, add_generation_prompt=True, **self._special_tokens
         ):
             size += len(piece)
             if size > max_chars:

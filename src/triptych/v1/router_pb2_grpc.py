@@ -53,6 +53,11 @@ class RouterStub:
                 request_serializer=triptych_dot_v1_dot_router__pb2.TimelineRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_router__pb2.Timeline.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/triptych.v1.Router/Tokenize',
+                request_serializer=triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
         self.Readiness = channel.unary_unary(
                 '/triptych.v1.Router/Readiness',
                 request_serializer=triptych_dot_v1_dot_router__pb2.ReadinessRequest.SerializeToString,
@@ -86,6 +91,13 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """What Chat would prefill, without running it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Readiness(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -109,6 +121,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetTimeline,
                     request_deserializer=triptych_dot_v1_dot_router__pb2.TimelineRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_router__pb2.Timeline.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=triptych_dot_v1_dot_router__pb2.ChatRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_router__pb2.TokenizeResponse.SerializeToString,
             ),
             'Readiness': grpc.unary_unary_rpc_method_handler(
                     servicer.Readiness,
@@ -201,6 +218,33 @@ class Router:
             '/triptych.v1.Router/GetTimeline',
             triptych_dot_v1_dot_router__pb2.TimelineRequest.SerializeToString,
             triptych_dot_v1_dot_router__pb2.Timeline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Router/Tokenize',
+            triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
+            triptych_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -136,3 +136,12 @@ def test_a_model_without_a_template_is_refused(byte_level_dir: Path, tmp_path: P
             (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(BadModel, match="no chat template"):
         PromptBuilder.load(ModelFiles.load(tmp_path))
+
+
+def test_a_raw_prompt_is_tokenized_as_it_stands(builders: list[tuple[PromptBuilder, Any]]) -> None:
+    for builder, processor in builders:
+        assert list(builder.build_raw("one two").token_ids) == processor.tokenizer("one two")["input_ids"]
+        for wrong in ("<image>", "x " * builder.family.context_length):
+            with pytest.raises(InvalidRequest) as caught:
+                builder.build_raw(wrong)
+            assert caught.value.param == "prompt"

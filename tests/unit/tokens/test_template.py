@@ -108,3 +108,20 @@ def test_input_is_bounded_before_it_is_rendered() -> None:
 def test_a_template_with_an_error_is_a_bad_model() -> None:
     with pytest.raises(BadModel, match="error in line 2"):
         ChatTemplate("\n{% if %}", {})
+
+
+def test_tools_go_where_the_template_has_a_place_for_them() -> None:
+    source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(source, {})
+    tools = '[{"type": "function", "function": {"name": "f"}}]'
+    assert template.render([Message("user", (TextPart("hi"),))], 1000, tools) == tools + "hi"
+    assert template.render([Message("user", (TextPart("hi"),))], 1000) == "hi"
+    for broken in ("{}", "[" * 100_000, "x"):
+        with pytest.raises(InvalidRequest, match="must be a JSON array"):
+            template.render([], 1_000_000, broken)
+
+
+def test_tools_are_refused_where_the_template_has_no_place_for_them() -> None:
+    with pytest.raises(InvalidRequest, match="no place for tools") as caught:
+        ChatTemplate(PARTS, {}).render(QUESTION, 1000, "[{}]")
+    assert caught.value.param == "tools"

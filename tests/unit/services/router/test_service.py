@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from functools import wraps
 from hashlib import blake2b
 from typing import Any
@@ -485,3 +486,21 @@ async def test_before_any_instance_is_seen_requests_are_unavailable() -> None:
             await collect(made.router, ask("r"))
         assert (await made.router.readiness()).missing == ("encode", "prefill", "decode")
         assert await made.router.models() == ()
+
+
+@virtual
+async def test_tokenize_gives_the_ids_that_a_chat_would_prefill() -> None:
+    async with bench() as made:
+        request = ask("r", [image(0)])
+        token_ids = await made.router.tokenize(request)
+        await collect(made.router, request)
+        assert made.texts[0].requests[-1].token_ids == token_ids
+        raw = replace(request, messages=(), prompt="w5 w6", request_id="raw")
+        await collect(made.router, raw)
+        assert made.texts[0].requests[-1].token_ids == await made.router.tokenize(raw)
+        with pytest.raises(InvalidRequest, match="not both"):
+            await made.router.tokenize(replace(request, prompt="w5"))
+        with pytest.raises(InvalidRequest, match="no place for tools"):
+            await made.router.tokenize(replace(request, tools="[]"))
+        with pytest.raises(ModelNotFound):
+            await made.router.tokenize(ask("r", model="other"))
