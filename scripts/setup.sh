@@ -29,4 +29,8 @@ say "installing Python packages into $venv (a few minutes the first time)"
 # torch first and pinned: left to the resolver, the newest build comes with gigabytes of CUDA.
 "${pip[@]}" install "${TORCH:-torch==2.13.0}"
 "${pip[@]}" install --editable '.[all,demo]' --group dev
+# Tests of pulls between hosts need them; without them (or without root) these tests are skipped and say so.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v ip && command -v iptables; } >/dev/null; then
+  apt_or_say iproute2 iptables || say "iproute2 and iptables could not be installed: pulls between hosts will not be tested"
+fi
 say "done"

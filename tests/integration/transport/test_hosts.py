@@ -1,0 +1,143 @@
+"""Two hosts and a cable that fails in every way: right bytes, or one clear error within the deadline; then it heals."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.transport.hosts import Cable, hosts, why_not
+from tests.integration.transport.remote import (
+    Pulled,
+    Remote,
+    connect_in_time,
+    nixl,
+    pull,
+    quarantine_over,
+    site,
+)
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"pulls between hosts were NOT tested: {why_not()}")
+
+BACKENDS = ["tcp", nixl]
+MAX_PULL_S = 1.0
+HEALED_S = 10.0
+"""In which pulls must work again; a connection attempt that began in the dark has its own deadline in it."""
+LARGE, SMALL = 12 << 20, 4 << 10
+PLACES = (4096, 16 << 20, 32 << 20)
+CANARY = 0xA5
+MBIT_PER_S = 400
+"""Of the cable: a large embedding takes a quarter of a second, so that a fault finds it on its way."""
+
+FAULTS: dict[str, Callable[[Cable], None]] = {
+    "partition": lambda cable: cable.cut(),
+    "holder-hears-nothing": lambda cable: cable.deaf(cable.a),
+    "reader-hears-nothing": lambda cable: cable.deaf(cable.b),
+    "holder-resets": lambda cable: cable.reset(cable.a),
+    "reader-resets": lambda cable: cable.reset(cable.b),
+    "slow": lambda cable: cable.slow(cable.a, mbit_per_s=20),
+}
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    with hosts() as made:
+        try:
+            made.slow(made.a, mbit_per_s=MBIT_PER_S)
+        except OSError as error:
+            pytest.skip(f"pulls between hosts were NOT tested: the kernel cannot slow a link down ({error})")
+        yield made
+
+
+@dataclass
+class Pair:
+    holder: Remote
+    reader: Remote
+    peer: int
+
+
+@pytest.fixture(params=BACKENDS)
+async def pair(request: pytest.FixtureRequest, cable: Cable) -> AsyncIterator[Pair]:
+    backend, environment = request.param, {"UCX_TLS": "tcp"}
+    async with (
+        site(
+            [backend], "holder", host=cable.a.address, machine="a", prefix=cable.a.prefix, environment=environment
+        ) as holder,
+        site(
+            [backend],
+            "reader",
+            host=cable.b.address,
+            machine="b",
+            prefix=cable.b.prefix,
+            environment=environment,
+            max_pull_s=MAX_PULL_S,
+            connect_timeout_s=2.0,
+        ) as reader,
+    ):
+        yield Pair(holder, reader, await connect_in_time(reader, holder, within_s=HEALED_S))
+
+
+async def test_one_host_reads_the_other(pair: Pair) -> None:
+    for number, nbytes in enumerate((SMALL, LARGE)):
+        put = await pair.holder.call("put", key=f"0{number}", seed=number, nbytes=nbytes)
+        (await pull(pair.reader, pair.peer, put["ticket"], 4096)).must_be_right(put["digest"])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_in_the_middle_of_pulls_ends_them_in_time_and_is_got_over(
+    pair: Pair, cable: Cable, fault: str
+) -> None:
+    puts = [
+        await pair.holder.call("put", key=f"0{number}", seed=number, nbytes=nbytes)
+        for number, nbytes in enumerate((LARGE, LARGE, SMALL))
+    ]
+    ended = await _pulls_hit_by(pair, puts, lambda: FAULTS[fault](cable))
+    for put, one in zip(puts, ended, strict=True):
+        one.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + 1.0)
+    assert any(one.error is not None for one in ended), "the fault came too late to be one"
+
+    in_the_dark = await pull(pair.reader, pair.peer, puts[2]["ticket"], PLACES[2])
+    in_the_dark.must_be_right_or_clear(puts[2]["digest"], within_s=MAX_PULL_S + 1.0)
+
+    free = [at for at, one in zip(PLACES, ended, strict=True) if one.error is not None and not await _claimed(pair, at)]
+    for at in free:
+        await pair.reader.call("fill", at=at, nbytes=LARGE, value=CANARY)
+    cable.heal()
+    cable.slow(cable.a, mbit_per_s=MBIT_PER_S)
+    await pair.reader.call("disconnect", peer=pair.peer)
+    peer = await connect_in_time(pair.reader, pair.holder, within_s=HEALED_S)
+    for put in puts:
+        (await pull(pair.reader, peer, put["ticket"], 48 << 20)).must_be_right(put["digest"])
+    await quarantine_over(pair.reader)
+    for at in free:
+        assert await pair.reader.call("is_filled", at=at, nbytes=LARGE, value=CANARY), "a late write"
+
+
+async def test_who_meets_a_host_that_cannot_be_reached_is_told_in_time(pair: Pair, cable: Cable) -> None:
+    offers = await pair.holder.call("offers")
+    await pair.reader.call("disconnect", peer=pair.peer)
+    cable.deaf(cable.a)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(Exception, match="TransferFailed"):
+        await pair.reader.call("connect", offers=offers)
+    assert loop.time() - began_s < 2.0 + 1.0
+    cable.heal()
+    peer = await connect_in_time(pair.reader, pair.holder, within_s=HEALED_S)
+    put = await pair.holder.call("put", key="aa", seed=1, nbytes=SMALL)
+    (await pull(pair.reader, peer, put["ticket"], 4096)).must_be_right(put["digest"])
+
+
+async def _pulls_hit_by(pair: Pair, puts: list[dict[str, object]], strike: Callable[[], None]) -> list[Pulled]:
+    async with asyncio.TaskGroup() as group:
+        pulls = [
+            group.create_task(pull(pair.reader, pair.peer, put["ticket"], at))  # type: ignore[arg-type] # it is JSON
+            for put, at in zip(puts, PLACES, strict=True)
+        ]
+        await asyncio.sleep(0.08)
+        await asyncio.to_thread(strike)
+    return [one.result() for one in pulls]
+
+
+async def _claimed(pair: Pair, at: int) -> bool:
+    return any(start < at + LARGE and at < start + nbytes for start, nbytes in await pair.reader.call("quarantined"))
