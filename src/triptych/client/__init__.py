@@ -1,1 +1,25 @@
-"""The SDK."""
+"""The SDK: ask a router over gRPC, asynchronously (``AsyncClient``) or not (``Client``). See docs/sdk.md.
+
+It needs the base install only. Everything it raises is in ``triptych.errors``.
+"""
+
+from triptych.client.answers import Answer, Choice
+from triptych.client.asynchronous import AsyncClient, ChatStream
+from triptych.client.images import Image
+from triptych.client.messages import assistant, system, user
+from triptych.client.retries import RetryPolicy
+from triptych.client.synchronous import Client, SyncChatStream
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "ChatStream",
+    "Choice",
+    "Client",
+    "Image",
+    "RetryPolicy",
+    "SyncChatStream",
+    "assistant",
+    "system",
+    "user",
+]

@@ -1,0 +1,35 @@
+"""Whole answers."""
+
+from dataclasses import dataclass
+
+from triptych.domain.generation import FinishReason, TokenLogprobs, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to the prompt. ``logprobs`` has an entry per token where they were asked for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All choices (one, unless ``n`` said otherwise). ``request_id`` leads to the request's timeline."""
+
+    request_id: str
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the first choice."""
+        return self.choices[0].finish_reason

@@ -1,0 +1,268 @@
+"""``AsyncClient``: the router's API as Python."""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+from uuid import uuid4
+
+from triptych import errors
+from triptych.client.answers import Answer, Choice
+from triptych.client.images import Image
+from triptych.client.messages import user
+from triptych.client.options import SamplingOptions
+from triptych.client.retries import Retries, RetryPolicy
+from triptych.domain.chat import ChatRequest, Message
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Readiness, Timeline
+from triptych.ports import Chance, Router
+from triptych.rpc.limits import MAX_MESSAGE_NBYTES
+from triptych.rpc.stubs import RouterStub
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 120.0
+QUERY_TIMEOUT_S = 10.0
+_TARGET = re.compile(r"[^/\s]+:\d{1,5}")
+_MESSAGE_MARGIN_NBYTES = 1 << 20
+"""For what a request has beside its media."""
+
+
+class ChatStream:
+    """An answer that has begun: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known.
+
+    A failure after this point is raised by the iteration, and not retried: what was shown cannot be taken back.
+    """
+
+    def __init__(self, request: ChatRequest, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
+        self.request_id = request.request_id
+        self.model = request.model
+        self.usage: Usage | None = None
+        self.finish_reasons: dict[int, FinishReason] = {}
+        """By choice."""
+        self._first: ChatEvent | None = first
+        self._rest = rest
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first choice; None while it goes on."""
+        return self.finish_reasons.get(0)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenChunk:
+        while self.usage is None:
+            event, self._first = self._first or await _next(self._rest), None
+            match event:
+                case TokenChunk():
+                    return event
+                case ChoiceFinished(reason, choice):
+                    self.finish_reasons[choice] = reason
+                case ChatFinished(usage):
+                    self.usage = usage
+        raise StopAsyncIteration
+
+    async def collect(self) -> Answer:
+        """Whatever is still to come, as a whole."""
+        chunks: dict[int, list[TokenChunk]] = {}
+        async for chunk in self:
+            chunks.setdefault(chunk.choice, []).append(chunk)
+        if self.usage is None or not self.finish_reasons:
+            raise errors.InternalError("the answer ended without any choice")
+        choices = (
+            Choice(
+                text="".join(chunk.text for chunk in chunks.get(choice, ())),
+                token_ids=tuple(token_id for chunk in chunks.get(choice, ()) for token_id in chunk.token_ids),
+                finish_reason=reason,
+                logprobs=tuple(entry for chunk in chunks.get(choice, ()) for entry in chunk.logprobs),
+            )
+            for choice, reason in sorted(self.finish_reasons.items())
+        )
+        return Answer(self.request_id, self.model, tuple(choices), self.usage)
+
+
+class AsyncClient:
+    """Talks to the router at ``target`` (``host:port``); an object that is a ``ports.Router`` itself serves as well.
+
+    Every call has a deadline, over all its attempts: ``timeout_s``, or the client's own. Cancelling the task that
+    waits, or leaving a stream's context, cancels the request at every stage. Raises only ``triptych.errors``.
+    """
+
+    def __init__(
+        self,
+        target: str | Router,
+        *,
+        model: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        chance: Chance | None = None,
+    ) -> None:
+        if isinstance(target, str) and not _TARGET.fullmatch(target):
+            raise errors.InvalidRequest(
+                f"{target!r} is not HOST:PORT of a router's gRPC (a URL is what the gateway has)", param="target"
+            )
+        self._target = target
+        self._model = model
+        self._timeout_s = timeout_s
+        self._retries = Retries(retry, chance or random.SystemRandom())
+        self._opened: Router | None = None
+        self._exit = AsyncExitStack()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; what still runs on it is cancelled."""
+        self._closed = True
+        await self._exit.aclose()
+
+    # --- ask ---
+
+    async def chat(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        **sampling: Unpack[SamplingOptions],
+    ) -> Answer:
+        """The whole answer. ``prompt`` is a question about ``images``, or a conversation that has its own."""
+        async with self.stream(
+            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling
+        ) as answer:
+            return await answer.collect()
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncGenerator[ChatStream]:
+        """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        params = SamplingParams(**sampling)
+        messages = await self._messages(prompt, images)
+        name = await self._model_for(model, end_s)
+
+        def request() -> ChatRequest:
+            return ChatRequest(
+                uuid4().hex, name, messages, params, timeout_s=max(0.0, end_s - now_s()), tenant_salt=tenant_salt
+            )
+
+        async with AsyncExitStack() as stack:
+
+            async def begin() -> ChatStream:
+                asked = request()
+                events = self._router().chat(asked)
+                try:
+                    first = await _next(events)
+                except BaseException:
+                    await events.aclose()
+                    raise
+                await stack.enter_async_context(aclosing(events))
+                return ChatStream(asked, first, events)
+
+            yield await self._attempts(begin, end_s)
+
+    # --- look ---
+
+    async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
+        """What is served."""
+        return await self._query(lambda: self._router().models(), timeout_s)
+
+    async def ready(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> Readiness:
+        """Whether every stage has an instance, and which are there."""
+        return await self._query(lambda: self._router().readiness(), timeout_s)
+
+    async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
+        """Where a request ran, stage by stage. Raises NotFound once the router's bounded history let it go."""
+        return await self._query(lambda: self._router().timeline(request_id), timeout_s)
+
+    # --- how ---
+
+    def _router(self) -> Router:
+        if self._closed:
+            raise errors.Cancelled("the client is closed")
+        if self._opened is None:
+            if isinstance(self._target, str):  # only now: a channel belongs to the loop that it is made in
+                stub = RouterStub(self._target)
+                self._exit.push_async_callback(stub.close)
+                self._opened = stub
+            else:
+                self._opened = self._target
+        return self._opened
+
+    async def _messages(self, prompt: str | Sequence[Message], images: Sequence[Image]) -> tuple[Message, ...]:
+        if isinstance(images, str | bytes):
+            raise errors.InvalidRequest("images is a list of images, not one of them", param="images")
+        messages: tuple[Message, ...]
+        if isinstance(prompt, str):
+            messages = (await asyncio.to_thread(user, prompt, images) if images else user(prompt),)
+        elif images:
+            raise errors.InvalidRequest("a conversation has its images in its messages", param="images")
+        else:
+            messages = tuple(prompt)
+        nbytes = sum(len(part.data) for part in ChatRequest("", "", messages).media)
+        limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
+        if nbytes > limit:
+            raise errors.RequestTooLarge(f"the images have {nbytes} bytes together, the limit is {limit}")
+        return messages
+
+    async def _model_for(self, model: str | None, end_s: float) -> str:
+        """The model asked for, the client's own, or the first that is served, which is looked up once."""
+        if model is None and self._model is None:
+            models = await self._attempts(lambda: self._router().models(), end_s)
+            if not models:
+                raise errors.Unavailable("no model is served yet")
+            self._model = models[0].model_id
+        return model or self._model or ""
+
+    async def _query(self, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        return await self._attempts(call, asyncio.get_running_loop().time() + timeout_s)
+
+    async def _attempts(self, call: Callable[[], Awaitable[T]], end_s: float) -> T:
+        """Make a call until it succeeds, within deadline, attempts and budget."""
+        loop = asyncio.get_running_loop()
+        attempt = 1
+        while True:
+            try:
+                async with asyncio.timeout_at(end_s):
+                    result = await call()
+            except TimeoutError:
+                raise errors.DeadlineExceeded("the call did not end within its deadline") from None
+            except errors.TriptychError as error:
+                wait_s = self._retries.wait_s(error, attempt, end_s - loop.time())
+                if wait_s is None:
+                    raise
+                await asyncio.sleep(wait_s)
+                attempt += 1
+            else:
+                self._retries.succeeded()
+                return result
+
+
+async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
+    try:
+        return await anext(events)
+    except StopAsyncIteration:
+        raise errors.InstanceLost("the answer broke off before its end") from None

@@ -1,0 +1,69 @@
+"""An event loop in a thread of its own, for callers who have none."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from triptych.errors import Cancelled
+
+T = TypeVar("T")
+_CANCEL_S = 5.0
+"""How long a caller who was interrupted waits for the work to let go of what it holds."""
+
+
+class BackgroundLoop:
+    """Runs coroutines for any thread. It ends with ``close``, with its last reference, or with the interpreter."""
+
+    def __init__(self) -> None:
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        thread = threading.Thread(target=asyncio.run, args=(_serve(started),), name="triptych-client", daemon=True)
+        thread.start()
+        self._loop, stop = started.result()
+        self._finalizer = weakref.finalize(self, _end, thread, self._loop, stop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine's result. When the wait is interrupted (Ctrl-C), the work is cancelled first."""
+        if not self.alive:
+            work.close()
+            raise Cancelled("the client is closed")
+        tasks: list[asyncio.Task[T]] = []
+        done = threading.Event()
+
+        def start() -> None:
+            task = self._loop.create_task(work)
+            tasks.append(task)
+            task.add_done_callback(lambda _: done.set())
+
+        def cancel() -> None:
+            for task in tasks:  # there by now: the loop calls in order
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            done.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(cancel)
+            done.wait(_CANCEL_S)
+            raise
+        return tasks[0].result()
+
+    @property
+    def alive(self) -> bool:
+        return self._finalizer.alive
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+async def _serve(started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -> None:
+    stop = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), stop))
+    await stop.wait()
+
+
+def _end(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(_CANCEL_S)

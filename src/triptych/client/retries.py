@@ -1,0 +1,59 @@
+"""When a failed call is made again: only what may succeed, not at once, and not without end.
+
+The budget is a token bucket, as in gRPC's retry throttling: a retry takes a token, a success gives back a part of one.
+When a server fails for everyone, the bucket runs dry and retries stop adding to its load.
+"""
+
+from dataclasses import dataclass
+
+from triptych.errors import TriptychError
+from triptych.ports import Chance
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """``RetryPolicy(max_attempts=1)`` never retries."""
+
+    max_attempts: int = 4
+    """Calls in all, the first included."""
+    initial_backoff_s: float = 0.1
+    """Bound of the first wait; it doubles with every attempt. Waits are drawn evenly from 0 to the bound."""
+    max_backoff_s: float = 5.0
+    budget: float = 10.0
+    """Retries that a client may spend in a row, over all of its calls."""
+    refill: float = 0.1
+    """Retries that each success brings back."""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}, the least is 1")
+        if min(self.initial_backoff_s, self.max_backoff_s, self.budget, self.refill) < 0:
+            raise ValueError("no part of a retry policy is negative")
+
+
+class Retries:
+    """What is left of the budget of one client."""
+
+    def __init__(self, policy: RetryPolicy, chance: Chance) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._left = policy.budget
+
+    def succeeded(self) -> None:
+        self._left = min(self._policy.budget, self._left + self._policy.refill)
+
+    def wait_s(self, error: TriptychError, attempt: int, remaining_s: float) -> float | None:
+        """How long to wait before attempt ``attempt + 1``; None when the error is to be raised instead.
+
+        ``remaining_s`` is the time left of the caller's deadline. A server's ``retry_after_s`` is honoured in full,
+        with the jitter on top, so that those who were refused together do not come back together.
+        """
+        policy = self._policy
+        if not error.retryable or attempt >= policy.max_attempts or self._left < 1:
+            return None
+        bound_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** (attempt - 1))
+        wait_s = (error.retry_after_s or 0.0) + bound_s * self._chance.random()
+        if wait_s >= remaining_s:
+            return None
+        self._left -= 1
+        return wait_s

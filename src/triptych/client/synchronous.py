@@ -1,0 +1,126 @@
+"""``Client``: ``AsyncClient`` for callers without an event loop. What a call does is said and done there."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, Unpack
+
+from triptych.client.answers import Answer
+from triptych.client.asynchronous import DEFAULT_TIMEOUT_S, QUERY_TIMEOUT_S, AsyncClient, ChatStream
+from triptych.client.background import BackgroundLoop
+from triptych.client.images import Image
+from triptych.client.options import SamplingOptions
+from triptych.client.retries import RetryPolicy
+from triptych.domain.chat import Message
+from triptych.domain.generation import FinishReason, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.timeline import Readiness, Timeline
+
+
+class SyncChatStream:
+    """An answer that has begun: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known."""
+
+    def __init__(self, stream: ChatStream, loop: BackgroundLoop) -> None:
+        self._stream = stream
+        self._loop = loop
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TokenChunk:
+        try:
+            return self._loop.run(self._next())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    async def _next(self) -> TokenChunk:
+        return await anext(self._stream)
+
+    def collect(self) -> Answer:
+        return self._loop.run(self._stream.collect())
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request_id
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._stream.usage
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._stream.finish_reason
+
+
+class Client:
+    """Talks to the router at ``target`` (``host:port``). Threads may share one; close it, or use it with ``with``."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    ) -> None:
+        self._client = AsyncClient(target, model=model, timeout_s=timeout_s, retry=retry)
+        self._loop = BackgroundLoop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a second time does nothing."""
+        if self._loop.alive:
+            self._loop.run(self._client.close())
+            self._loop.close()
+
+    def chat(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        **sampling: Unpack[SamplingOptions],
+    ) -> Answer:
+        """The whole answer."""
+        return self._loop.run(
+            self._client.chat(prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling)
+        )
+
+    @contextmanager
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        tenant_salt: bytes = b"",
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generator[SyncChatStream]:
+        """The answer as it comes; leaving the context cancels what is still to come."""
+        context = self._client.stream(
+            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling
+        )
+        stream = self._loop.run(context.__aenter__())
+        try:
+            yield SyncChatStream(stream, self._loop)
+        finally:
+            self._loop.run(context.__aexit__(None, None, None))
+
+    def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
+        return self._loop.run(self._client.models(timeout_s=timeout_s))
+
+    def ready(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> Readiness:
+        return self._loop.run(self._client.ready(timeout_s=timeout_s))
+
+    def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
+        return self._loop.run(self._client.timeline(request_id, timeout_s=timeout_s))

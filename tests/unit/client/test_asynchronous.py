@@ -1,0 +1,234 @@
+"""The SDK against a router in this process (under virtual time where it waits), and over gRPC."""
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.scripted import END, HELLO, MODEL, USAGE, ScriptedRouter, behind_grpc
+from triptych import AsyncClient
+from triptych.client import assistant, system, user
+from triptych.client.asynchronous import ChatStream
+from triptych.client.options import SamplingOptions
+from triptych.domain.chat import TextPart
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InstanceLost,
+    InvalidMedia,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestTooLarge,
+    TriptychError,
+    Unavailable,
+)
+from triptych.testing import virtual_time
+
+
+async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"first")
+    router = ScriptedRouter()
+    async with behind_grpc(router) as target, AsyncClient(target) as client:
+        answer = await client.chat("What?", images=[tmp_path / "a.png", b"second"], max_tokens=7, temperature=0)
+        assert (await client.timeline(answer.request_id)).text_instance == "text-1"
+        assert (await client.models(), (await client.ready()).ready) == ((MODEL,), True)
+    assert (answer.text, answer.choices[0].token_ids) == ("Hello", (1, 2, 3))
+    assert (answer.finish_reason, answer.usage, answer.model) == (FinishReason.STOP, USAGE, "demo")
+    (request,) = router.requests
+    assert [part.data for part in request.media] == [b"first", b"second"]
+    assert request.messages[0].parts[-1] == TextPart("What?")
+    assert request.sampling == SamplingParams(max_tokens=7, temperature=0)
+    assert 100 < request.timeout_s <= 120
+
+
+async def test_an_answer_streams_as_it_comes() -> None:
+    more = asyncio.Event()
+    router = ScriptedRouter((HELLO[0], more, *HELLO[1:]))
+    async with (
+        behind_grpc(router) as target,
+        AsyncClient(target, model="demo") as client,
+        client.stream("Hi") as stream,
+    ):
+        assert (await anext(stream)).text == "Hel"
+        assert (stream.finish_reason, stream.usage) == (None, None)
+        more.set()
+        assert [chunk.text async for chunk in stream] == ["lo"]
+        assert (stream.finish_reason, stream.usage) == (FinishReason.STOP, USAGE)
+    assert router.model_lookups == 0
+
+
+async def test_leaving_a_stream_cancels_the_request() -> None:
+    router = ScriptedRouter((HELLO[0], asyncio.Event()))
+    async with behind_grpc(router) as target, AsyncClient(target) as client:
+        async with client.stream("Hi") as stream:
+            await anext(stream)
+            assert not router.closed.is_set()
+        async with asyncio.timeout(5):
+            await router.closed.wait()
+
+
+async def test_cancelling_who_waits_cancels_the_request() -> None:
+    router = ScriptedRouter((asyncio.Event(),))
+    async with behind_grpc(router) as target, AsyncClient(target, model="demo") as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.chat("Hi")
+        async with asyncio.timeout(5):
+            await router.closed.wait()
+
+
+async def test_a_conversation_is_sent_in_order() -> None:
+    router = ScriptedRouter()
+    async with AsyncClient(router) as client:
+        await client.chat([system("Be brief."), user("What?", [b"x"]), assistant("A 3."), user("Sure?")])
+    (request,) = router.requests
+    assert [message.role for message in request.messages] == ["system", "user", "assistant", "user"]
+    assert [part.data for part in request.media] == [b"x"]
+
+
+async def test_choices_are_kept_apart() -> None:
+    script = (
+        TokenChunk((1,), "a", choice=1),
+        TokenChunk((2,), "b"),
+        ChoiceFinished(FinishReason.LENGTH, 1),
+        TokenChunk((3,), "c"),
+        *END,
+    )
+    async with AsyncClient(ScriptedRouter(script)) as client:
+        answer = await client.chat("Hi", n=2)
+    assert [(choice.text, choice.finish_reason.value) for choice in answer.choices] == [("bc", "stop"), ("a", "length")]
+
+
+def test_every_sampling_field_is_an_option() -> None:
+    assert set(SamplingOptions.__annotations__) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_may_succeed_is_tried_again_until_it_does() -> None:
+    router = ScriptedRouter((Unavailable("x"),), (Overloaded("x", retry_after_s=2.0),), HELLO)
+
+    async def scenario() -> float:
+        answer = await AsyncClient(router).chat("Hi")
+        assert answer.text == "Hello"
+        assert answer.request_id == router.requests[-1].request_id
+        return asyncio.get_running_loop().time()
+
+    took_s = virtual_time.run(scenario())
+    assert 2.0 <= took_s < 2.5
+    assert len({request.request_id for request in router.requests}) == 3
+    assert router.requests[-1].timeout_s <= 118.0, "the deadline is one for all attempts"
+
+
+@pytest.mark.parametrize("error", [InvalidMedia("image 1 is none"), Unavailable("down")])
+def test_an_error_is_raised_as_it_is(error: TriptychError) -> None:
+    router = ScriptedRouter((error,))
+
+    async def scenario() -> None:
+        with pytest.raises(type(error), match=error.message):
+            await AsyncClient(router).chat("Hi")
+
+    virtual_time.run(scenario())
+    assert len(router.requests) == (4 if error.retryable else 1)
+
+
+def test_nothing_is_repeated_after_the_first_token() -> None:
+    router = ScriptedRouter((HELLO[0], InstanceLost("text-1 is gone")))
+
+    async def scenario() -> None:
+        async with AsyncClient(router).stream("Hi") as stream:
+            assert (await anext(stream)).text == "Hel"
+            with pytest.raises(InstanceLost):
+                await anext(stream)
+
+    virtual_time.run(scenario())
+    assert len(router.requests) == 1
+
+
+def test_a_stream_without_an_end_is_an_error() -> None:
+    async def scenario() -> None:
+        with pytest.raises(InstanceLost, match="broke off"):
+            await AsyncClient(ScriptedRouter(HELLO[:2])).chat("Hi")
+
+    virtual_time.run(scenario())
+
+
+def test_a_call_ends_with_its_deadline() -> None:
+    router = ScriptedRouter((asyncio.Event(),))
+
+    async def scenario() -> float:
+        with pytest.raises(DeadlineExceeded):
+            await AsyncClient(router).chat("Hi", timeout_s=3)
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(scenario()) == pytest.approx(3)
+    assert router.closed.is_set()
+
+
+async def test_nobody_listening_is_unavailable_within_the_deadline() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(Unavailable):
+            await client.ready(timeout_s=1)
+
+
+async def test_mistakes_of_the_caller_are_said_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = ScriptedRouter()
+    with pytest.raises(InvalidRequest, match="HOST:PORT"):
+        AsyncClient("http://127.0.0.1:8000")
+    async with AsyncClient(router) as client:
+        with pytest.raises(InvalidRequest, match="a list of images"):
+            await client.chat("Hi", images="a.png")
+        with pytest.raises(InvalidRequest, match="in its messages"):
+            await client.chat([user("Hi")], images=[b"x"])
+        with pytest.raises(InvalidMedia, match="fetches nothing"):
+            await client.chat("Hi", images=["https://example.org/a.png"])
+        monkeypatch.setattr("triptych.client.asynchronous.MAX_MESSAGE_NBYTES", 1 << 20)
+        with pytest.raises(RequestTooLarge):
+            await client.chat("Hi", images=[b"x"])
+        with pytest.raises(NotFound):
+            await client.timeline("nobody")
+        router.models_served = ()
+        with pytest.raises(Unavailable, match="no model"):
+            await client.chat("Hi")
+    with pytest.raises(Cancelled, match="closed"):
+        await client.models()
+    assert router.requests == []
+
+
+async def test_an_answer_without_choices_is_a_defect() -> None:
+    async with AsyncClient(ScriptedRouter((ChatFinished(USAGE),))) as client, client.stream("Hi") as stream:
+        assert isinstance(stream, ChatStream)
+        with pytest.raises(TriptychError, match="without any choice"):
+            await stream.collect()
+
+
+def test_the_base_install_is_enough() -> None:
+    """Neither the package nor the SDK brings in what a service, an engine or the command needs."""
+    heavy = [
+        "pydantic",
+        "torch",
+        "tokenizers",
+        "PIL",
+        "numpy",
+        "httpx",
+        "rich",
+        "typer",
+        "starlette",
+        "xxhash",
+        "uvloop",
+    ]
+    script = (
+        "import sys, triptych\n"
+        "assert 'grpc' not in sys.modules and 'triptych.client' not in sys.modules\n"
+        "from triptych import AsyncClient, Client\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert out == "[]\n"

@@ -1,0 +1,117 @@
+"""The facade, over gRPC from threads without a loop."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.scripted import HELLO, MODEL, ScriptedRouter, behind_grpc
+from triptych import Client
+from triptych.domain.generation import FinishReason
+from triptych.errors import Cancelled, InvalidMedia
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
+
+
+@pytest.fixture
+def target(router: ScriptedRouter) -> Iterator[str]:
+    """A router on a loop in another thread."""
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with behind_grpc(router) as address:
+            started.set_result((address, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    address, loop, stop = started.result(10)
+    yield address
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+
+
+def test_whole_answers_streams_and_looks(target: str) -> None:
+    with Client(target) as client:
+        answer = client.chat("What?", images=[b"x"], max_tokens=5)
+        assert answer.text == "Hello"
+        with client.stream("What?") as stream:
+            assert [chunk.text for chunk in stream] == ["Hel", "lo"]
+            assert stream.finish_reason is FinishReason.STOP
+            assert stream.usage == answer.usage
+        with client.stream("What?") as stream:
+            assert stream.collect().text == "Hello"
+        assert client.models() == (MODEL,)
+        assert client.ready().ready
+        assert client.timeline(answer.request_id).text_instance == "text-1"
+    client.close()
+    with pytest.raises(Cancelled, match="closed"):
+        client.chat("What?")
+
+
+def test_errors_are_those_of_the_tree(target: str, router: ScriptedRouter) -> None:
+    router.scripts = ((InvalidMedia("image 1 is none", param="messages[0]"),),)
+    with Client(target) as client, pytest.raises(InvalidMedia, match="image 1 is none") as caught:
+        client.chat("What?")
+    assert caught.value.param == "messages[0]"
+
+
+def test_threads_share_one_client(target: str) -> None:
+    with Client(target) as client, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: client.chat(f"Question {number}").text, range(32)))
+    assert answers == ["Hello"] * 32
+
+
+def test_leaving_a_stream_early_cancels_the_request(target: str, router: ScriptedRouter) -> None:
+    router.scripts = ((HELLO[0], asyncio.Event()),)
+    with Client(target) as client:
+        with client.stream("What?") as stream:
+            assert next(stream).text == "Hel"
+            router.closed.clear()
+        for _ in range(100):
+            if router.closed.is_set():
+                break
+            client.models()
+    assert router.closed.is_set()
+
+
+def test_no_thread_outlives_a_client(target: str) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with Client(target) as client:
+            client.models()
+    assert threading.active_count() <= before + 1, "gRPC itself keeps one for all channels"
+
+
+def test_ctrl_c_ends_a_call_that_waits(target: str, router: ScriptedRouter) -> None:
+    router.scripts = ((asyncio.Event(),),)
+    script = (
+        "import sys\nfrom triptych import Client\n"
+        f"with Client({target!r}) as client:\n"
+        "    client.models()\n    print('asking', flush=True)\n"
+        "    try:\n        client.chat('Hi')\n"
+        "    except KeyboardInterrupt:\n        print('interrupted', client.models()[0].model_id, flush=True)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asking\n"
+        while not router.requests:
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "interrupted demo\n"), err
+    assert "Traceback" not in err
