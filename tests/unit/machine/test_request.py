@@ -525,6 +525,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.calls and (dispatch is None or chance.random() < 0.5):
             call = chance.choice(world.calls)
             world.calls.remove(call)
+            if isinstance(call, Encode | Renew):
+                assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
             started = _answer(world, call, chance, failing)
             dispatch = started or dispatch
         elif dispatch is not None:
@@ -548,8 +550,6 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
 
 def _answer(world: World, call: Encode | Renew | Dispatch | Reserve, chance: Random, failing: float) -> Dispatch | None:
     fails = chance.random() < failing
-    if isinstance(call, Encode | Renew):
-        assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
     match call:
         case Reserve(wait=wait):
             if wait or not fails:

@@ -1,0 +1,26 @@
+"""The router's settings, from outside."""
+
+import pytest
+
+from services.router.settings import RouterSettings
+from triptych.runtime.settings import SettingsError
+
+
+def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> None:
+    settings = RouterSettings.load(["--text", "c:3"], {"TRIPTYCH_ROUTER_ENCODERS": "a:1,b:2"})
+    assert (settings.encoders, settings.text) == (("a:1", "b:2"), ("c:3",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--default-timeout-s", "700"], "exceeds max_timeout_s"),
+        (["--min-lease-s", "70"], "exceeds max_lease_s"),
+        (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
+        (["--encoders", "a:1", "--text", "a:1"], "as an encoder and as a text instance"),
+        (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        RouterSettings.load(argv, {})
