@@ -20,6 +20,7 @@ from triptych.transport import slot
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.nixl import NixlTransport
+from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
@@ -88,6 +89,8 @@ class Kit:
         transport: Transport
         if self.backend == "memory":
             transport = MemoryTransport(self.network, arena, host=MACHINE, check=check)
+        elif self.backend == "shm":
+            transport = await ShmTransport.listen(arena, machine=MACHINE, max_pull_s=max_pull_s)
         elif self.backend == "tcp":
             transport = await TcpTransport.listen(
                 arena, machine=MACHINE, check=check, limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s)

@@ -8,7 +8,7 @@ wish: each backend is proven by a probe before it is used, and the next one is t
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MEMORY, NIXL, TCP = "memory", "nixl", "tcp"
+MEMORY, SHM, NIXL, TCP = "memory", "shm", "nixl", "tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], prefer
         own = mine.get(theirs.backend)
         if own is None:
             continue
+        if own.backend == SHM and own.host != theirs.host:
+            continue  # it cannot leave a host, so that trying would only cost time
         score, reason = _score(own, theirs)
         if theirs.backend == preferred:
             score, reason = -1, "preferred by configuration"
@@ -46,13 +48,13 @@ def _score(own: Endpoint, theirs: Endpoint) -> tuple[int, str]:
     match own.backend:
         case "memory":
             return 0, "the holder may be in the same process"
-        case "nixl" if same_host:
-            return 1, "one host: a one-sided read through shared memory"
-        case "nixl" if own.rdma and theirs.rdma:
-            return 1, "both hosts have RDMA"
+        case "shm":
+            return 1, "one host: the holder's memory can be mapped"
+        case "nixl" if same_host or (own.rdma and theirs.rdma):
+            return 2, "one host: a one-sided read through shared memory" if same_host else "both hosts have RDMA"
         case "tcp":
-            return 2, "plain TCP reaches everything"
+            return 3, "plain TCP reaches everything"
         case "nixl":
-            return 3, "across hosts without RDMA, NIXL is slower than plain TCP"
+            return 4, "across hosts without RDMA, NIXL is slower than plain TCP"
         case _:
-            return 4, "nothing is known of this backend"
+            return 5, "nothing is known of this backend"

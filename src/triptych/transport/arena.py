@@ -5,7 +5,9 @@ the incarnation that it meant) and scratch space into which this process's own p
 """
 
 import ctypes
+import fcntl
 import mmap
+import os
 from hashlib import blake2b
 from struct import Struct
 
@@ -16,6 +18,11 @@ HEADER_NBYTES = 4096
 PROBE_NBYTES = 64
 _PROBE = Struct("<8sQQ32s8x")
 _MAGIC = b"TRIPTYCH"
+
+_F_ADD_SEALS = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0x04, 0x10
+SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
+"""Of an arena's memory: its size is fixed, and whoever else maps it can only read it."""
 
 
 def probe_bytes(instance_id: str, epoch: int, nbytes: int) -> bytes:
@@ -33,9 +40,10 @@ def probed_nbytes(probe: bytes) -> int | None:
 
 
 class HostArena:
-    """Page-aligned anonymous memory, touched once at start so that no pull pays for page faults.
+    """Page-aligned memory, touched once at start so that no pull pays for page faults.
 
-    It is never given back while the process lives: a peer may read it, and freeing memory under a one-sided read
+    It has no name in any file system. Where the kernel has sealed memory files it is one, so that another process of
+    this host can be handed it to read; it is gone with the last process that maps it. It is never given back while the process lives: a peer may read it, and freeing memory under a one-sided read
     crashes the process that owns it. All backends of a process share one arena.
     """
 
@@ -43,7 +51,9 @@ class HostArena:
         """``nbytes`` includes the header. Raises ValueError when it leaves no room for slots."""
         if nbytes <= HEADER_NBYTES:
             raise ValueError(f"an arena needs more than its {HEADER_NBYTES}-byte header, got {nbytes} bytes")
-        self._map = mmap.mmap(-1, nbytes)
+        self._file = _SealedFile.make(nbytes)
+        self._map = mmap.mmap(-1 if self._file is None else self._file.fd, nbytes)
+        self._shareable = self._file is not None and self._file.seal()
         self._memory = memoryview(self._map)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         ctypes.memset(address, 0, nbytes)
@@ -72,6 +82,11 @@ class HostArena:
         """Of the first byte, in this process."""
         return self._address
 
+    @property
+    def fd(self) -> int | None:
+        """Of the sealed memory file that this arena is; None where there is no such thing."""
+        return self._file.fd if self._file is not None and self._shareable else None
+
     def holds(self, offset: int, nbytes: int) -> bool:
         """Whether these bytes lie where slots may lie."""
         return offset >= HEADER_NBYTES and 0 <= nbytes <= self.nbytes - offset
@@ -85,3 +100,33 @@ class HostArena:
 
     def give_scratch(self, offset: int) -> None:
         self._scratch.free(offset)
+
+
+class _SealedFile:
+    """A memory file that is closed with its owner."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def make(cls, nbytes: int) -> "_SealedFile | None":
+        """None where the system has no such files or none to spare."""
+        if not hasattr(os, "memfd_create"):
+            return None
+        try:
+            made = cls(os.memfd_create("triptych-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            os.ftruncate(made.fd, nbytes)
+        except OSError:
+            return None
+        return made
+
+    def seal(self) -> bool:
+        """After it was mapped for writing. Whether the kernel can do it (Linux 5.1)."""
+        try:
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, SEALS)
+        except OSError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        os.close(self.fd)

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Sequence
 
-from triptych.policy.transport import NIXL, TCP
+from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import LeaseCheck, Transport
 from triptych.transport.arena import HostArena
 from triptych.transport.nixl import NixlTransport
 from triptych.transport.probe import TransportSet
+from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
@@ -32,18 +33,19 @@ async def start_transports(
     transports: list[Transport] = []
     for name in names:
         match name:
-            case "nixl":
+            case "shm" | "nixl":
+                backend = ShmTransport.listen if name == SHM else NixlTransport.start
                 try:
-                    transports.append(await NixlTransport.start(arena, machine=machine, max_pull_s=max_pull_s))
+                    transports.append(await backend(arena, machine=machine, max_pull_s=max_pull_s))
                 except RuntimeError as error:
-                    logger.warning("transport %s is left out: %s", NIXL, error)
+                    logger.warning("transport %s is left out: %s", name, error)
             case "tcp":
                 limits = TcpLimits(max_pull_s=max_pull_s)
                 transports.append(
                     await TcpTransport.listen(arena, machine=machine, check=check, limits=limits, bind_host=host)
                 )
             case _:
-                raise ValueError(f"there is no transport {name!r} between processes, only {NIXL} and {TCP}")
+                raise ValueError(f"there is no transport {name!r} between processes, only {SHM}, {NIXL} and {TCP}")
     if not transports:
         raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
     return TransportSet(transports, connect_timeout_s=connect_timeout_s)

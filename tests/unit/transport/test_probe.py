@@ -25,6 +25,11 @@ def test_the_order_follows_what_was_measured() -> None:
     assert order(ends("a", rdma=True), ends("b", rdma=True)) == ["memory", "nixl", "tcp"]
     assert order(ends("a"), ends("a"), preferred="tcp") == ["tcp", "memory", "nixl"]
     assert order(ends("a")[:1], ends("a")[1:]) == []
+    assert order([*ends("a"), Endpoint("shm", "a")], [*ends("a"), Endpoint("shm", "a")])[:2] == ["memory", "shm"]
+
+
+def test_shared_memory_is_not_tried_between_hosts() -> None:
+    assert order([Endpoint("shm", "a")], [Endpoint("shm", "b")], preferred="shm") == []
 
 
 def test_memory_and_tcp_are_always_available() -> None:

@@ -1,0 +1,126 @@
+"""The holder's side of the shared-memory backend: hands the arena's file to readers of the same user on this host.
+
+A reader connects to a socket in the abstract namespace, so there is no file that could stay behind, shows the nonce
+that stood in the offer, and gets the arena's descriptor. The connection then stays open and silent: its end tells the
+reader that the holder has died or left, which the mapped memory itself would never tell.
+"""
+
+import asyncio
+import hmac
+import os
+import socket
+from dataclasses import dataclass
+from secrets import token_bytes
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module calls its exception "error"
+
+from triptych.domain.instance import TransportOffer
+from triptych.errors import TransferFailed
+from triptych.policy.transport import SHM
+from triptych.transport.arena import PROBE_NBYTES, HostArena, probed_nbytes
+
+NONCE_NBYTES = 16
+_VERSION = 1
+_OFFER = Struct(f"<B{PROBE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
+_CREDENTIALS = Struct("iII")
+_MAX_READERS = 1024
+_GREETING_S = 10.0
+"""A connection that has not shown the nonce after so long is no reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShmOffer:
+    """The holder's probe, the random name of its socket, and the nonce that opens it."""
+
+    probe: bytes
+    name: bytes
+    nonce: bytes
+
+    @property
+    def address(self) -> bytes:
+        return b"\0triptych-" + self.name.hex().encode()
+
+    def pack(self) -> bytes:
+        return _OFFER.pack(_VERSION, self.probe, self.name, self.nonce)
+
+    @classmethod
+    def parse(cls, offer: TransportOffer) -> "ShmOffer":
+        """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
+        try:
+            version, probe, name, nonce = _OFFER.unpack(offer.metadata)
+        except StructError:
+            raise TransferFailed("the holder's shared-memory offer is malformed") from None
+        if offer.backend != SHM or version != _VERSION or probed_nbytes(probe) is None:
+            raise TransferFailed("the holder's shared-memory offer is malformed")
+        return cls(probe, name, nonce)
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end runs as this user, as the kernel says."""
+    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(said)
+    return bool(uid == os.geteuid())
+
+
+class ShmListener:
+    """From construction, in the event loop, until ``close``."""
+
+    def __init__(self, arena: HostArena) -> None:
+        """Raises OSError when the socket cannot be made."""
+        self._arena = arena
+        self._loop = asyncio.get_running_loop()
+        self.offer = ShmOffer(arena.probe, token_bytes(NONCE_NBYTES), token_bytes(NONCE_NBYTES))
+        self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections that have not shown the nonce yet."""
+        self._readers: set[socket.socket] = set()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self.offer.address)
+        self._socket.listen(128)
+        self._loop.add_reader(self._socket, self._accept)
+
+    @property
+    def connections(self) -> int:
+        return len(self._greeting) + len(self._readers)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        if self.connections >= _MAX_READERS or not same_user(connection):
+            connection.close()
+            return
+        self._greeting[connection] = self._loop.call_later(_GREETING_S, self._hang_up, connection)
+        self._loop.add_reader(connection, self._greeted, connection)
+
+    def _greeted(self, connection: socket.socket) -> None:
+        """What a reader says first comes in one piece: it is shorter than any buffer."""
+        try:
+            shown = connection.recv(NONCE_NBYTES + 1)
+            if hmac.compare_digest(shown, self.offer.nonce) and self._arena.fd is not None:
+                socket.send_fds(connection, [self._arena.probe], [self._arena.fd])
+                self._greeting.pop(connection).cancel()
+                self._readers.add(connection)
+                self._loop.add_reader(connection, self._hang_up, connection)
+                return
+        except OSError:
+            pass
+        self._hang_up(connection)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        """Of a reader: it has gone, or says something, which no reader does."""
+        timer = self._greeting.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        self._readers.discard(connection)
+        self._loop.remove_reader(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Readers learn of it at their next pull."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for connection in [*self._greeting, *self._readers]:
+            self._hang_up(connection)
