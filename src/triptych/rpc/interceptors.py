@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from triptych import errors, wire
+from triptych.rpc.observer import CallObserver
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only to the ty
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns errors of the tree into their status, and everything else into a bare INTERNAL that is logged here."""
+    """Turns errors of the tree into their status, and everything else into a bare INTERNAL that is logged here.
+
+    It tells the observer of every call: one wrapper around a stream is as much as a token should have to pass.
+    """
+
+    def __init__(self, observer: CallObserver) -> None:
+        self._observer = observer
 
     async def intercept_service(
         self,
@@ -28,17 +35,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
-        method = handler_call_details.method
+        method, metadata, observer = (
+            handler_call_details.method,
+            handler_call_details.invocation_metadata,
+            self._observer,
+        )
         if handler.response_streaming:
             inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.unary_stream)
 
             async def stream(request: object, context: Context) -> AsyncGenerator[Any]:
+                call = observer.begin(method, metadata)
                 try:
                     async with aclosing(inner_stream(request, context)) as answers:
                         async for answer in answers:
                             yield answer
+                    call.code = "OK"
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
-                    await _abort(context, error, method)
+                    status = _status(error, method)
+                    call.code = status.grpc_code
+                    await _abort(context, status)
+                finally:
+                    call.end()
 
             return grpc.unary_stream_rpc_method_handler(
                 stream, handler.request_deserializer, handler.response_serializer
@@ -46,15 +63,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
 
         async def unary(request: object, context: Context) -> object:
+            call = observer.begin(method, metadata)
             try:
-                return await inner(request, context)
+                answer = await inner(request, context)
+                call.code = "OK"
+                return answer  # noqa: TRY300 - what follows must not be taken for an answer
             except Exception as error:  # noqa: BLE001 - the boundary of the process
-                await _abort(context, error, method)
+                status = _status(error, method)
+                call.code = status.grpc_code
+                await _abort(context, status)
+            finally:
+                call.end()
 
         return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
 
 
-async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
+def _status(error: Exception, method: str) -> wire.Status:
     if isinstance(error, grpc.aio.AbortError):  # a standard service (health, reflection) answered for itself
         raise error
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
@@ -62,5 +86,8 @@ async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
     if not isinstance(error, errors.TriptychError):
         logger.error("%s failed", method, exc_info=error)
         error = errors.InternalError("internal error")
-    status = wire.error_to_status(error)
+    return wire.error_to_status(error)
+
+
+async def _abort(context: Context, status: wire.Status) -> NoReturn:
     await context.abort(grpc.StatusCode[status.grpc_code], status.message, status.metadata)

@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha import reflection
 from triptych.errors import Unavailable
 from triptych.rpc import limits
 from triptych.rpc.interceptors import ErrorInterceptor
+from triptych.rpc.observer import CallObserver
+from triptych.runtime.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +28,14 @@ class RpcServer:
     is taken.
     """
 
-    def __init__(self, *, host: str, port: int, service_name: str, register: Register) -> None:
+    def __init__(
+        self, *, host: str, port: int, service_name: str, register: Register, telemetry: Telemetry | None = None
+    ) -> None:
         self._host = host
         self._service_name = service_name
         self._health = HealthServicer()
-        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=limits.SERVER_OPTIONS)
+        interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()))
+        self._server = grpc.aio.server(interceptors=(interceptor,), options=limits.SERVER_OPTIONS)
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (service_name, "grpc.health.v1.Health", reflection.SERVICE_NAME)

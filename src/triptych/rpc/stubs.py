@@ -12,6 +12,7 @@ from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.rpc import calls, limits
+from triptych.rpc.context import outgoing
 from triptych.v1 import (
     common_pb2,
     encoder_pb2,
@@ -40,7 +41,9 @@ class RouterStub(_Channel):
         self._stub = router_pb2_grpc.RouterStub(self._channel)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
-        call = self._stub.Chat(wire.chat_request_to_wire(request), timeout=request.timeout_s)
+        call = self._stub.Chat(
+            wire.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        )
         return calls.stream(call, wire.chat_event_from_wire)
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -48,12 +51,14 @@ class RouterStub(_Channel):
         return await calls.unary(call, lambda answer: tuple(map(wire.model_from_wire, answer.models)))
 
     async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
-        call = self._stub.Tokenize(wire.chat_request_to_wire(request), timeout=request.timeout_s)
+        call = self._stub.Tokenize(
+            wire.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        )
         return await calls.unary(call, lambda answer: tuple(answer.token_ids))
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
-        call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S)
+        call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S, metadata=outgoing())
         return await calls.unary(call, wire.timeline_from_wire)
 
     async def readiness(self) -> Readiness:
@@ -73,16 +78,20 @@ class EncoderStub(_Channel):
         return await calls.unary(call, wire.instance_from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        call = self._stub.Encode(wire.encode_request_to_wire(request), timeout=request.timeout_s)
+        call = self._stub.Encode(
+            wire.encode_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        )
         return await calls.unary(call, wire.encode_result_from_wire)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        call = self._stub.Lease(wire.lease_request_to_wire(request), timeout=request.timeout_s)
+        call = self._stub.Lease(wire.lease_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing())
         return await calls.unary(call, lambda answer: wire.ticket_from_wire(answer.ticket))
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
-        await calls.unary(self._stub.Release(message, timeout=limits.RELEASE_TIMEOUT_S), lambda _: None)
+        await calls.unary(
+            self._stub.Release(message, timeout=limits.RELEASE_TIMEOUT_S, metadata=outgoing()), lambda _: None
+        )
 
     def watch_load(self) -> AsyncGenerator[EncoderLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
@@ -101,7 +110,9 @@ class TextStub(_Channel):
         return await calls.unary(call, wire.instance_from_wire)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
-        call = self._stub.Generate(wire.text_request_to_wire(request), timeout=request.timeout_s)
+        call = self._stub.Generate(
+            wire.text_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        )
         return calls.stream(call, wire.text_event_from_wire)
 
     def watch_load(self) -> AsyncGenerator[TextLoad]:

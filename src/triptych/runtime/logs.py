@@ -1,11 +1,56 @@
-"""Logs: one line per event on standard error, never with media, prompts or secrets in them."""
+"""Logs: one line per event on standard error, never with media, prompts or secrets in them.
 
+A record carries the request that it belongs to by itself: ``request_id`` is set where a request enters a process, and
+every task that is started on its behalf inherits it.
+"""
+
+import json
 import logging
 import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from triptych.runtime import tracing
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request that runs now; empty outside of one."""
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+FIELDS = "fields"
+"""Key of ``extra`` under which a record brings fields of its own for the JSON format."""
 
 
-def configure(level: str) -> None:
-    """Set up the process's logging; ``level`` as in the settings."""
-    logging.basicConfig(level=level, format=FORMAT, stream=sys.stderr, force=True)
+def configure(level: str, log_format: str = "text") -> None:
+    """Set up the process's logging; both arguments as in the settings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class TextFormatter(logging.Formatter):
+    """For people: the request id in brackets after the message, where there is one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        line = super().formatMessage(record)
+        current = request_id.get()
+        return f"{line} [{current}]" if current else line
+
+
+class JsonFormatter(logging.Formatter):
+    """For machines: one object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if current := request_id.get():
+            line["request_id"] = current
+        if (span := tracing.current()) is not None:
+            line["trace_id"] = span.trace_id
+        line.update(getattr(record, FIELDS, {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -22,5 +22,5 @@ class ThreadOffload:
         return await asyncio.get_running_loop().run_in_executor(self._pool, fn, *args)
 
     def close(self) -> None:
-        """Drop what has not started and wait for what has."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Drop what has not started. What runs goes on to its end, or to the end of the process."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -16,6 +16,7 @@ import uvloop
 
 from triptych.errors import TriptychError
 from triptych.runtime import logs
+from triptych.runtime.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +33,29 @@ class App(Protocol):
         ...
 
 
-def run(name: str, app: AbstractAsyncContextManager[App], *, log_level: str, drain_s: float) -> None:
+def run(
+    name: str,
+    app: AbstractAsyncContextManager[App],
+    *,
+    log_level: str,
+    drain_s: float,
+    log_format: str = "text",
+    telemetry: Telemetry | None = None,
+) -> None:
     """Run ``app`` until the process is told to stop. Returns when everything is closed.
 
+    ``telemetry`` is up before the app is, so that a process which takes long to start can already be asked.
     Ends the process with status 1 and one line when the app cannot start (CannotStart, or an error of the tree).
     """
-    logs.configure(log_level)
+    logs.configure(log_level, log_format)
     try:
-        uvloop.run(_serve(name, app, drain_s), debug=False)
+        uvloop.run(_serve(name, app, drain_s, telemetry or Telemetry()), debug=False)
     except (CannotStart, TriptychError) as error:
         sys.stderr.write(f"{name}: {error}\n")
         raise SystemExit(1) from None
 
 
-async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float) -> None:
+async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float, telemetry: Telemetry) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -54,7 +64,7 @@ async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: floa
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with app as running:
+    async with telemetry.running(), app as running:
         logger.info("%s is up", name)
         await stop.wait()
         logger.info("%s drains for up to %.0f s", name, drain_s)

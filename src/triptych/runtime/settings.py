@@ -34,6 +34,9 @@ def _split(value: object) -> object:
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several strings; in the environment and on the command line ``a,b,c``."""
 
+Integers = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)]
+"""Several integers, written in the same way."""
+
 
 def service_config(service: str) -> SettingsConfigDict:
     """The configuration of a service's settings class; ``service`` is its folder's name."""
@@ -64,6 +67,16 @@ class ServiceSettings(BaseSettings):
     """Least severity that is logged: DEBUG, INFO, WARNING or ERROR."""
     drain_s: float = Field(default=10.0, ge=0, le=3600)
     """How long requests may go on after the process was told to stop."""
+    log_format: str = Field(default="text", pattern="^(text|json)$")
+    """How log lines look: text for people, json for machines."""
+    admin_host: str = "127.0.0.1"
+    """IP address of the admin port. It tells everyone who can reach it how the process does: keep it inside."""
+    admin_port: int = Field(default=0, ge=0, le=65535)
+    """TCP port for /health, /ready and /metrics of this process alone; 0 opens none."""
+    loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
+    """An event loop that was blocked for so long is worth a line in the log."""
+    otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
+    """OTLP collector (gRPC, http://HOST:4317) that gets the spans of requests; empty makes none."""
 
     @classmethod
     def settings_customise_sources(

@@ -12,13 +12,17 @@ logger = logging.getLogger(__name__)
 class TaskScope:
     """Owns background tasks: each ends with the scope, and the failure of one neither passes unseen nor ends others.
 
-    It is bounded: a scope that already runs ``limit`` tasks refuses another (RuntimeError).
+    It is bounded: a scope that already runs ``limit`` tasks refuses another (RuntimeError). A *vital* task is one that
+    the process is useless without: when it ends while the scope is open, ``failed`` returns, and the process ends.
     """
 
     def __init__(self, name: str, *, limit: int = 100_000) -> None:
         self._name = name
         self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
+        self._vital: set[asyncio.Task[None]] = set()
+        self._failed = asyncio.Event()
+        self._failure = ""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -32,7 +36,7 @@ class TaskScope:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[object, object, None], *, name: str) -> None:
+    def spawn(self, work: Coroutine[object, object, None], *, name: str, vital: bool = False) -> None:
         """Start ``work``; it is cancelled when the scope closes."""
         if self._closed or len(self._tasks) >= self._limit:
             work.close()
@@ -40,7 +44,14 @@ class TaskScope:
             raise RuntimeError(f"task scope {self._name!r} is {reason}, cannot start {name!r}")
         task = asyncio.get_running_loop().create_task(work, name=f"{self._name}/{name}")
         self._tasks.add(task)
+        if vital:
+            self._vital.add(task)
         task.add_done_callback(self._done)
+
+    async def failed(self) -> str:
+        """Return the name of the first vital task that ended though the scope is open."""
+        await self._failed.wait()
+        return self._failure
 
     async def drain(self, timeout_s: float) -> None:
         """Let what runs come to its end, but not for longer than ``timeout_s``."""
@@ -59,3 +70,8 @@ class TaskScope:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("task %s failed", task.get_name(), exc_info=error)
+        if task in self._vital:
+            self._vital.discard(task)
+            if not self._closed and not self._failed.is_set():
+                self._failure = task.get_name()
+                self._failed.set()

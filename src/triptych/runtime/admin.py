@@ -1,0 +1,97 @@
+"""The admin port of a process: ``/health``, ``/ready`` and ``/metrics``, and nothing else. Never to be published.
+
+Small enough to need no web framework, which most services do not have: it reads one request line, answers, closes. It
+lives on the process's event loop, so ``/health`` says that the loop turns.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from triptych.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+_MAX_CONNECTIONS = 16
+_MAX_HEAD_NBYTES = 16 << 10
+_REQUEST_S = 5.0
+_CUT = (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError, ValueError)
+"""What a client does that sends no request, too much of one, or leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+    @classmethod
+    def json(cls, status: HTTPStatus, body: object) -> "Answer":
+        return cls(status, "application/json", json.dumps(body).encode())
+
+
+Route = Callable[[], Awaitable[Answer]]
+
+
+@asynccontextmanager
+async def serve(host: str, port: int, routes: dict[str, Route]) -> AsyncGenerator[int]:
+    """Answer GET and HEAD at ``routes``. Yields the port. Raises Unavailable when it is taken."""
+    open_connections = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_connections
+        open_connections += 1
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                if open_connections <= _MAX_CONNECTIONS:
+                    await _exchange(reader, writer, routes)
+                writer.close()
+                await writer.wait_closed()
+        except _CUT:
+            writer.transport.abort()
+        finally:
+            open_connections -= 1
+
+    try:
+        server = await asyncio.start_server(connected, host, port, limit=_MAX_HEAD_NBYTES)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise Unavailable(f"cannot listen on admin port {port} of {host}: {reason}") from None
+    try:
+        bound: int = server.sockets[0].getsockname()[1]
+        logger.info("admin port on http://%s:%d", host, bound)
+        yield bound
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: dict[str, Route]) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+    route = routes.get(target.split("?", 1)[0])
+    if route is None:
+        answer = Answer.json(HTTPStatus.NOT_FOUND, {"paths": sorted(routes)})
+    elif method not in ("GET", "HEAD"):
+        answer = Answer.json(HTTPStatus.METHOD_NOT_ALLOWED, {"methods": ["GET", "HEAD"]})
+    else:
+        try:
+            answer = await route()
+        except Exception:  # the port must tell of defects, not die of them
+            logger.exception("admin %s failed", target)
+            answer = Answer.json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the log"})
+    lines = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"content-type: {answer.content_type}",
+        f"content-length: {len(answer.body)}",
+        "connection: close",
+        "",
+        "",
+    )
+    writer.write("\r\n".join(lines).encode() + (b"" if method == "HEAD" else answer.body))
+    await writer.drain()
