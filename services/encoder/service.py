@@ -66,8 +66,8 @@ class EncoderService(Generic[PreparedT]):
 
     def start(self) -> None:
         """Begin to work; it ends with the scope."""
-        self._scope.spawn(self._batcher.run(), name="batches")
-        self._scope.spawn(self._sweep(), name="sweep")
+        self._scope.spawn(self._batcher.run(), name="batches", vital=True)
+        self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
     async def describe(self) -> InstanceInfo:
         arena = self._holdings.arena

@@ -87,8 +87,8 @@ class TextService:
 
     def start(self) -> None:
         """Begin to work; it ends with the scope."""
-        self._scope.spawn(self._loop.run(), name="engine")
-        self._scope.spawn(self._sweep(), name="sweep")
+        self._scope.spawn(self._loop.run(), name="engine", vital=True)
+        self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
     async def describe(self) -> InstanceInfo:
         arena = self._intake.arena

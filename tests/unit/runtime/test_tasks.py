@@ -62,5 +62,28 @@ async def test_a_full_or_closed_scope_refuses() -> None:
         scope.spawn(_for_ever(), name="late")
 
 
+async def test_the_end_of_a_vital_task_is_told() -> None:
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def end() -> None:
+        pass
+
+    for work in (fail, end):
+        async with TaskScope("test") as scope, asyncio.timeout(5):
+            scope.spawn(_for_ever(), name="other", vital=True)
+            scope.spawn(work(), name="heart", vital=True)
+            assert await scope.failed() == "test/heart"
+
+
+async def test_a_scope_that_closes_does_not_call_its_vital_tasks_failed() -> None:
+    scope = TaskScope("test")
+    scope.spawn(_for_ever(), name="heart", vital=True)
+    await scope.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await scope.failed()
+
+
 async def _for_ever() -> None:
     await asyncio.Event().wait()
