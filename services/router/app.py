@@ -12,9 +12,11 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
 from triptych.tokens.prompt import PromptBuilder
 
 from .prepare import ModelPrepare
+from .record import RouterRecord, watch
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
 from .settings import RouterSettings
@@ -23,20 +25,24 @@ from .settings import RouterSettings
 class RouterApp:
     """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
 
-    def __init__(self, service: RouterService, server: RpcServer, settings: RouterSettings) -> None:
+    def __init__(self, service: RouterService, server: RpcServer, scope: TaskScope) -> None:
         self._service = service
         self._server = server
-        self._settings = settings
+        self._scope = scope
         self.port = server.port
 
     async def drain(self) -> None:
+        await self._server.announce_drain()
         await self._service.drain()
-        await self._server.drain(self._settings.drain_s)
+
+    async def failed(self) -> str:
+        return await self._scope.failed()
 
 
 @asynccontextmanager
-async def app(settings: RouterSettings) -> AsyncGenerator[RouterApp]:
+async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RouterApp]:
     """Read the model's tokenizer and template, connect to the pools, listen. Raises CannotStart."""
+    telemetry = telemetry or Telemetry()
     async with AsyncExitStack() as stack:
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
         stack.callback(offload.close)
@@ -54,14 +60,27 @@ async def app(settings: RouterSettings) -> AsyncGenerator[RouterApp]:
             offload=offload,
             clock=monotonic,
             scope=scope,
+            record=RouterRecord(telemetry.metrics),
         )
+        watch(telemetry.metrics, service)
         service.start()
         stack.callback(service.close)
         register = RouterServicer(service).register
         server = await stack.enter_async_context(
-            RpcServer(host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register)
+            RpcServer(
+                host=settings.host,
+                port=settings.port,
+                service_name=SERVICE_NAME,
+                register=register,
+                telemetry=telemetry,
+            )
         )
-        yield RouterApp(service, server, settings)
+        telemetry.missing = partial(_missing, service)
+        yield RouterApp(service, server, scope)
+
+
+async def _missing(service: RouterService) -> tuple[str, ...]:
+    return (await service.readiness()).missing
 
 
 def _prepare(settings: RouterSettings) -> ModelPrepare:

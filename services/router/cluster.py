@@ -8,6 +8,7 @@ from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
+from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, Overloaded, TransferFailed, TriptychError, Unavailable
 from triptych.machine.cluster import ClusterLimits, ClusterMachine
@@ -98,6 +99,16 @@ class Cluster:
     def outstanding_credits(self) -> int:
         """Credits of items and dispatches that have not come back: none when nothing runs."""
         return self._machine.outstanding
+
+    @property
+    def waiting_for_credits(self) -> int:
+        """Requests that wait for room in the encoders' arenas."""
+        return self._machine.waiting
+
+    def instances_by_state(self) -> dict[tuple[str, ...], int]:
+        """How many instances there are, by pool (``encoder``, ``text``) and state."""
+        pools = {Stage.ENCODE: "encoder"}
+        return {(pools.get(stage, "text"), state): n for (stage, state), n in self._machine.states().items()}
 
     def readiness(self) -> Readiness:
         return self._machine.readiness()

@@ -65,6 +65,7 @@ from triptych.machine.request_events import (
 )
 from triptych.policy import admission
 from triptych.ports import Clock, Offload
+from triptych.runtime import tracing
 
 from .cluster import Cluster
 from .outbox import Outbox
@@ -105,6 +106,8 @@ class Run:
         self._prompted = Prompted((), (), ())
         self._sampling = request.sampling
         self._streamed_tokens = 0
+        self.finish_reason = ""
+        """Of the choice that ended last."""
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._over = asyncio.Event()
@@ -138,6 +141,10 @@ class Run:
 
     async def drive(self, on_over: Callable[["Run"], None]) -> None:
         """Run to the end; ``on_over`` is called once nothing of the request runs any more."""
+        with tracing.child("request"):
+            await self._drive(on_over)
+
+    async def _drive(self, on_over: Callable[["Run"], None]) -> None:
         alarm = asyncio.get_running_loop().call_later(self._left_s(), self._feed, DeadlinePassed())
         self._cluster.join(self._number, self)
         try:
@@ -221,7 +228,8 @@ class Run:
 
     async def _prepare(self) -> None:
         try:
-            self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
+            with tracing.child("prepare"):
+                self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
             prompt_tokens = len(self._prompted.token_ids)
             self._sampling = admission.complete(
                 self.request.sampling, prompt_tokens=prompt_tokens, context_length=self._model.context_length
@@ -320,6 +328,7 @@ class Run:
                     case Finished() if event.choice in unfinished:
                         unfinished.remove(event.choice)
                         completion_tokens += event.completion_tokens
+                        self.finish_reason = event.reason.value
                         self.outbox.put(ChoiceFinished(event.reason, event.choice))
                         if not unfinished:
                             self.outbox.put(ChatFinished(self._usage(completion_tokens)))

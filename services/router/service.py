@@ -8,14 +8,16 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
+from triptych.errors import InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.request import RequestLimits, RequestMachine
 from triptych.policy import admission
 from triptych.ports import Clock, Encoder, Offload, Text
+from triptych.runtime import logs
 
 from .cluster import Cluster, Scope
 from .history import History
 from .prepare import Prepare
+from .record import Record, Silence
 from .run import Run
 from .settings import RouterSettings
 
@@ -36,7 +38,9 @@ class RouterService:
         offload: Offload,
         clock: Clock,
         scope: Scope,
+        record: Record | None = None,
     ) -> None:
+        self._record = record or Silence()
         self._settings = settings
         self._prepare = prepare
         self._offload = offload
@@ -88,6 +92,11 @@ class RouterService:
         return len(self._runs)
 
     @property
+    def media_bytes(self) -> int:
+        """Bytes of items kept for requests that are not over."""
+        return self._media_bytes
+
+    @property
     def cluster(self) -> Cluster:
         return self._cluster
 
@@ -99,7 +108,12 @@ class RouterService:
         Raises, before the first event: InvalidRequest and what derives from it, ModelNotFound, Overloaded,
         Unavailable; at any time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
         """
-        run = self._admit(request)
+        logs.request_id.set(request.request_id)
+        try:
+            run = self._admit(request)
+        except TriptychError as error:
+            self._record.refused(error)
+            raise
         try:
             while (event := await run.outbox.get()) is not None:
                 yield event
@@ -177,7 +191,9 @@ class RouterService:
     def _over(self, run: Run) -> None:
         del self._runs[run.request.request_id]
         self._media_bytes -= sum(len(part.data) for part in run.request.media)
-        self._history.add(run.timeline())
+        timeline = run.timeline()
+        self._history.add(timeline)
+        self._record.over(timeline, run.finish_reason)
         if not self._runs:
             self._idle.set()
 

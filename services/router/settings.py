@@ -5,14 +5,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from triptych.runtime.settings import ServiceSettings, Strings, service_config
+from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(RpcServiceSettings):
     model_config = service_config("router")
 
-    host: str = "127.0.0.1"
-    """IP address to listen on. Anything but a loopback address lets the network in."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
     model: Path = Path()

@@ -6,7 +6,7 @@ request at once or not at all; a request that cannot have them waits in a bounde
 nothing meanwhile (DESIGN section 4, "No hold-and-wait").
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -148,6 +148,10 @@ class ClusterMachine:
             encoder_turn=self._encoder_turn,
             text_turn=self._text_turn,
         )
+
+    def states(self) -> dict[tuple[Stage, str], int]:
+        """How many instances are asked for each stage (of a text instance: decode) and in which state they are."""
+        return dict(Counter((instance.stage, self._state(instance)) for instance in self._instances.values()))
 
     def readiness(self) -> Readiness:
         """Whether every stage has a usable instance; an instance that serves another model says so in its line."""

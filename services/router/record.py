@@ -1,0 +1,196 @@
+"""What the router tells of its requests: metrics, one log line each, and the stages on their trace.
+
+All of it is derived from a request's timeline when the request is over. The names that start with ``vllm:`` are those
+that dashboards for vLLM ask for; in a cluster the router alone has those that are about whole requests.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
+
+from triptych.domain.timeline import Outcome, Timeline
+from triptych.errors import TriptychError
+from triptych.runtime import tracing
+from triptych.runtime.logs import FIELDS
+from triptych.runtime.metrics import Metrics, gauge
+
+logger = logging.getLogger(__name__)
+
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_REQUEST_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+_MODEL = ("model_name",)
+
+
+class Record(Protocol):
+    """Told by the router's service of what it refuses and of what is over."""
+
+    def refused(self, error: TriptychError) -> None: ...
+
+    def over(self, timeline: Timeline, finish_reason: str) -> None:
+        """``finish_reason`` is empty where the request did not come to its end."""
+        ...
+
+
+class Silence:
+    """``Record`` for those who do not listen."""
+
+    def refused(self, error: TriptychError) -> None:
+        del error
+
+    def over(self, timeline: Timeline, finish_reason: str) -> None:
+        del timeline, finish_reason
+
+
+class RouterRecord:
+    """``Record`` into a process's metrics and log."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        counter, histogram = metrics.counter, metrics.histogram
+        self._outcomes = counter("triptych_requests", "Requests that are over", ("outcome", "code"))
+        self._refused = counter("triptych_requests_refused", "Requests that were not taken on", ("code",))
+        self._attempts = counter("triptych_attempts", "Encodes and dispatches to text instances", ("kind",))
+        self._cache = counter("triptych_embedding_cache", "Where the items of answered requests were", ("where",))
+        self._media = counter("triptych_items", "Items of answered requests", ("modality",))
+        self._stages = histogram("triptych_stage_seconds", "Stages of answered requests", ("stage",))
+        self._success = counter("vllm:request_success", "Requests by how they ended", (*_MODEL, "finished_reason"))
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens, items' positions included", _MODEL)
+        self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated", _MODEL)
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _MODEL, _TTFT_S)
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _MODEL, _REQUEST_S)
+        self._tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean of a request's tokens after the first", _MODEL, _TOKEN_S
+        )
+        self._queue = histogram("vllm:request_queue_time_seconds", "Waiting in the text instance", _MODEL, _REQUEST_S)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "Prefill", _MODEL, _REQUEST_S)
+        self._decode = histogram("vllm:request_decode_time_seconds", "Decode", _MODEL, _REQUEST_S)
+        self._request_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _MODEL, _TOKENS)
+        self._request_generation = histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request", _MODEL, _TOKENS
+        )
+        # Finding a child takes longer than counting with it. Both stay small: one model, a few fixed words.
+        self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
+        self._histograms: dict[tuple[Histogram, str], Histogram] = {}
+
+    def refused(self, error: TriptychError) -> None:
+        self._count(self._refused, error.code)
+        logger.info("refused: %s", error.code)
+
+    def over(self, timeline: Timeline, finish_reason: str) -> None:
+        ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
+        self._count(self._outcomes, timeline.outcome.value, timeline.error)
+        self._count(self._success, timeline.model, ended_as)
+        self._count(self._attempts, "encode", by=sum(item.encode_attempts for item in timeline.items))
+        self._count(self._attempts, "encode_again", by=sum(max(0, i.encode_attempts - 1) for i in timeline.items))
+        self._count(self._attempts, "text", by=timeline.text_attempts)
+        self._count(self._attempts, "text_again", by=max(0, timeline.text_attempts - 1))
+        self._count(self._prompt_tokens, timeline.model, by=timeline.prompt_tokens)
+        self._count(self._generation_tokens, timeline.model, by=timeline.completion_tokens)
+        if timeline.outcome is Outcome.DONE:
+            self._observe_done(timeline)
+        self._log(timeline, ended_as)
+        self._trace(timeline)
+
+    def _observe_done(self, timeline: Timeline) -> None:
+        stages = {"prepare": timeline.prepare_s, "queue": timeline.queue_s, "prefill": timeline.prefill_s}
+        if timeline.items:
+            stages |= {"encode": timeline.encode_s, "pull": timeline.pull_s}
+        for stage, seconds in (*stages.items(), ("decode", timeline.decode_s)):
+            self._observe(self._stages, stage, seconds)
+        for item in timeline.items:
+            self._count(self._media, item.modality)
+            where = "text" if item.text_cached else "encoder" if item.encoder_cached else "nowhere"
+            self._count(self._cache, where)
+        model = timeline.model
+        self._observe(self._ttft, model, timeline.ttft_s)
+        self._observe(self._e2e, model, timeline.total_s)
+        self._observe(self._queue, model, timeline.queue_s)
+        self._observe(self._prefill, model, timeline.prefill_s)
+        self._observe(self._decode, model, timeline.decode_s)
+        self._observe(self._request_prompt, model, timeline.prompt_tokens)
+        self._observe(self._request_generation, model, timeline.completion_tokens)
+        if timeline.completion_tokens > 1:
+            self._observe(self._tpot, model, timeline.decode_s / (timeline.completion_tokens - 1))
+
+    def _count(self, counter: Counter, *labels: str, by: int = 1) -> None:
+        child = self._counters.get((counter, labels))
+        if child is None:
+            child = self._counters[counter, labels] = counter.labels(*labels)
+        child.inc(by)
+
+    def _observe(self, histogram: Histogram, label: str, value: float) -> None:
+        child = self._histograms.get((histogram, label))
+        if child is None:
+            child = self._histograms[histogram, label] = histogram.labels(label)
+        child.observe(value)
+
+    def _log(self, timeline: Timeline, ended_as: str) -> None:
+        fields = summary(timeline, ended_as)
+        logger.info("request %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={FIELDS: fields})
+
+    def _trace(self, timeline: Timeline) -> None:
+        if (span := tracing.current()) is not None:
+            span.note({f"triptych.{key}": value for key, value in summary(timeline, "").items()})
+
+
+def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
+    """One request in a line: counts, durations and codes; nothing that its user wrote."""
+    fields: dict[str, str | int | float] = {"outcome": timeline.outcome.value}
+    if ended_as and ended_as != timeline.outcome.value:
+        fields["finish_reason"] = ended_as
+    if timeline.error:
+        fields["code"] = timeline.error
+    fields |= {
+        "items": len(timeline.items),
+        "prompt_tokens": timeline.prompt_tokens,
+        "completion_tokens": timeline.completion_tokens,
+        "encode_attempts": sum(item.encode_attempts for item in timeline.items),
+        "text_attempts": timeline.text_attempts,
+    }
+    durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
+    return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}
+
+
+class State(Protocol):
+    """The numbers that the router's service has at any time."""
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def media_bytes(self) -> int: ...
+
+    @property
+    def cluster(self) -> "ClusterState": ...
+
+
+class ClusterState(Protocol):
+    @property
+    def waiting_for_credits(self) -> int: ...
+
+    @property
+    def outstanding_credits(self) -> int: ...
+
+    def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
+
+
+def watch(metrics: Metrics, state: State) -> None:
+    """Read ``state`` at every scrape."""
+
+    def read() -> Iterable[Metric]:
+        cluster = state.cluster
+        yield gauge("triptych_requests_running", "Requests that the router has taken on", state.running)
+        yield gauge("triptych_router_media_bytes", "Bytes of items kept for running requests", state.media_bytes)
+        yield gauge(
+            "triptych_requests_waiting_for_credits", "... that wait for room in arenas", cluster.waiting_for_credits
+        )
+        yield gauge("triptych_credits_outstanding", "Credits that are out", cluster.outstanding_credits)
+        yield gauge(
+            "triptych_instances", "Instances by what they are and how", cluster.instances_by_state(), ("pool", "state")
+        )
+
+    metrics.watch(read)
