@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 
 export PYTHON TORCH
 
-.PHONY: help setup demo test lint format proto bench model clean
+.PHONY: help setup demo test soak lint format proto bench model clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ demo: $(STAMP)  ## Start a local cluster, ask about several images, show where e
 
 test: $(STAMP)  ## Run the whole suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(STAMP)  ## Half an hour of pulls while holders die and links break: nothing may pile up
+	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
 
 lint: $(STAMP)  ## Formatter, linter, strict types, import contracts, generated code current
 	$(BIN)/ruff format --check .

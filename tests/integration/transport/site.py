@@ -126,11 +126,11 @@ class Site:
     async def disconnect(self, peer: int) -> None:
         await self._peers.pop(peer).close()
 
-    async def pull(self, peer: int, ticket: dict[str, Any], at: int, *, pause_s: float = 0.0) -> str:
-        """Pull to ``at``, verify, and say what lies there."""
+    async def pull(self, peer: int, ticket: dict[str, Any], at: int, *, patience_s: float | None = None) -> str:
+        """Pull to ``at``, verify, and say what lies there. After ``patience_s`` it is given up, by cancelling it."""
         wanted = ticket_from_json(ticket)
-        await asyncio.sleep(pause_s)
-        await self._peers[peer].pull(wanted, at)
+        async with asyncio.timeout(patience_s):
+            await self._peers[peer].pull(wanted, at)
         slot.verify(self.arena.memory, at, wanted)
         return digest(slot.tensors(self.arena.memory, at, wanted)["embedding"].data)
 
@@ -169,6 +169,7 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
         arena,
         machine=said["machine"],
         host=said["host"],
+        advertise_host="",
         check=site.check,
         max_pull_s=said["max_pull_s"],
         connect_timeout_s=said["connect_timeout_s"],

@@ -1,0 +1,248 @@
+"""Random pulls over every backend while holders are killed, stopped and restarted and links are cut, for a while:
+right bytes or a clear error each time, and nothing piles up.
+
+``SOAK_S=1800`` in the environment makes it half an hour (``make soak``).
+"""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.transport.remote import CLEAR, NIXL_IS_HERE, Gone, Remote, SiteError, site
+from triptych.machine.extents import Extents
+
+SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
+WARM_UP = 0.4
+"""Of the time: what libraries keep for good is there after it."""
+RSS_TOLERANCE = 24 << 20
+"""Bytes by which a process may be larger at the end than when it was warm: arenas of 64 MB, embeddings up to 2 MB."""
+FD_TOLERANCE = 2
+MAX_PULL_S = 1.0
+WORKERS = 4
+STRIKES = 0.02
+"""How often something happens just when pulls have begun."""
+BACKENDS = ("shm", "nixl", "tcp") if NIXL_IS_HERE else ("shm", "tcp")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
+
+
+@dataclass
+class Place:
+    """Where a holder lives, dies and lives again; ``link`` is the reader's to this incarnation."""
+
+    backends: tuple[str, ...]
+    name: str
+    remote: Remote | None = None
+    link: int | None = None
+    epoch: int = 0
+    keys: int = 0
+    die: asyncio.Event = field(default_factory=asyncio.Event)
+    meeting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Soak:
+    def __init__(self, reader: Remote, places: list[Place], base: int, nbytes: int) -> None:
+        self.reader = reader
+        self.places = places
+        self.chance = random.Random(2026)
+        self.memory = Extents(base, nbytes)
+        self.set_aside: set[int] = set()
+        self.ends: Counter[str] = Counter()
+        self.running = True
+
+    # --- holders
+
+    async def live(self, place: Place) -> None:
+        """One incarnation after the other."""
+        while self.running:
+            place.epoch += 1
+            place.die.clear()
+            async with site(place.backends, place.name, epoch=place.epoch) as remote:
+                place.remote = remote
+                await place.die.wait()
+                place.remote = None
+            if place.link is not None:
+                await self.reader.call("disconnect", peer=place.link)
+                place.link = None
+
+    async def trouble(self) -> None:
+        """Every so often something happens to one of them."""
+        while self.running:
+            await asyncio.sleep(self.chance.uniform(0.3, 2.0))
+            await self.strike(self.chance.choice(self.places))
+
+    async def strike(self, place: Place) -> None:
+        """The first one is only ever stopped and cut off: it is there to be measured."""
+        remote, what = place.remote, self.chance.choice(("kill", "stop", "cut"))
+        if what == "kill" and remote is not None and place is not self.places[0]:
+            remote.signal(signal.SIGKILL)
+            place.die.set()
+        elif what == "stop" and remote is not None:
+            remote.signal(signal.SIGSTOP)
+            await asyncio.sleep(self.chance.uniform(0.1, 1.5 * MAX_PULL_S))
+            remote.signal(signal.SIGCONT)
+        elif what == "cut" and place.link is not None:
+            link, place.link = place.link, None
+            await self.reader.call("disconnect", peer=link)
+
+    # --- the reader
+
+    async def pull(self, until_s: float) -> None:
+        """One worker."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until_s:
+            place = self.chance.choice(self.places)
+            remote = place.remote
+            if remote is None:
+                await asyncio.sleep(0.02)
+                continue
+            try:
+                await self.pull_some(place, remote)
+            except Gone:
+                self.ends["holder gone"] += 1
+            except SiteError as error:
+                self.note(error)
+
+    def note(self, error: SiteError) -> None:
+        expected = error.kind in (*CLEAR, "TimeoutError", "KeyError")  # given up; the link was cut already
+        assert expected, str(error)
+        self.ends[error.kind] += 1
+
+    async def pull_some(self, place: Place, remote: Remote) -> None:
+        """Tickets for a few embeddings, then all pulls at once: whatever happens to the holder hits some of them."""
+        puts = []
+        for _ in range(self.chance.randint(1, 6)):
+            place.keys += 1
+            nbytes = int(2 ** self.chance.uniform(10, 21))
+            puts.append(await remote.call("put", key=f"{place.keys:016x}", seed=place.keys, nbytes=nbytes))
+        try:
+            if self.chance.random() < 0.1:
+                await remote.call("release", lease_ids=[puts[0]["ticket"]["lease_id"]])
+            link = await self.link(place, remote)
+            async with asyncio.TaskGroup() as group:
+                for put in puts:
+                    group.create_task(self.into_own_memory(link, put))
+                if self.chance.random() < STRIKES:
+                    group.create_task(self.strike(place))
+        finally:
+            await remote.call("release", lease_ids=[put["ticket"]["lease_id"] for put in puts])
+
+    async def into_own_memory(self, link: int, put: dict[str, Any]) -> None:
+        at = self.memory.allocate(put["ticket"]["nbytes"] + 16)
+        if at is None:
+            self.ends["own memory full"] += 1
+            return
+        patience_s = self.chance.choice((None, None, None, 0.001, 0.01))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            arrived = await self.reader.call("pull", peer=link, ticket=put["ticket"], at=at, patience_s=patience_s)
+        except SiteError as error:
+            assert loop.time() - began_s < MAX_PULL_S + 3.0, "an error came late"
+            self.set_aside.add(at)
+            await self.end_quarantine()
+            self.note(error)
+        else:
+            self.memory.free(at)
+            self.ends["right"] += 1
+            assert arrived == put["digest"], "wrong bytes"
+
+    async def end_quarantine(self) -> None:
+        candidates = sorted(self.set_aside)
+        claimed = await self.reader.call("quarantined")
+        for at in candidates:
+            end = at + self.memory.size(at) if at in self.set_aside else at
+            if at in self.set_aside and not any(start < end and at < start + nbytes for start, nbytes in claimed):
+                self.set_aside.remove(at)
+                self.memory.free(at)
+
+    async def link(self, place: Place, remote: Remote) -> int:
+        async with place.meeting:
+            if place.link is None:
+                offers = await remote.call("offers")
+                place.link = await self.reader.call("connect", offers=offers)
+            return place.link
+
+    async def run(self, duration_s: float) -> None:
+        until_s = asyncio.get_running_loop().time() + duration_s
+        async with asyncio.TaskGroup() as group:
+            trouble = group.create_task(self.trouble())
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(WORKERS):
+                    workers.create_task(self.pull(until_s))
+            trouble.cancel()
+        for place in self.places:
+            if place.remote is not None:
+                place.remote.signal(signal.SIGCONT)
+
+    async def settle(self) -> dict[str, dict[str, int]]:
+        """No pull runs: no byte is set aside and no link is left. What the lasting processes still have."""
+        for place in self.places:
+            if place.link is not None:
+                await self.reader.call("disconnect", peer=place.link)
+                place.link = None
+        async with asyncio.timeout(20):
+            while self.set_aside:
+                await self.end_quarantine()
+                await asyncio.sleep(0.1)
+        assert self.memory.free_bytes == self.memory.capacity
+        self.memory.validate()
+        steady = self.places[0].remote
+        assert steady is not None
+        await asyncio.sleep(1.0)  # connections that were closed are noticed at the other end
+        return {"reader": await self.reader.call("stats"), "holder": await steady.call("stats")}
+
+
+@asynccontextmanager
+async def soaking() -> AsyncIterator[Soak]:
+    steady = Place(BACKENDS, "steady")
+    places = [steady, *(Place((backend,), f"holder-{backend}") for backend in BACKENDS)]
+    nbytes = 64 << 20
+    async with site(BACKENDS, "reader", nbytes=nbytes, max_pull_s=MAX_PULL_S) as reader:
+        soak = Soak(reader, places, (await reader.call("stats"))["base"], nbytes)
+        async with asyncio.TaskGroup() as group:
+            lives = [group.create_task(soak.live(place)) for place in places]
+            async with asyncio.timeout(30):
+                while any(place.remote is None for place in places):  # noqa: ASYNC110 - processes start
+                    await asyncio.sleep(0.05)
+            yield soak
+            soak.running = False
+            for life in lives:
+                life.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 90)
+async def test_nothing_piles_up_however_often_holders_die_and_links_break() -> None:
+    shared_before = _shared_memory_files()
+    async with soaking() as soak:
+        await soak.run(SOAK_S * WARM_UP)
+        warm = await soak.settle()
+        await soak.run(SOAK_S * (1 - WARM_UP))
+        end = await soak.settle()
+        print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
+        assert soak.ends["right"] > 5 * SOAK_S
+        assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
+        assert sum(place.epoch for place in soak.places) > len(soak.places), "nobody was ever restarted"
+    for who in ("reader", "holder"):
+        assert (end[who]["leases"], end[who]["leased_bytes"]) == (0, 0)
+        assert end[who]["fds"] <= warm[who]["fds"] + FD_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
+        assert end[who]["rss"] <= warm[who]["rss"] + RSS_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
+        assert end[who]["threads"] <= warm[who]["threads"] + 1, f"{who}: {warm[who]} then {end[who]}"
+    assert _shared_memory_files() <= shared_before, "files were left in shared memory"
+
+
+def _shared_memory_files() -> set[str]:
+    """Of the libraries that this project uses; other programs come and go as they please."""
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    names = (path.name for path in SHARED_MEMORY.iterdir())
+    return {name for name in names if name.startswith(("ucx", "nixl", "triptych"))}
