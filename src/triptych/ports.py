@@ -10,7 +10,7 @@ across the network; the simulator and the tests use that. Every method raises on
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
@@ -207,27 +207,70 @@ class EmbeddingInput:
     tensors: Mapping[str, Tensor]
 
 
+class TokenGrammar(Protocol):
+    """Holds one answer to a response format. Blocking, bounded in time per call; for one thread at a time."""
+
+    def fork(self) -> Self:
+        """One more at the same place, that goes its own way."""
+        ...
+
+    def allowed(self) -> bytes:
+        """Which tokens may come next: a bit for each, the least significant first.
+
+        An end-of-sequence token is among them where the answer may end. Raises InvalidRequest when the format has
+        become too complex to follow.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on with a token that is allowed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A sequence for the text engine. ``sampling.max_tokens`` is set; ``seed`` too."""
+    """A prompt for the text engine, to be answered ``sampling.n`` times; ``max_tokens`` and ``seed`` are set.
+
+    ``grammar`` stands at the beginning of an answer, and is the engine's from then on.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     embeddings: tuple[EmbeddingInput, ...]
     sampling: SamplingParams
+    grammar: TokenGrammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The token at one position, and the likeliest for it, best first."""
+
+    chosen: ScoredToken
+    top: tuple[ScoredToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What one step did for one sequence. ``error`` is set when the engine gave the sequence up.
+    """What one step did for one choice. ``error`` is set when the engine gave the request up, with all its choices.
 
-    A token that ends the sequence is among ``token_ids``, as in what ``generate`` returns.
+    A token that ends the answer is among ``token_ids``, as in what ``generate`` returns. ``scores`` has an entry per
+    token where ``logprobs`` were asked for.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    choice: int = 0
+    scores: tuple[Scores, ...] = ()
 
 
 class TextEngine(Protocol):
@@ -241,11 +284,11 @@ class TextEngine(Protocol):
         ...
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a sequence. Raises ContextTooLong or InvalidRequest for what can never run. Tensors are copied."""
+        """Queue a request. Raises ContextTooLong or InvalidRequest for what can never run. Tensors are copied."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a sequence; unknown ids are fine."""
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Forget a request, or one choice of it; what is unknown or over is fine."""
         ...
 
     def step(self) -> list[EngineOutput]:

@@ -53,6 +53,11 @@ class KvCache:
         offset = self._extents.allocate(slots * ALIGNMENT)
         return None if offset is None else offset // ALIGNMENT
 
+    def copy(self, source: int, target: int, slots: int) -> None:
+        """Copy the first ``slots`` slots of the run at ``source`` to the run at ``target``."""
+        for memory in (self.keys, self.values):
+            memory[:, :, target : target + slots] = memory[:, :, source : source + slots]
+
     def give(self, first: int) -> None:
         """Give back the run that starts at slot ``first``."""
         self._extents.free(first * ALIGNMENT)

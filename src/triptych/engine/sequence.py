@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from triptych.domain.embedding import TensorSpec
-from triptych.domain.sampling import SamplingParams
 from triptych.engine.halves import TextHalf
+from triptych.engine.sampling import Sampler
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.ports import EmbeddingInput, EngineRequest
@@ -27,18 +27,27 @@ class SplicedItem:
 
 @dataclass(eq=False, slots=True)
 class RunningSequence:
-    """``token_ids`` are prompt and answer; the first ``computed`` of them have their keys and values in the
-    KV cache, from ``first_slot`` on.
+    """One choice of a request. ``token_ids`` are prompt and answer; the first ``computed`` of them have their keys and
+    values in the KV cache, from ``first_slot`` on.
     """
 
     request_id: str
-    sampling: SamplingParams
+    choice: int
+    sampler: Sampler
     max_tokens: int
     prompt_length: int
     token_ids: list[int]
     items: tuple[SplicedItem, ...]
     computed: int = 0
     first_slot: int | None = None
+
+    @property
+    def sequence_id(self) -> str:
+        return f"{self.request_id}/{self.choice}"
+
+    @property
+    def answer(self) -> list[int]:
+        return self.token_ids[self.prompt_length :]
 
     @property
     def generated(self) -> int:
@@ -59,20 +68,51 @@ class RunningSequence:
         return self.prompt_length + self.max_tokens
 
 
+@dataclass(eq=False, slots=True)
+class RunningRequest:
+    """The choices of one request that are not over.
+
+    They start together, or wait holding nothing. The first computes the prompt; the others take its keys and values
+    over and begin with the same logits.
+    """
+
+    request_id: str
+    sequences: list[RunningSequence]
+
+    @property
+    def pending_tokens(self) -> int:
+        """The prompt's once, the answers' each."""
+        return sum(sequence.pending_tokens for sequence in self.sequences) - sum(
+            sequence.prompt_length - sequence.computed for sequence in self.followers
+        )
+
+    @property
+    def leader(self) -> RunningSequence:
+        return self.sequences[0]
+
+    @property
+    def followers(self) -> list[RunningSequence]:
+        """Those that wait for the leader to get through the prompt."""
+        return [sequence for sequence in self.sequences[1:] if not sequence.generated]
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     context_length: int
     kv_slots: int
+    max_sequences: int
     vocabulary: int
     placeholder_id: int
+    eos_ids: frozenset[int]
 
 
-def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch.device) -> RunningSequence:
+def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch.device) -> RunningRequest:
     """Check a request and copy its tensors.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
     """
-    prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
+    sampling = request.sampling
+    prompt, max_tokens = len(request.token_ids), sampling.max_tokens
     if max_tokens is None or max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {max_tokens}, at least 1 is needed")
     if not prompt:
@@ -82,24 +122,41 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
             f"a prompt of {prompt} tokens and {max_tokens} tokens to generate exceed the context of "
             f"{limits.context_length} tokens"
         )
-    if prompt + max_tokens > limits.kv_slots:
+    if not 1 <= sampling.n <= limits.max_sequences:
+        raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {limits.max_sequences} here", param="n")
+    if sampling.n * (prompt + max_tokens) > limits.kv_slots:
+        times = f"{sampling.n} times " if sampling.n > 1 else ""
         raise InvalidRequest(
-            f"a prompt of {prompt} tokens and {max_tokens} tokens to generate exceed the KV cache of "
+            f"{times}a prompt of {prompt} tokens and {max_tokens} tokens to generate exceed the KV cache of "
             f"{limits.kv_slots} tokens"
         )
+    for token in (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)):
+        if not 0 <= token < limits.vocabulary:
+            raise InvalidRequest(f"token {token} is outside of the vocabulary of {limits.vocabulary}")
     token_ids = list(request.token_ids)
     foreign = [token for token in token_ids if not 0 <= token < limits.vocabulary and token != limits.placeholder_id]
     if foreign:
         raise InvalidRequest(f"token {foreign[0]} of the prompt is outside of the vocabulary of {limits.vocabulary}")
     items = _splice_plan(request.embeddings, token_ids, limits.placeholder_id, half, device)
-    return RunningSequence(
-        request_id=request.request_id,
-        sampling=request.sampling,
-        max_tokens=max_tokens,
-        prompt_length=prompt,
-        token_ids=[0 if token == _SPLICED else token for token in token_ids],
-        items=items,
-    )
+    sequences = [
+        RunningSequence(
+            request_id=request.request_id,
+            choice=choice,
+            sampler=Sampler(
+                sampling,
+                prompt=[token for token in request.token_ids if 0 <= token < limits.vocabulary],
+                eos_ids=limits.eos_ids,
+                choice=choice,
+                grammar=request.grammar.fork() if request.grammar is not None else None,
+            ),
+            max_tokens=max_tokens,
+            prompt_length=prompt,
+            token_ids=[0 if token == _SPLICED else token for token in token_ids],
+            items=items,
+        )
+        for choice in range(sampling.n)
+    ]
+    return RunningRequest(request.request_id, sequences)
 
 
 def _splice_plan(

@@ -17,11 +17,10 @@ from triptych.engine.attention import PACKED_ATTENTION, PackedBatch, segment
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
 from triptych.engine.kv import KvCache, KvShape
 from triptych.engine.registry import halves_of
-from triptych.engine.sampling import choose
-from triptych.engine.sequence import Limits, RunningSequence, accept
+from triptych.engine.sequence import Limits, RunningRequest, RunningSequence, accept
 from triptych.engine.split import Half, load_half
 from triptych.engine.tensors import TORCH_DTYPES
-from triptych.errors import EngineFailure, InvalidRequest
+from triptych.errors import EngineFailure, InvalidRequest, TriptychError
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import Prefill, plan_step
 from triptych.ports import EngineOutput, EngineRequest
@@ -42,16 +41,17 @@ class _Work:
         return self.count == self.sequence.uncomputed
 
 
-_Result = npt.NDArray[np.float32] | EngineFailure | None
+_Logits = npt.NDArray[np.float32]
+_Result = _Logits | EngineFailure | None
 """Logits [vocabulary] for the next token; None while the prompt is not through; or why there are none."""
 
 
 class TransformersTextEngine:
     """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
-    A sequence reserves KV memory for its prompt and its whole answer when it starts, or waits holding none (first
-    come, first served), so no sequence is ever stopped half-way for lack of memory. How many may wait is bounded by
-    the caller.
+    A request reserves KV memory for its prompt and its whole answer, ``n`` times, when it starts, or waits holding
+    none (first come, first served), so no sequence is ever stopped half-way for lack of memory. How many may wait is
+    bounded by the caller. The prompt is computed once, whatever ``n`` is.
     """
 
     def __init__(
@@ -78,20 +78,21 @@ class TransformersTextEngine:
         decoder: Any = self._half.decoder
         self._decoder = decoder
         self._embed_tokens = decoder.get_input_embeddings()
-        self._eos_ids = _eos_ids(model)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
         shape = _kv_shape(self._decoder.config, TORCH_DTYPES[DTYPES[dtype]])
         self._cache = KvCache(shape, nbytes=kv_cache_bytes, device=self._device)
         self._limits = Limits(
             context_length=self._model_info.context_length,
             kv_slots=self._cache.slots,
+            max_sequences=max_sequences,
+            eos_ids=_eos_ids(model),
             placeholder_id=checkpoint.family.placeholder_id,
             vocabulary=int(self._embed_tokens.num_embeddings),
         )
         self._max_sequences = max_sequences
         self._token_budget = token_budget
-        self._waiting: dict[str, RunningSequence] = {}
-        self._running: dict[str, RunningSequence] = {}
+        self._waiting: dict[str, RunningRequest] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._decoder.config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
 
     @property
@@ -116,60 +117,77 @@ class TransformersTextEngine:
 
     @property
     def pending_tokens(self) -> int:
-        sequences = [*self._running.values(), *self._waiting.values()]
-        return sum(sequence.pending_tokens for sequence in sequences)
+        return sum(request.pending_tokens for request in (*self._running.values(), *self._waiting.values()))
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a sequence. Copies its tensors.
+        """Queue a request. Copies its tensors.
 
         Raises ContextTooLong or InvalidRequest for what can never run, EngineFailure for non-finite embeddings.
         """
         if request.request_id in self._running or request.request_id in self._waiting:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        sequence = accept(request, self._half, self._limits, self._device)
-        self._waiting[request.request_id] = sequence
+        self._waiting[request.request_id] = accept(request, self._half, self._limits, self._device)
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a sequence and free its memory at once; unknown ids are fine."""
-        self._waiting.pop(request_id, None)
-        sequence = self._running.pop(request_id, None)
-        if sequence is not None and sequence.first_slot is not None:
-            self._cache.give(sequence.first_slot)
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Forget a request, or one choice of it, and free its memory at once; what is unknown or over is fine."""
+        requests = self._running if request_id in self._running else self._waiting
+        request = requests.get(request_id)
+        if request is None:
+            return
+        for sequence in list(request.sequences):
+            if choice is None or sequence.choice == choice:
+                request.sequences.remove(sequence)
+                if sequence.first_slot is not None:
+                    self._cache.give(sequence.first_slot)
+        if not request.sequences:
+            del requests[request_id]
 
     def step(self) -> list[EngineOutput]:
-        """One pass. Tells of the sequences that got a token (an end-of-sequence token included) or failed."""
+        """One pass. Tells of the choices that got a token (an end-of-sequence token included) and of what failed."""
         work = self._next_work()
         results = self._compute(work) if work else []
-        outputs = [self._conclude(item, result) for item, result in zip(work, results, strict=True)]
-        return [output for output in outputs if output is not None]
+        outputs: list[EngineOutput] = []
+        for item, result in zip(work, results, strict=True):
+            if item.sequence.request_id in self._running:  # unless another choice of it has failed just now
+                outputs += self._conclude(item, result)
+        return outputs
 
     def _next_work(self) -> list[_Work]:
-        running = self._running.values()
+        running = {one.sequence_id: one for request in self._running.values() for one in request.sequences}
+        leaders = [request.leader for request in self._running.values()]
+        waiting = {request.leader.sequence_id: request for request in self._waiting.values()}
         plan = plan_step(
-            [sequence.request_id for sequence in running if sequence.generated],
-            [Prefill(sequence.request_id, sequence.uncomputed) for sequence in running if not sequence.generated],
-            (Prefill(sequence.request_id, sequence.uncomputed) for sequence in self._waiting.values()),
+            [sequence_id for sequence_id, sequence in running.items() if sequence.generated],
+            [Prefill(leader.sequence_id, leader.uncomputed) for leader in leaders if not leader.generated],
+            (Prefill(sequence_id, request.leader.uncomputed) for sequence_id, request in waiting.items()),
             token_budget=self._token_budget,
             max_sequences=self._max_sequences,
         )
         work: list[_Work] = []
-        for planned in (*(Prefill(request_id, 1) for request_id in plan.decodes), *plan.prefills):
-            sequence = self._admit(planned.request_id)
+        for planned in (*(Prefill(sequence_id, 1) for sequence_id in plan.decodes), *plan.prefills):
+            sequence = running.get(planned.request_id)
+            if sequence is None and self._start(waiting[planned.request_id]):
+                sequence = waiting[planned.request_id].leader
             if sequence is None or sequence.first_slot is None:
                 break
             work.append(_Work(sequence, sequence.first_slot, planned.tokens))
         return work
 
-    def _admit(self, request_id: str) -> RunningSequence | None:
-        """The running sequence of that id; one that waits is started first, if there is memory for all of it."""
-        if request_id in self._running:
-            return self._running[request_id]
-        sequence = self._waiting[request_id]
-        sequence.first_slot = self._cache.take(sequence.slots)
-        if sequence.first_slot is None:
-            return None
-        self._running[request_id] = self._waiting.pop(request_id)
-        return sequence
+    def _start(self, request: RunningRequest) -> bool:
+        """Give a request that waits the places and the memory for all its choices, or none."""
+        running = sum(len(other.sequences) for other in self._running.values())
+        if running + len(request.sequences) > self._max_sequences:
+            return False
+        for sequence in request.sequences:
+            sequence.first_slot = self._cache.take(sequence.slots)
+            if sequence.first_slot is None:
+                for other in request.sequences:
+                    if other.first_slot is not None:
+                        self._cache.give(other.first_slot)
+                        other.first_slot = None
+                return False
+        self._running[request.request_id] = self._waiting.pop(request.request_id)
+        return True
 
     def _compute(self, work: Sequence[_Work]) -> list[_Result]:
         """A pass over ``work``; when it fails, a pass for each, so that only the culprit fails."""
@@ -179,7 +197,7 @@ class TransformersTextEngine:
             if len(work) > 1:
                 logger.warning("a pass over %d sequences failed: running them one by one", len(work), exc_info=True)
                 return [result for item in work for result in self._compute([item])]
-            logger.exception("sequence %s fails", work[0].sequence.request_id)
+            logger.exception("sequence %s fails", work[0].sequence.sequence_id)
             return [EngineFailure("the engine failed on this request")]
 
     @torch.inference_mode()
@@ -218,29 +236,59 @@ class TransformersTextEngine:
             if begin < end:
                 self._half.splice(rows[begin - first : end - first], item.tensors, begin - item.start)
 
-    def _conclude(self, work: _Work, result: _Result) -> EngineOutput | None:
-        """Advance a sequence by what was computed; let it go when it is done."""
+    def _conclude(self, work: _Work, result: _Result) -> list[EngineOutput]:
+        """Advance a sequence by what was computed; the first of a request takes the others along past the prompt."""
         sequence = work.sequence
-        request_id = sequence.request_id
-        if isinstance(result, np.ndarray) and not np.isfinite(result).all():
-            logger.error("sequence %s has logits that are not finite", request_id)
-            result = EngineFailure("the model's output for this request is not finite")
         if isinstance(result, EngineFailure):
-            self.cancel(request_id)
-            return EngineOutput(request_id, (), error=result)
+            return [self._fail(sequence, result)]
         sequence.computed += work.count
         if result is None:
-            return None
-        token = choose(result, sequence.sampling, len(sequence.token_ids))
+            return []
+        if not np.isfinite(result).all():
+            logger.error("sequence %s has logits that are not finite", sequence.sequence_id)
+            return [self._fail(sequence, EngineFailure("the model's output for this request is not finite"))]
+        following = [] if sequence.generated else self._running[sequence.request_id].followers
+        for follower in following:
+            if follower.first_slot is None:
+                raise AssertionError("a follower has its memory when its leader has")
+            self._cache.copy(work.first_slot, follower.first_slot, sequence.computed)
+            follower.computed = sequence.computed
+        outputs: list[EngineOutput] = []
+        for one in (sequence, *following):
+            outputs.append(self._extend(one, result))
+            if outputs[-1].error is not None:
+                break
+        return outputs
+
+    def _extend(self, sequence: RunningSequence, logits: _Logits) -> EngineOutput:
+        """Give a sequence its next token; let it go when that was its last."""
+        try:
+            token, scores = sequence.sampler.choose(logits, sequence.answer, len(sequence.token_ids))
+        except TriptychError as error:
+            return self._fail(sequence, error)
+        except Exception:
+            logger.exception("no token can be chosen for sequence %s", sequence.sequence_id)
+            return self._fail(sequence, EngineFailure("the engine failed on this request"))
         sequence.token_ids.append(token)
         finish_reason = None
-        if token in self._eos_ids and not sequence.sampling.ignore_eos:
+        if sequence.sampler.is_end(token):
             finish_reason = FinishReason.STOP
         elif sequence.generated == sequence.max_tokens:
             finish_reason = FinishReason.LENGTH
         if finish_reason is not None:
-            self.cancel(request_id)
-        return EngineOutput(request_id, (token,), finish_reason)
+            self.cancel(sequence.request_id, sequence.choice)
+        return EngineOutput(
+            sequence.request_id,
+            (token,),
+            finish_reason,
+            choice=sequence.choice,
+            scores=() if scores is None else (scores,),
+        )
+
+    def _fail(self, sequence: RunningSequence, error: TriptychError) -> EngineOutput:
+        """Give up all choices of a request."""
+        self.cancel(sequence.request_id)
+        return EngineOutput(sequence.request_id, (), error=error, choice=sequence.choice)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

@@ -59,11 +59,11 @@ def test_ties_go_to_the_lower_id() -> None:
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 2**40))
 def test_draws_depend_on_seed_and_position_alone(seed: int, position: int) -> None:
-    value = uniform(seed, position)
-    assert value == uniform(seed, position)
+    value = uniform(seed, 0, position)
+    assert value == uniform(seed, 0, position)
     assert 0 <= value < 1
-    assert value != uniform(seed, position + 1)
-    assert value != uniform(seed + 1, position)
+    assert value != uniform(seed, 0, position + 1)
+    assert value != uniform(seed + 1, 0, position)
 
 
 @given(
