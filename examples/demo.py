@@ -24,6 +24,9 @@ from triptych.cli.rest import RestClient, RestError
 DIGITS = Path(__file__).parent / "digits"
 ENCODERS = 2
 MAX_TOKENS = 96
+RDMA = ("--transports", "nixl,tcp")
+"""Embeddings go the way that they go between hosts: through NIXL, over TCP where it is not installed. By default
+processes of one host would rather map each other's memory."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ async def main() -> int:
     console.print("Starting 1 gateway, 1 router, 2 encoders and 1 text process ...")
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    async with LocalCluster("demo", encoders=ENCODERS, text=1) as cluster:
+    async with LocalCluster("demo", encoders=ENCODERS, text=1, options={"encoder": RDMA, "text": RDMA}) as cluster:
         pids = dict(cluster.processes)
         for name, pid in pids.items():
             console.print(f"  {name:<12} pid {pid:<8} {cluster.targets[name]}")

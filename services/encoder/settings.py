@@ -1,23 +1,22 @@
 """What an encoder can be told."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from triptych.runtime.settings import ServiceSettings, Strings, service_config
+from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 
 MIB = 1 << 20
 
 
-class EncoderSettings(ServiceSettings):
+class EncoderSettings(RpcServiceSettings):
     model_config = service_config("encoder")
 
-    host: str = "127.0.0.1"
-    """IP address to listen on, for calls and for pulls alike."""
     port: int = Field(default=50061, ge=0, le=65535)
     """TCP port for calls; 0 takes a free one and logs it."""
+    advertise_host: str = ""
+    """Address under which peers reach this instance's memory over TCP; empty takes ``host``, which it then has to be."""
     instance_id: str = Field(default="", max_length=128)
     """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
     model: Path
@@ -31,7 +30,7 @@ class EncoderSettings(ServiceSettings):
     torch_threads: int = Field(default=1, ge=1, le=256)
     """Threads that one pass of the tower uses."""
 
-    transports: Strings = ("nixl", "tcp")
+    transports: Strings = ("shm", "nixl", "tcp")
     """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
     arena_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for embeddings: those that are leased and, in what is left, the cache."""
@@ -63,12 +62,6 @@ class EncoderSettings(ServiceSettings):
     """Load reports to one watcher are at least this far apart."""
     load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
     """A watcher hears of the load at least this often."""
-
-    @field_validator("host")
-    @classmethod
-    def _host_is_an_address(cls, host: str) -> str:
-        ip_address(host)
-        return host
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

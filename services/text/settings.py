@@ -1,23 +1,22 @@
 """What a text instance can be told."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from triptych.runtime.settings import ServiceSettings, Strings, service_config
+from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 
 MIB = 1 << 20
 
 
-class TextSettings(ServiceSettings):
+class TextSettings(RpcServiceSettings):
     model_config = service_config("text")
 
-    host: str = "127.0.0.1"
-    """IP address to listen on."""
     port: int = Field(default=50071, ge=0, le=65535)
     """TCP port for calls; 0 takes a free one and logs it."""
+    advertise_host: str = ""
+    """Address under which peers reach this instance's memory over TCP; empty takes ``host``, which it then has to be."""
     instance_id: str = Field(default="", max_length=128)
     """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
     encoders: Strings = ("127.0.0.1:50061",)
@@ -47,7 +46,7 @@ class TextSettings(ServiceSettings):
     max_running_requests: int = Field(default=64, ge=1)
     """Most requests in the engine: those beyond ``max_sequences`` are ready to join its next step."""
 
-    transports: Strings = ("nixl", "tcp")
+    transports: Strings = ("shm", "nixl", "tcp")
     """Ways in which embeddings may be pulled; those that are not installed here are left out."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those that requests need and, in what is left, the cache."""
@@ -76,12 +75,6 @@ class TextSettings(ServiceSettings):
     """Load reports to one watcher are at least this far apart."""
     load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
     """A watcher hears of the load at least this often."""
-
-    @field_validator("host")
-    @classmethod
-    def _host_is_an_address(cls, host: str) -> str:
-        ip_address(host)
-        return host
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -84,7 +84,7 @@ async def test_images_of_one_request_are_spread_over_both_encoders(http: httpx.A
     assert {item["encoder"] for item in timeline["items"]} == {"encoder-1", "encoder-2"}
     assert timeline["text_instance"] == "text-1"
     pulled = [item for item in timeline["items"] if not item["text_cached"]]
-    assert {item["pull_backend"] for item in pulled} <= {"nixl", "tcp"}
+    assert {item["pull_backend"] for item in pulled} <= {"shm", "nixl", "tcp"}
     assert all(item["pull_bytes"] > 0 for item in pulled)
 
 

@@ -23,10 +23,10 @@ from triptych.transport.slot import check_ticket
 
 BACKEND = SHM
 
-_INLINE_NBYTES = 1 << 20
-"""Up to here a copy takes less time than handing it to a thread."""
-_STEP_NBYTES = 4 << 20
-"""A copy that is given up ends after so much."""
+_INLINE_NBYTES = 8 << 20
+"""Up to here a copy is made in the event loop: handing it to a thread and back costs a fifth of what copying 4 MB does."""
+_STEP_NBYTES = (1 << 20) + 4096
+"""Copied in one step, 0.05 to 0.2 ms; others have their turn, and a copy that is given up ends, after each."""
 _COPY_THREADS = 4
 
 
@@ -163,10 +163,17 @@ class ShmPeer:
         self._check_holder()
         to = self._arena.address + destination_offset
         if nbytes <= _INLINE_NBYTES:
-            self._mapped.copy_to(to, offset, nbytes)
+            await self._copy_in_steps(to, offset, nbytes)
         else:
             await self._copy_in_thread(to, offset, nbytes)
         self._check_holder()
+
+    async def _copy_in_steps(self, to: int, offset: int, nbytes: int) -> None:
+        for at in range(0, nbytes, _STEP_NBYTES):
+            if at > 0:
+                await asyncio.sleep(0)
+                self._check_holder()
+            self._mapped.copy_to(to + at, offset + at, min(_STEP_NBYTES, nbytes - at))
 
     async def _copy_in_thread(self, to: int, offset: int, nbytes: int) -> None:
         given_up = threading.Event()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import LeaseCheck, Transport
@@ -21,11 +22,13 @@ async def start_transports(
     *,
     machine: str,
     host: str,
+    advertise_host: str,
     check: LeaseCheck,
     max_pull_s: float,
     connect_timeout_s: float,
 ) -> TransportSet:
-    """Start what works here of ``names``; ``host`` is the address that holders listen on.
+    """Start what works here of ``names``; ``host`` is the address to listen on, ``advertise_host`` the one under which
+    peers reach it (empty: the same).
 
     The names say what is allowed; which is best is found out for each pair of hosts. A backend that is not installed
     or does not start is left out with a warning. Raises ValueError for an unknown name, or when none is left.
@@ -40,10 +43,19 @@ async def start_transports(
                 except RuntimeError as error:
                     logger.warning("transport %s is left out: %s", name, error)
             case "tcp":
-                limits = TcpLimits(max_pull_s=max_pull_s)
-                transports.append(
-                    await TcpTransport.listen(arena, machine=machine, check=check, limits=limits, bind_host=host)
+                if not advertise_host and ip_address(host).is_unspecified:
+                    raise ValueError(
+                        f"{host} is no address that peers can reach: advertise another one, or leave tcp out"
+                    )
+                listener = TcpTransport.listen(
+                    arena,
+                    machine=machine,
+                    check=check,
+                    limits=TcpLimits(max_pull_s=max_pull_s),
+                    bind_host=host,
+                    advertised_host=advertise_host or None,
                 )
+                transports.append(await listener)
             case _:
                 raise ValueError(f"there is no transport {name!r} between processes, only {SHM}, {NIXL} and {TCP}")
     if not transports:
