@@ -1,18 +1,21 @@
 """What the gateway answers, as the OpenAI API has it: completions, chunks, errors, models, timelines."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
-from triptych.domain.generation import FinishReason, Usage
+from triptych.domain.generation import Alternative, ChoiceFinished, FinishReason, TokenChunk, TokenLogprobs, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
 
-COMPLETION_PREFIX = "chatcmpl-"
+CHAT_PREFIX = "chatcmpl-"
+COMPLETION_PREFIX = "cmpl-"
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _SERVER_ERROR = 500
 
@@ -38,63 +41,180 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def completion(
-    request_id: str, model: str, created: int, text: str, reason: FinishReason, usage: Usage
-) -> dict[str, Any]:
-    return {
-        "id": COMPLETION_PREFIX + request_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """One choice that has ended. ``logprobs`` has an entry per token where they were asked for."""
+
+    text: str
+    reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that has ended."""
+
+    choices: tuple[WholeChoice, ...]
+    usage: Usage
+
+
+class Form(Protocol):
+    """How one kind of answer is written, whole or as server-sent events."""
+
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]: ...
+
+    def begin(self, choices: int) -> bytes:
+        """What is sent before the first text."""
+        ...
+
+    def chunk(self, event: TokenChunk) -> bytes:
+        """b"" where there is nothing to tell: a character or a stop string is still incomplete."""
+        ...
+
+    def finish(self, event: ChoiceFinished) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """b"" unless it was asked for."""
+        ...
+
+
+class ChatForm:
+    """Chat completions. JSON is written in ASCII: no client splits lines within it."""
+
+    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
+        self._id = {"id": CHAT_PREFIX + request_id}
+        self._about = {"created": created, "model": model}
+        self._include_usage = include_usage
+        self._logprobs = logprobs
+        self._head = {**self._id, "object": "chat.completion.chunk", **self._about}
+        self._tail: Mapping[str, Any] = {"usage": None} if include_usage else {}
+
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+        choices = [
             {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": reason.value,
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._told(choice.logprobs),
+                "finish_reason": choice.reason.value,
             }
-        ],
-        "usage": usage_body(usage),
-    }
+            for index, choice in enumerate(answer.choices)
+        ]
+        usage = usage_body(answer.usage)
+        return {**self._id, "object": "chat.completion", **self._about, "choices": choices, "usage": usage}
+
+    def begin(self, choices: int) -> bytes:
+        return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(choices))
+
+    def chunk(self, event: TokenChunk) -> bytes:
+        if not event.text and not (self._logprobs and event.logprobs):
+            return b""
+        return self._chunk(event.choice, {"content": event.text}, self._told(event.logprobs))
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        return self._chunk(event.choice, {}, finish_reason=event.reason.value)
+
+    def usage(self, usage: Usage) -> bytes:
+        return _event({**self._head, "choices": [], "usage": usage_body(usage)}) if self._include_usage else b""
+
+    def _told(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if not self._logprobs:
+            return None
+        content = [
+            {**_alternative(entry.chosen), "top_logprobs": [_alternative(top) for top in entry.top]}
+            for entry in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _chunk(
+        self, index: int, delta: Mapping[str, str], logprobs: object = None, finish_reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return _event({**self._head, "choices": [choice], **self._tail})
 
 
-class Chunks:
-    """The server-sent events of one streamed answer. JSON is written in ASCII: no client splits lines within it."""
+class CompletionForm:
+    """Plain completions, whose chunks are of the same kind as the whole."""
 
-    DONE = b"data: [DONE]\n\n"
-
-    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool) -> None:
+    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
         self._head = {
             "id": COMPLETION_PREFIX + request_id,
-            "object": "chat.completion.chunk",
+            "object": "text_completion",
             "created": created,
             "model": model,
         }
+        self._include_usage = include_usage
+        self._logprobs = logprobs
         self._tail: Mapping[str, Any] = {"usage": None} if include_usage else {}
+        self._offsets: dict[int, int] = {}
 
-    def role(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+        choices = [
+            self._choice(index, choice.text, choice.logprobs, choice.reason.value)
+            for index, choice in enumerate(answer.choices)
+        ]
+        return {**self._head, "choices": choices, "usage": usage_body(answer.usage)}
 
-    def text(self, text: str) -> bytes:
-        return self._chunk({"content": text})
+    def begin(self, choices: int) -> bytes:
+        del choices
+        return b""
 
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._chunk({}, reason.value)
+    def chunk(self, event: TokenChunk) -> bytes:
+        if not event.text and not (self._logprobs and event.logprobs):
+            return b""
+        return self._chunk(self._choice(event.choice, event.text, event.logprobs, None))
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        return self._chunk(self._choice(event.choice, "", (), event.reason.value))
 
     def usage(self, usage: Usage) -> bytes:
-        return _event({**self._head, "choices": [], "usage": usage_body(usage)})
+        return _event({**self._head, "choices": [], "usage": usage_body(usage)}) if self._include_usage else b""
 
-    @staticmethod
-    def error(error: TriptychError) -> bytes:
-        return _event(error_body(error))
-
-    def _chunk(self, delta: Mapping[str, str], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
         return _event({**self._head, "choices": [choice], **self._tail})
+
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprobs], finish_reason: str | None
+    ) -> dict[str, Any]:
+        told = self._told(index, logprobs) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+
+    def _told(self, index: int, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        tokens = [_token(entry.chosen) for entry in logprobs]
+        offsets = []
+        at = self._offsets.get(index, 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(token)
+        self._offsets[index] = at
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_logprob(entry.chosen) for entry in logprobs],
+            "top_logprobs": [{_token(top): _logprob(top) for top in entry.top} for entry in logprobs],
+            "text_offset": offsets,
+        }
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def error_event(error: TriptychError) -> bytes:
+    return _event(error_body(error))
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _token(alternative: Alternative) -> str:
+    return alternative.token.decode("utf-8", "replace")
+
+
+def _logprob(alternative: Alternative) -> float:
+    return max(alternative.logprob, MIN_LOGPROB)
+
+
+def _alternative(alternative: Alternative) -> dict[str, Any]:
+    return {"token": _token(alternative), "logprob": _logprob(alternative), "bytes": list(alternative.token)}
 
 
 def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
@@ -105,6 +225,16 @@ def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "triptych",
         "max_model_len": model.context_length,
+    }
+
+
+def tokens_body(token_ids: Sequence[int], model: ModelInfo) -> dict[str, Any]:
+    """``token_strs`` is there, and null, as elsewhere in the field."""
+    return {
+        "count": len(token_ids),
+        "max_model_len": model.context_length,
+        "tokens": list(token_ids),
+        "token_strs": None,
     }
 
 

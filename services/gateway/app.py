@@ -6,16 +6,23 @@ import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 import uvicorn
 
+from triptych.media.fetch import Fetcher, FetchLimits
+from triptych.media.remote_url import HostRules
 from triptych.ports import Router
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
 
+from . import observe
+from .keys import KeyRing
+from .media import RemoteMedia
 from .routes import create_app
 from .service import Gateway
 from .settings import GatewaySettings
@@ -25,6 +32,8 @@ logger = logging.getLogger(__name__)
 _ABORT_S = 2.0
 """For so long the answers that a shutdown cut off may take to say so."""
 _BACKLOG = 2048
+_STALL_S = 5.0
+"""For so long a host that is fetched from may keep silent."""
 
 
 class GatewayApp:
@@ -40,6 +49,9 @@ class GatewayApp:
         self._server.should_exit = True
         await self._serving.drain(self._server.drain_s)
 
+    async def failed(self) -> str:
+        return await self._serving.failed()
+
 
 class _Server(uvicorn.Server):
     """Uvicorn without signal handlers of its own: the process has one owner for them."""
@@ -54,25 +66,42 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def app(settings: GatewaySettings) -> AsyncGenerator[GatewayApp]:
+async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
     """The gateway in front of the router that the settings name."""
     router = RouterStub(settings.router)
     try:
-        async with serve(settings, router) as running:
+        async with serve(settings, router, telemetry) as running:
             yield running
     finally:
         await router.close()
 
 
 @asynccontextmanager
-async def serve(settings: GatewaySettings, router: Router) -> AsyncGenerator[GatewayApp]:
+async def serve(
+    settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None
+) -> AsyncGenerator[GatewayApp]:
     """The gateway in front of any router, in this process or another."""
+    telemetry = telemetry or Telemetry()
     offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
-    gateway = Gateway(router, offload, settings, lambda: datetime.now(UTC).timestamp())
+    gateway = Gateway(
+        router,
+        offload,
+        settings,
+        lambda: datetime.now(UTC).timestamp(),
+        keys=_keys(settings),
+        media=remote_media(settings),
+    )
+    observe.watch(telemetry.metrics, gateway.admission)
     listener = _listen(settings.host, settings.port)
     port: int = listener.getsockname()[1]
+    application = create_app(
+        gateway,
+        clock=monotonic,
+        connections=lambda: len(server.server_state.connections),
+        metrics=telemetry.metrics,
+    )
     config = uvicorn.Config(
-        create_app(gateway, clock=monotonic),
+        observe.Observed(application, telemetry, monotonic),
         http="httptools",
         ws="none",
         lifespan="off",
@@ -80,16 +109,16 @@ async def serve(settings: GatewaySettings, router: Router) -> AsyncGenerator[Gat
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=int(settings.drain_s + _ABORT_S),
     )
     server = _Server(config, settings.drain_s)
     try:
         async with TaskScope("gateway", limit=1) as serving:
-            serving.spawn(server.serve(sockets=[listener]), name="http")
-            if not settings.is_loopback:
+            serving.spawn(server.serve(sockets=[listener]), name="http", vital=True)
+            if not settings.is_loopback and settings.keys is None:
                 logger.warning("%s is not a loopback address and there are no keys: anyone can ask", settings.host)
             logger.info("listening on http://%s:%d", settings.host, port)
+            telemetry.missing = partial(_missing, gateway)
             try:
                 yield GatewayApp(server, serving, port)
             finally:
@@ -99,6 +128,37 @@ async def serve(settings: GatewaySettings, router: Router) -> AsyncGenerator[Gat
     finally:
         listener.close()
         offload.close()
+
+
+async def _missing(gateway: Gateway) -> tuple[str, ...]:
+    return (await gateway.readiness()).missing
+
+
+def _keys(settings: GatewaySettings) -> KeyRing:
+    try:
+        return KeyRing.load(settings.keys, monotonic)
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
+
+
+def remote_media(settings: GatewaySettings) -> RemoteMedia:
+    """What fetches images, as the settings have it."""
+    if not settings.fetch:
+        return RemoteMedia(None, settings.max_urls_per_request)
+    rules = HostRules(
+        allowed=settings.fetch_hosts,
+        denied=settings.fetch_hosts_denied,
+        private=settings.fetch_hosts_private,
+        ports=settings.fetch_ports,
+    )
+    limits = FetchLimits(
+        max_bytes=settings.max_image_bytes,
+        max_redirects=settings.fetch_redirects,
+        max_concurrent=settings.fetch_concurrency,
+        total_s=settings.fetch_timeout_s,
+        stall_s=min(_STALL_S, settings.fetch_timeout_s),
+    )
+    return RemoteMedia(Fetcher(rules, limits), settings.max_urls_per_request)
 
 
 def _listen(host: str, port: int) -> socket.socket:

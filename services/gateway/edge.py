@@ -11,23 +11,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.errors import Cancelled, InternalError, InvalidRequest, TriptychError
 from triptych.ports import Clock
+from triptych.runtime import logs
 
 from .answers import error_body, error_headers
+from .keys import KeyRing
 from .service import canonical
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TIMEOUT = "x-request-timeout"
-_PROBES = frozenset({"/health", "/ready"})
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 class Edge:
     """Wraps the whole application. Unknown exceptions are logged and answered with a 500 that says nothing more."""
 
-    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], taken: Callable[[str], bool], clock: Clock) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], str],
+        taken: Callable[[str], bool],
+        refused: Callable[[], TriptychError | None],
+        clock: Clock,
+    ) -> None:
         self._app = app
+        self._refused = refused
         self._new_id = new_id
         self._taken = taken
         self._clock = clock
@@ -39,6 +50,7 @@ class Edge:
         began_s = self._clock()
         request_id = self._request_id(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = canonical(request_id)
+        logs.request_id.set(canonical(request_id))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -49,6 +61,9 @@ class Edge:
             await send(message)
 
         try:
+            if scope["path"] not in _PROBES and (refusal := self._refused()) is not None:
+                await error_response(refusal, {"connection": "close"})(scope, receive, send_with_id)
+                return
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             known = as_known(error, request_id)
@@ -58,7 +73,7 @@ class Edge:
         finally:
             took_s = self._clock() - began_s
             level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
-            logger.log(level, "%s %r %d %.3fs %s", scope["method"], scope["path"][:200], status, took_s, request_id)
+            logger.log(level, "%s %r %d %.3fs", scope["method"], scope["path"][:200], status, took_s)
 
     def _request_id(self, headers: Headers) -> str:
         """The client's own id if it is well formed and no request that still runs has it; else a new one."""
@@ -66,6 +81,20 @@ class Edge:
         if _VALID_ID.fullmatch(given) and canonical(given) and not self._taken(canonical(given)):
             return given
         return self._new_id()
+
+
+class Guard:
+    """Lets in who may come in: everything but ``/health`` needs a key, where there are keys."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            source = scope["client"][0] if scope.get("client") else ""
+            scope["state"]["caller"] = self._keys.caller(Headers(scope=scope).getlist("authorization"), source)
+        await self._app(scope, receive, send)
 
 
 def as_known(error: Exception, request_id: str) -> TriptychError:

@@ -1,174 +1,140 @@
-"""The OpenAI chat completions API: what a request may say, and what it says in domain types.
+"""What a body asks for, in domain types. ``openai_models`` has the fields."""
 
-Unknown fields pass unseen, as clients send ever new ones. Fields that are known and would change the answer, but are
-not supported, are refused by name unless they ask for nothing (``n: 1``, ``tools: []``, ``logprobs: false``).
-"""
-
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    ValidationError,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json
-from typing_extensions import TypeAliasType
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
 
 from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart
 from triptych.domain.media import Modality
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, TriptychError
 from triptych.media.data_url import decode_data_url
 
-MAX_STOP_STRINGS = 4
-INT64 = 2**63
-MAX_MESSAGES = 4096
+from .openai_models import (
+    INT64,
+    Api,
+    ApiImagePart,
+    ApiMessage,
+    ApiResponseFormat,
+    ApiTextPart,
+    ChatCompletionRequest,
+    CompletionRequest,
+    Generation,
+    ResponseFormatObject,
+    ResponseFormatSchema,
+    TokenizeRequest,
+    shown,
+)
+
+__all__ = ["INT64", "MAX_PARTS", "ChatCompletionRequest", "ParsedChat", "Remote", "parse"]
+
 MAX_PARTS = 4096
 """Over all messages of a request: what is parsed is bounded in number, not only in bytes."""
-_SHOWN_CHARS = 60
+MAX_PARAM_STEP_CHARS = 60
 _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array"}
+_REFUSED_WITH_REASON = ("missing", "part_type")
+
+ModelT = TypeVar("ModelT", bound=Api)
 
 
-def _unless(*harmless: object, hint: str = "this is not supported; leave it out") -> AfterValidator:
-    """Accept only values that ask for nothing."""
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An item that is still to be fetched: it belongs at ``parts[part]`` of ``messages[message]``."""
 
-    def check(value: object) -> object:
-        if value not in harmless:
-            raise PydanticCustomError("unsupported", "{hint}", {"hint": hint})
-        return value
-
-    return AfterValidator(check)
-
-
-def _as_list(value: object) -> object:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
-def _check_part_type(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in ("text", "image_url"):
-        message = "must be an object of type 'text' or 'image_url', not {got}"
-        raise PydanticCustomError("part_type", message, {"got": _shown(value if kind is None else kind)})
-    return value
-
-
-def _part_tag(value: Any) -> str:
-    return f"#{value['type'] if isinstance(value, dict) else value.type}"
-
-
-def _content_tag(value: object) -> str:
-    return "#parts" if isinstance(value, list) else "#text"
-
-
-class _Api(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
-
-
-class ApiTextPart(_Api):
-    type: Literal["text"]
-    text: str
-
-
-class ApiImageUrl(_Api):
+    message: int
+    part: int
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
-    """Taken and without effect: a model's own processor decides the resolution."""
-
-
-class ApiImagePart(_Api):
-    type: Literal["image_url"]
-    image_url: ApiImageUrl
-
-
-ApiPart = Annotated[
-    Annotated[ApiTextPart, Tag("#text")] | Annotated[ApiImagePart, Tag("#image_url")],
-    Discriminator(_part_tag),
-    BeforeValidator(_check_part_type),
-]
-ApiParts = TypeAliasType("ApiParts", Annotated[list[ApiPart], FailFast()])
-# Tags start with "#" so that they can be told from field names where an error says what it is about.
-ApiContent = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[ApiParts, Tag("#parts")],
-    Discriminator(_content_tag),
-]
-
-
-class ApiMessage(_Api):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: ApiContent
-    tool_calls: Annotated[object, _unless(None, [])] = None
-    function_call: Annotated[object, _unless(None)] = None
-    audio: Annotated[object, _unless(None)] = None
-
-
-class StreamOptions(_Api):
-    include_usage: bool | None = None
-
-
-class ChatCompletionRequest(_Api):
-    """``POST /v1/chat/completions``. ``top_k`` and ``ignore_eos`` are extensions, named as elsewhere in the field."""
-
-    model: str
-    messages: Annotated[list[ApiMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
-    seed: int | None = Field(default=None, ge=0, lt=INT64)
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]],
-        FailFast(),
-        Field(max_length=MAX_STOP_STRINGS),
-        BeforeValidator(_as_list),
-    ] = Field(default_factory=list)
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int | None, _unless(None, 1, hint="only one answer per request is supported")] = None
-    tools: Annotated[object, _unless(None, [])] = None
-    tool_choice: Annotated[object, _unless(None, "none", "auto")] = None
-    functions: Annotated[object, _unless(None, [])] = None
-    function_call: Annotated[object, _unless(None, "none", "auto")] = None
-    logprobs: Annotated[object, _unless(None, False)] = None
-    top_logprobs: Annotated[object, _unless(None, 0)] = None
-    logit_bias: Annotated[object, _unless(None, {})] = None
-    frequency_penalty: Annotated[object, _unless(None, 0)] = None
-    presence_penalty: Annotated[object, _unless(None, 0)] = None
-    response_format: Annotated[object, _unless(None, {"type": "text"})] = None
-    modalities: Annotated[object, _unless(None, [], ["text"])] = None
-    audio: Annotated[object, _unless(None)] = None
-    prediction: Annotated[object, _unless(None)] = None
-    web_search_options: Annotated[object, _unless(None)] = None
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedChat:
-    """A request in domain types, without what the server adds (id, time limit)."""
+    """A request in domain types, without what the server adds (id, time limit, what is behind URLs)."""
 
     model: str
     messages: tuple[Message, ...]
-    sampling: SamplingParams
-    stream: bool
-    include_usage: bool
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stream: bool = False
+    include_usage: bool = False
+    prompt: str | None = None
+    """A raw prompt, in place of messages."""
+    tools: str = ""
+    """The tools as JSON text; empty for none."""
+    cache_salt: str = ""
+    remote: tuple[Remote, ...] = ()
+
+    def with_media(self, found: Sequence[bytes]) -> "ParsedChat":
+        """The same with what is at the URLs of ``remote``, in their order."""
+        messages = list(self.messages)
+        for remote, data in zip(self.remote, found, strict=True):
+            parts = list(messages[remote.message].parts)
+            parts[remote.part] = MediaPart(Modality.IMAGE, data)
+            messages[remote.message] = replace(messages[remote.message], parts=tuple(parts))
+        return replace(self, messages=tuple(messages), remote=())
 
 
 def parse(body: bytes, max_image_bytes: int) -> ParsedChat:
-    """Read a request's body: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
+    """Read the body of a chat completion: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
+    request = _read(body, ChatCompletionRequest)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    messages, remote = _messages(request.messages, max_image_bytes)
+    limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    told = request.tools if request.tools and request.tool_choice != "none" else []
+    return ParsedChat(
+        model=request.model,
+        messages=messages,
+        sampling=_sampling(request, limit, logprobs, _response_format(request.response_format)),
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        tools=json.dumps([tool.model_dump(exclude_none=True) for tool in told], ensure_ascii=False) if told else "",
+        cache_salt=request.cache_salt or "",
+        remote=remote,
+    )
+
+
+def parse_completion(body: bytes, max_image_bytes: int) -> ParsedChat:
+    """Read the body of a plain completion. Raises InvalidRequest."""
+    del max_image_bytes  # a raw prompt brings no images
+    request = _read(body, CompletionRequest)
+    return ParsedChat(
+        model=request.model,
+        messages=(),
+        prompt=request.prompt,
+        sampling=_sampling(request, request.max_tokens, request.logprobs, None),
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        cache_salt=request.cache_salt or "",
+    )
+
+
+def parse_tokenize(body: bytes, max_image_bytes: int) -> ParsedChat:
+    """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
+    request = _read(body, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    messages, remote = _messages(request.messages or [], max_image_bytes)
+    return ParsedChat(model=request.model or "", messages=messages, prompt=request.prompt, remote=remote)
+
+
+def tenant_salt(tenant: str, cache_salt: str) -> bytes:
+    """What keeps embeddings apart: of tenants, and of the salts that a tenant gives. Empty where all may share."""
+    if not tenant and not cache_salt:
+        return b""
+    told = json.dumps([tenant, cache_salt]).encode()  # unambiguous: no pair reads like another
+    return hashlib.blake2b(told, digest_size=32).digest()
+
+
+def _read(body: bytes, model: type[ModelT]) -> ModelT:
     try:
         document = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -177,16 +143,9 @@ def parse(body: bytes, max_image_bytes: int) -> ParsedChat:
         raise InvalidRequest("the body must be a JSON object")
     _check_parts(document.get("messages"))
     try:
-        request = ChatCompletionRequest.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         raise _translate(error.errors(include_url=False, include_context=False)[0]) from None
-    return ParsedChat(
-        model=request.model,
-        messages=tuple(_message(message, i, max_image_bytes) for i, message in enumerate(request.messages)),
-        sampling=_sampling(request),
-        stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-    )
 
 
 def _check_parts(messages: object) -> None:
@@ -204,45 +163,43 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
         if isinstance(step, int):
             param += f"[{step}]"
         elif not step.startswith("#"):
-            param += f".{step}" if param else step
+            name = step if len(step) <= MAX_PARAM_STEP_CHARS else "..."  # a key of the caller's own
+            param += f".{name}" if param else name
     message = _JSON_WORDS.get(detail["type"], detail["msg"].replace(" after validation", ""))
-    if detail["type"] not in ("missing", "part_type"):
-        message = f"{message} (got {_shown(detail['input'])})"
+    if detail["type"] not in _REFUSED_WITH_REASON:
+        message = f"{message} (got {shown(detail['input'])})"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _shown(value: object) -> str:
-    """A value of the caller's, cut to what a message can hold; no container is written out to be thrown away."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"an array of {len(value)}"
-    if isinstance(value, int) and abs(value) >= INT64:
-        return "an integer of more than 64 bits"
-    if isinstance(value, str) and len(value) > _SHOWN_CHARS:
-        return json.dumps(value[:_SHOWN_CHARS]) + f"... of {len(value)} characters"
-    return json.dumps(value, default=str)
+def _messages(given: Sequence[ApiMessage], max_image_bytes: int) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
+    remote: list[Remote] = []
+    messages = []
+    for index, message in enumerate(given):
+        role: SpeakerRole = "system" if message.role == "developer" else message.role
+        content = (
+            [ApiTextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        )
+        parts: list[Part] = []
+        for place, part in enumerate(content):
+            found = _part(part, index, place, max_image_bytes)
+            if isinstance(found, Remote):
+                remote.append(found)
+                found = MediaPart(Modality.IMAGE, b"")
+            parts.append(found)
+        messages.append(Message(role, tuple(parts)))
+    return tuple(messages), tuple(remote)
 
 
-def _message(message: ApiMessage, index: int, max_image_bytes: int) -> Message:
-    role: SpeakerRole = "system" if message.role == "developer" else message.role
-    if isinstance(message.content, str):
-        return Message(role, (TextPart(message.content),))
-    return Message(
-        role,
-        tuple(
-            _part(part, f"messages[{index}].content[{i}]", max_image_bytes) for i, part in enumerate(message.content)
-        ),
-    )
-
-
-def _part(part: ApiTextPart | ApiImagePart, where: str, max_image_bytes: int) -> Part:
+def _part(part: ApiTextPart | ApiImagePart, message: int, place: int, max_image_bytes: int) -> Part | Remote:
     if isinstance(part, ApiTextPart):
         return TextPart(part.text)
-    param = f"{where}.image_url.url"
+    param = f"messages[{message}].content[{place}].image_url.url"
     url = part.image_url.url
-    if url[:5].lower() != "data:":
-        raise InvalidRequest(f"{param}: only data: URLs are taken, got {_shown(url)}", param=param)
+    scheme = url[:8].lower()
+    if scheme.startswith(("https:", "http:")):
+        return Remote(message, place, url, param)
+    if not scheme.startswith("data:"):
+        raise InvalidRequest(f"{param}: only data:, https: and http: URLs are taken, got {shown(url)}", param=param)
     try:
         _, data = decode_data_url(url, max_image_bytes)
     except TriptychError as error:
@@ -250,22 +207,46 @@ def _part(part: ApiTextPart | ApiImagePart, where: str, max_image_bytes: int) ->
     return MediaPart(Modality.IMAGE, data)
 
 
-def _sampling(request: ChatCompletionRequest) -> SamplingParams:
-    if None not in (request.max_tokens, request.max_completion_tokens) and (
-        request.max_tokens != request.max_completion_tokens
-    ):
+def _max_tokens(old: int | None, new: int | None) -> int | None:
+    if None not in (old, new) and old != new:
         raise InvalidRequest(
-            f"max_tokens ({request.max_tokens}) and max_completion_tokens ({request.max_completion_tokens}) differ; "
-            "give one of them",
-            param="max_tokens",
+            f"max_tokens ({old}) and max_completion_tokens ({new}) differ; give one of them", param="max_tokens"
         )
+    return old if new is None else new
+
+
+def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
+    match given:
+        case ResponseFormatObject():
+            return ResponseFormat(Grammar.JSON_OBJECT)
+        case ResponseFormatSchema(json_schema=wanted):
+            if wanted.json_schema is None:
+                param = "response_format.json_schema.schema"
+                raise InvalidRequest(f"{param}: Field required", param=param)
+            return ResponseFormat(Grammar.JSON_SCHEMA, json.dumps(wanted.json_schema, ensure_ascii=False))
+    return None
+
+
+def _sampling(
+    request: Generation, max_tokens: int | None, logprobs: int | None, response_format: ResponseFormat | None
+) -> SamplingParams:
     given: Mapping[str, Any] = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
+        "min_p": request.min_p,
         "seed": request.seed,
-        "max_tokens": request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+        "n": request.n,
+        "max_tokens": max_tokens,
+        "min_tokens": request.min_tokens,
         "stop": tuple(request.stop),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
         "ignore_eos": request.ignore_eos,
+        "repetition_penalty": request.repetition_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
+        "logit_bias": tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
+        "logprobs": logprobs,
+        "response_format": response_format,
     }
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})

@@ -1,9 +1,11 @@
 """The routes, and the one endpoint that streams."""
 
 import asyncio
+import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -15,13 +17,28 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
-from triptych.errors import InvalidRequest, NotFound, TriptychError
+from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.ports import Clock
+from triptych.runtime.metrics import Metrics
 
 from . import edge
-from .answers import Chunks, completion, error_body, model_body, timeline_body
-from .scope import RequestScope
-from .service import Gateway, OpenChat
+from .answers import (
+    DONE,
+    ChatForm,
+    CompletionForm,
+    Form,
+    error_body,
+    error_event,
+    model_body,
+    timeline_body,
+    tokens_body,
+)
+from .keys import Caller
+from .observe import MetricsEndpoint
+from .openai_api import ParsedChat, parse, parse_completion, parse_tokenize
+from .openapi import document
+from .scope import RETRY_AFTER_S, RequestScope
+from .service import Gateway, OpenChat, Parse
 
 _GRACE_S = 0.5
 """The router keeps the time limit; the gateway only sees to it that nothing outlives it."""
@@ -33,20 +50,41 @@ _STREAM_HEADERS = [
 
 
 def create_app(
-    gateway: Gateway, *, clock: Clock, new_id: Callable[[], str] = lambda: secrets.token_hex(16)
+    gateway: Gateway,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    connections: Callable[[], int] = lambda: 0,
+    metrics: Metrics | None = None,
 ) -> Starlette:
-    """The ASGI application. ``new_id`` names requests whose client did not."""
+    """The ASGI application. ``new_id`` names requests whose client did not; ``connections`` counts the open ones."""
     endpoints = Endpoints(gateway)
+    limit = gateway.settings.max_connections
+
+    def refused() -> TriptychError | None:
+        if connections() <= limit:
+            return None
+        return Unavailable(f"{limit} connections are open, which is the limit", retry_after_s=RETRY_AFTER_S)
+
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", ChatCompletions(gateway), methods=["POST"]),
+            Route("/v1/chat/completions", Post(gateway, parse, Generate(gateway, ChatForm)), methods=["POST"]),
+            Route(
+                "/v1/completions", Post(gateway, parse_completion, Generate(gateway, CompletionForm)), methods=["POST"]
+            ),
+            Route("/tokenize", Post(gateway, parse_tokenize, Tokenize(gateway)), methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{model_id:path}", endpoints.model),
             Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
+            Route("/openapi.json", endpoints.openapi),
             Route("/health", endpoints.health),
             Route("/ready", endpoints.ready),
+            Route("/metrics", MetricsEndpoint(metrics or Metrics()).__call__),
         ],
-        middleware=[Middleware(edge.Edge, new_id=new_id, taken=gateway.admission.is_running, clock=clock)],
+        middleware=[
+            Middleware(edge.Edge, new_id=new_id, taken=gateway.admission.is_running, refused=refused, clock=clock),
+            Middleware(edge.Guard, keys=gateway.keys),
+        ],
         exception_handlers={HTTPException: _http_error},
     )
     app.router.redirect_slashes = False
@@ -68,10 +106,14 @@ class Endpoints:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._openapi = json.dumps(document()).encode()
 
     async def health(self, _: Request) -> Response:
         """Alive: depends on nothing but this process."""
         return JSONResponse({"status": "ok"})
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
         """200 when every stage of a model has an instance, else 503 with what is missing."""
@@ -91,77 +133,113 @@ class Endpoints:
         return JSONResponse(timeline_body(await self._gateway.timeline(request.path_params["request_id"])))
 
 
-class ChatCompletions:
-    """``POST /v1/chat/completions`` as an ASGI application: nothing is sent before the first good event."""
+@dataclass(slots=True)
+class Exchange:
+    """One request, while it is answered."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    request_id: str
+    caller: Caller
+    life: RequestScope
+    scope: Scope
+    receive: Receive
+    send: Send
+    streaming: bool = False
+    """The 200 of a stream is out: what happens from here on is said in the stream."""
+
+    @property
+    def left_s(self) -> float:
+        """Time that the router may take."""
+        return self.life.left_s - _GRACE_S
+
+
+Respond = Callable[[Exchange, ParsedChat], Awaitable[None]]
+
+
+class Post:
+    """A route that takes a body, as an ASGI application: admitted, bounded, parsed, and ended when the client leaves."""
+
+    def __init__(self, gateway: Gateway, parse: Parse, respond: Respond) -> None:
         self._gateway = gateway
+        self._parse = parse
+        self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id: str = scope["state"]["request_id"]
+        caller: Caller = scope["state"]["caller"]
         headers = Headers(scope=scope)
         settings = self._gateway.settings
         timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)
-        answer = Answer(request_id, self._gateway.created(), scope, receive, send)
         life = RequestScope(timeout_s + _GRACE_S)
+        exchange = Exchange(request_id, caller, life, scope, receive, send)
         try:
-            with self._gateway.admission.request(request_id, life) as hold:
+            with caller.request(), self._gateway.admission.request(request_id, life) as hold:
                 async with life.running():
                     chunks = edge.body_chunks(receive)
                     body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)
                     async with life.ended_by(lambda: edge.disconnected(receive)):
-                        request = await self._gateway.parse(body)
+                        request = await self._gateway.parse(self._parse, body, hold)
                         del body
-                        async with self._gateway.chat(request_id, request, life.left_s - _GRACE_S) as chat:
-                            await answer.send(chat)
+                        await self._respond(exchange, request)
         except Exception as error:
-            if not answer.streaming:
+            if not exchange.streaming:
                 raise
+            last = error_event(edge.as_known(error, request_id))
             async with asyncio.timeout(_GRACE_S):  # a client that does not read is cut off instead
-                await answer.break_off(edge.as_known(error, request_id))
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-class Answer:
-    """One answer on its way: whole, or as a stream that may break off with an error as its last event."""
+class Generate:
+    """Answers with what the model says. Nothing is sent before the first good event."""
 
-    def __init__(self, request_id: str, created: int, scope: Scope, receive: Receive, send: Send) -> None:
-        self._request_id = request_id
-        self._created = created
-        self._asgi = (scope, receive, send)
-        self._send = send
-        self.streaming = False
+    def __init__(self, gateway: Gateway, form: type[ChatForm] | type[CompletionForm]) -> None:
+        self._gateway = gateway
+        self._form = form
 
-    async def send(self, chat: OpenChat) -> None:
-        if chat.request.stream:
-            await self._stream(chat)
-            return
-        whole = await chat.collect()
-        body = completion(self._request_id, chat.request.model, self._created, whole.text, whole.reason, whole.usage)
-        await JSONResponse(body)(*self._asgi)
+    async def __call__(self, exchange: Exchange, request: ParsedChat) -> None:
+        form = self._form(
+            exchange.request_id,
+            request.model,
+            self._gateway.created(),
+            include_usage=request.include_usage,
+            logprobs=request.sampling.logprobs is not None,
+        )
+        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s) as chat:
+            if request.stream:
+                await _stream(exchange, form, chat)
+            else:
+                body = form.whole(await chat.collect())
+                await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
-    async def break_off(self, error: TriptychError) -> None:
-        """The 200 is out: say what happened in the stream, and end it without [DONE]."""
-        await self._write(Chunks.error(error), last=True)
 
-    async def _stream(self, chat: OpenChat) -> None:
-        include_usage = chat.request.include_usage
-        chunks = Chunks(self._request_id, chat.request.model, self._created, include_usage=include_usage)
-        self.streaming = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-        await self._write(chunks.role())
-        async with aclosing(chat.events()) as events:
-            async for event in events:
-                match event:
-                    case TokenChunk(text=""):
-                        pass  # a character or a stop string is still incomplete
-                    case TokenChunk(text=text):
-                        await self._write(chunks.text(text))
-                    case ChoiceFinished(reason=reason):
-                        await self._write(chunks.finish(reason))
-                    case ChatFinished(usage=usage) if include_usage:
-                        await self._write(chunks.usage(usage))
-        await self._write(Chunks.DONE, last=True)
-        self.streaming = False
+class Tokenize:
+    """Answers with the ids that the model would see."""
 
-    async def _write(self, data: bytes, *, last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, exchange: Exchange, request: ParsedChat) -> None:
+        token_ids, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
+        await JSONResponse(tokens_body(token_ids, model))(exchange.scope, exchange.receive, exchange.send)
+
+
+async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
+    """Server-sent events; a stream that breaks off ends without [DONE]."""
+
+    async def write(data: bytes) -> None:
+        if data:
+            await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    exchange.streaming = True
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+    await write(form.begin(chat.request.sampling.n))
+    async with aclosing(chat.events()) as events:
+        async for event in events:
+            match event:
+                case TokenChunk():
+                    await write(form.chunk(event))
+                case ChoiceFinished():
+                    await write(form.finish(event))
+                case ChatFinished():
+                    await write(form.usage(event.usage))
+    await exchange.send({"type": "http.response.body", "body": DONE, "more_body": False})
+    exchange.streaming = False

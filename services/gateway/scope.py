@@ -123,6 +123,10 @@ class Hold:
         self._admission = admission
         self.nbytes = 0
 
+    def grow(self, nbytes: int) -> None:
+        """Hold so many more. Raises Overloaded."""
+        self.grow_to(self.nbytes + nbytes)
+
     def grow_to(self, nbytes: int) -> None:
         """Raises Overloaded when there is no room; what was held stays held."""
         if nbytes > self.nbytes:

@@ -3,63 +3,72 @@
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, RequestTooLarge, Unavailable
 from triptych.ports import Offload, Router
 
-from .answers import COMPLETION_PREFIX
-from .openai_api import ParsedChat, parse
+from .answers import CHAT_PREFIX, COMPLETION_PREFIX, WholeAnswer, WholeChoice
+from .keys import Caller, KeyRing
+from .media import RemoteMedia
+from .openai_api import ParsedChat, tenant_salt
 from .scope import Admission, Hold
 from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """An answer that has ended."""
-
-    text: str
-    reason: FinishReason
-    usage: Usage
+Parse = Callable[[bytes, int], ParsedChat]
+"""(body, largest image in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
 
 
-@dataclass(frozen=True, slots=True)
 class OpenChat:
     """An answer whose first event has arrived: from here on nothing can be refused any more."""
 
-    request: ParsedChat
-    first: ChatEvent
-    rest: AsyncGenerator[ChatEvent]
+    def __init__(self, request: ParsedChat, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
+        self.request = request
+        self._first = first
+        self._rest = rest
+        self.spent_tokens = 0
+        """Those of the answer so far, and at its end those of the prompt too."""
 
     async def events(self) -> AsyncGenerator[ChatEvent]:
         """All events up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
-        event = self.first
+        event = self._first
         while True:
+            match event:
+                case TokenChunk():
+                    self.spent_tokens += len(event.token_ids)
+                case ChatFinished(usage=usage):
+                    self.spent_tokens = usage.total_tokens
             yield event
             if isinstance(event, ChatFinished):
                 return
-            event = await _next(self.rest)
+            event = await _next(self._rest)
 
     async def collect(self) -> WholeAnswer:
         """The whole answer."""
-        texts: list[str] = []
-        reason = FinishReason.STOP
+        chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
+        reasons = [FinishReason.STOP] * len(chunks)
         async with aclosing(self.events()) as events:
             async for event in events:
                 match event:
-                    case TokenChunk(text=text):
-                        texts.append(text)
-                    case ChoiceFinished(reason=reason):
-                        pass
-                    case ChatFinished(usage=usage):
-                        return WholeAnswer("".join(texts), reason, usage)
+                    case TokenChunk():
+                        chunks[event.choice].append(event)
+                    case ChoiceFinished():
+                        reasons[event.choice] = event.reason
+                    case ChatFinished():
+                        choices = map(_whole, chunks, reasons)
+                        return WholeAnswer(tuple(choices), event.usage)
         raise AssertionError("events() ends with ChatFinished or raises")
+
+
+def _whole(chunks: list[TokenChunk], reason: FinishReason) -> WholeChoice:
+    logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs)
+    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs)
 
 
 async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
@@ -73,13 +82,22 @@ class Gateway:
     """What the routes call. ``wall_s`` gives seconds since 1970, for the ``created`` fields of answers."""
 
     def __init__(
-        self, router: Router, offload: Offload, settings: GatewaySettings, wall_s: Callable[[], float]
+        self,
+        router: Router,
+        offload: Offload,
+        settings: GatewaySettings,
+        wall_s: Callable[[], float],
+        *,
+        keys: KeyRing,
+        media: RemoteMedia,
     ) -> None:
         self._router = router
         self._offload = offload
         self._settings = settings
         self._wall_s = wall_s
         self._started_at = int(wall_s())
+        self._media = media
+        self.keys = keys
         self.admission = Admission(settings.max_concurrent_requests, settings.max_buffered_bytes)
 
     @property
@@ -104,23 +122,52 @@ class Gateway:
             hold.grow_to(len(body))
         return bytes(body)
 
-    async def parse(self, body: bytes) -> ParsedChat:
-        """Raises InvalidRequest or InvalidMedia."""
+    async def parse(self, how: Parse, body: bytes, hold: Hold) -> ParsedChat:
+        """A request with all of its media. Raises InvalidRequest, InvalidMedia, or Overloaded."""
         if len(body) <= self._settings.parse_inline_bytes:
-            return parse(body, self._settings.max_image_bytes)
-        return await self._offload.run(parse, body, self._settings.max_image_bytes)
+            request = how(body, self._settings.max_image_bytes)
+        else:
+            request = await self._offload.run(how, body, self._settings.max_image_bytes)
+        return await self._media.complete(request, hold.grow)
 
     @asynccontextmanager
-    async def chat(self, request_id: str, request: ParsedChat, timeout_s: float) -> AsyncGenerator[OpenChat]:
+    async def chat(
+        self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float
+    ) -> AsyncGenerator[OpenChat]:
         """Ask the router and wait for the first event; leaving the context cancels what still runs.
 
         Raises whatever error comes instead of a first event.
         """
-        events = self._router.chat(
-            ChatRequest(request_id, request.model, request.messages, request.sampling, timeout_s=timeout_s)
-        )
+        events = self._router.chat(self._to_router(request_id, request, caller, timeout_s))
         async with aclosing(events):
-            yield OpenChat(request, await _next(events), events)
+            chat = OpenChat(request, await _next(events), events)
+            try:
+                yield chat
+            finally:
+                caller.charge(chat.spent_tokens)
+
+    async def tokenize(
+        self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float
+    ) -> tuple[tuple[int, ...], ModelInfo]:
+        """The ids that the model would see, and the model. Raises what a chat would be refused with."""
+        models = await self._router.models()
+        if not request.model and models:
+            request = replace(request, model=models[0].model_id)
+        model, _ = await self.model(request.model)
+        return await self._router.tokenize(self._to_router(request_id, request, caller, timeout_s)), model
+
+    def _to_router(self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float) -> ChatRequest:
+        tenant = "" if self._settings.tenants_share else caller.name
+        return ChatRequest(
+            request_id,
+            request.model,
+            request.messages,
+            request.sampling,
+            timeout_s=timeout_s,
+            tenant_salt=tenant_salt(tenant, request.cache_salt),
+            prompt=request.prompt,
+            tools=request.tools,
+        )
 
     async def models(self) -> tuple[tuple[ModelInfo, ...], int]:
         """The models that are served, and since when."""
@@ -149,4 +196,4 @@ class Gateway:
 
 def canonical(request_id: str) -> str:
     """Both names of a request, ``x-request-id`` and the answer's ``id``, lead to the one the router knows."""
-    return request_id.removeprefix(COMPLETION_PREFIX)
+    return request_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)

@@ -1,22 +1,47 @@
 """What the gateway can be told."""
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from triptych.runtime.settings import ServiceSettings, service_config
+from triptych.runtime.settings import Integers, ServiceSettings, Strings, service_config
 
 
 class GatewaySettings(ServiceSettings):
     model_config = service_config("gateway")
 
     host: str = "127.0.0.1"
-    """IP address to listen on. Anything but a loopback address lets the network in: there are no keys yet."""
+    """IP address to listen on. Anything but a loopback address needs keys, or allow_anyone."""
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
     router: str = Field(default="127.0.0.1:50051", pattern=r"^.+:\d{1,5}$")
     """HOST:PORT of the router."""
+    keys: Path | None = None
+    """File of API keys (python -m services.gateway.keys new NAME). With it everything but /health needs a key."""
+    allow_anyone: bool = False
+    """Listen on an address that is not loopback without keys: whoever can reach the port can ask."""
+    tenants_share: bool = False
+    """Whether requests of different keys may share an image's embedding. What is cached can be told by timing."""
+    fetch: bool = True
+    """Whether images are fetched from https: and http: URLs."""
+    fetch_hosts: Strings = ()
+    """Hosts to fetch from (NAME, or .NAME for all below it); if there are any, from no others."""
+    fetch_hosts_denied: Strings = ()
+    """Hosts never to fetch from."""
+    fetch_hosts_private: Strings = ()
+    """Hosts whose addresses may be private. All others must be on the public internet."""
+    fetch_ports: Integers = (80, 443)
+    """Ports to fetch from."""
+    fetch_timeout_s: float = Field(default=10.0, gt=0, le=600)
+    """Longest time to fetch one item, redirects included."""
+    fetch_redirects: int = Field(default=3, ge=0, le=20)
+    """Most redirects to follow."""
+    fetch_concurrency: int = Field(default=64, ge=1)
+    """Most fetches at the same time; others wait, within their own time."""
+    max_urls_per_request: int = Field(default=16, ge=1)
+    """Most items of one request that are fetched; more are answered 400."""
     max_connections: int = Field(default=4096, ge=1)
     """Most open connections; one more is answered 503."""
     max_concurrent_requests: int = Field(default=2048, ge=1)
@@ -41,6 +66,14 @@ class GatewaySettings(ServiceSettings):
     def _host_is_an_address(cls, host: str) -> str:
         ip_address(host)
         return host
+
+    @model_validator(mode="after")
+    def _the_network_is_let_in_on_purpose(self) -> Self:
+        if not self.is_loopback and self.keys is None and not self.allow_anyone:
+            raise ValueError(
+                f"host ({self.host}) is not a loopback address: give keys, or allow_anyone to serve without"
+            )
+        return self
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -8,10 +8,11 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -114,6 +115,26 @@ class ServiceSettings(BaseSettings):
     def print_and_exit(self) -> NoReturn:
         sys.stdout.write(self.model_dump_json(indent=2) + "\n")
         raise SystemExit(0)
+
+
+class RpcServiceSettings(ServiceSettings):
+    """What every service can be told that others call by gRPC."""
+
+    host: str = "127.0.0.1"
+    """IP address to listen on."""
+    allow_network: bool = False
+    """Listen on an address that is not loopback. Calls are neither encrypted nor authenticated: isolated networks only."""
+    max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 30)
+    """Largest message of a call; what is in it is bounded more tightly where it is read."""
+    max_concurrent_calls: int = Field(default=4096, ge=1)
+    """Most calls at the same time, watches included; one more is refused before it is read."""
+
+    @model_validator(mode="after")
+    def _network_is_meant(self) -> Self:
+        address = ip_address(self.host)
+        if not address.is_loopback and not self.allow_network:
+            raise ValueError(f"host {self.host} is not a loopback address: say --allow-network if that is meant")
+        return self
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

@@ -4,6 +4,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import httpx
 import pytest
 
+from services.gateway.app import remote_media
+from services.gateway.keys import KeyRing
 from services.gateway.routes import create_app
 from services.gateway.service import Gateway
 from services.gateway.settings import GatewaySettings
@@ -26,7 +28,15 @@ def rest() -> Rest:
     @asynccontextmanager
     async def connect(router: FakeRouter, **settings: object) -> AsyncGenerator[httpx.AsyncClient]:
         offload = ThreadOffload(1, name="test-parse")
-        gateway = Gateway(router, offload, GatewaySettings(**settings), lambda: 1_700_000_000.5)  # type: ignore[arg-type]
+        chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
+        gateway = Gateway(
+            router,
+            offload,
+            chosen,
+            lambda: 1_700_000_000.5,
+            keys=KeyRing.load(chosen.keys, monotonic),
+            media=remote_media(chosen),
+        )
         transport = httpx.ASGITransport(create_app(gateway, clock=monotonic))
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

@@ -49,6 +49,10 @@ class FakeRouter:
         """Wait until one more request has arrived."""
         return await self._arrivals.get()
 
+    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+        self.requests.append(request)
+        return (5, 6, 7)
+
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.models_answer()
 

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.gateway.openai_api import MAX_PARTS, ChatCompletionRequest, ParsedChat, parse
+from services.gateway.openai_api import (
+    MAX_PARTS,
+    ChatCompletionRequest,
+    ParsedChat,
+    parse,
+    parse_completion,
+    tenant_salt,
+)
+from triptych.domain.chat import MediaPart, TextPart
+from triptych.domain.media import Modality
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -41,7 +51,8 @@ def url(value: Any) -> dict[str, Any]:
         (content({"type": "text"}), "messages[0].content[0].text"),
         (content({"type": "image_url", "image_url": "data:"}), "messages[0].content[0].image_url"),
         (content(url(7)), "messages[0].content[0].image_url.url"),
-        (content(url("https://example.com/a.png")), "messages[0].content[0].image_url.url"),
+        (content(url("ftp://example.com/a.png")), "messages[0].content[0].image_url.url"),
+        (content({"type": "video_url", "video_url": {"url": "data:"}}), "messages[0].content[0]"),
         (content(*[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
@@ -60,15 +71,35 @@ def url(value: Any) -> dict[str, Any]:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 5}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}},
+            "tool_choice",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"x" * 5000: "y"}}, "logit_bias...."),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": "high"}, "priority"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
     ],
@@ -87,12 +118,112 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     [
         {"n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "response_format": {"type": "text"}},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
+        {"user": "u", "priority": 3, "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0},
         {name: None for name in ChatCompletionRequest.model_fields if name not in ("model", "messages")},
         {"user": "u", "metadata": {"deep": [[1]]}, "store": True, "unknown": [None]},
     ],
 )
 def test_fields_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
+
+
+def test_every_parameter_reaches_the_sampling() -> None:
+    read_all = read(
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        n=2,
+        seed=7,
+        max_completion_tokens=9,
+        min_tokens=1,
+        stop=["a", "b"],
+        stop_token_ids=[4],
+        ignore_eos=True,
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        logit_bias={"5": -100, "6": 1.5},
+        logprobs=True,
+        top_logprobs=2,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+    )
+    assert read_all.sampling == SamplingParams(
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        n=2,
+        seed=7,
+        max_tokens=9,
+        min_tokens=1,
+        stop=("a", "b"),
+        stop_token_ids=(4,),
+        ignore_eos=True,
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        logit_bias=((5, -100), (6, 1.5)),
+        logprobs=2,
+        response_format=ResponseFormat(Grammar.JSON_SCHEMA, '{"type": "object"}'),
+    )
+    assert read(logprobs=True).sampling.logprobs == 0
+    assert read(response_format={"type": "json_object"}).sampling.response_format == ResponseFormat(Grammar.JSON_OBJECT)
+
+
+def test_tools_go_to_the_template_unless_the_model_is_not_to_use_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert json.loads(read(tools=tools).tools) == tools
+    assert json.loads(read(tools=tools, tool_choice="auto").tools) == tools
+    assert read(tools=tools, tool_choice="none").tools == ""
+
+
+def test_urls_are_left_to_be_fetched_and_put_back_in_their_places() -> None:
+    parsed = read(**content({"type": "text", "text": "x"}, url("https://a.example/1"), url("HTTP://a.example/2")))
+    assert [(remote.url, remote.param) for remote in parsed.remote] == [
+        ("https://a.example/1", "messages[0].content[1].image_url.url"),
+        ("HTTP://a.example/2", "messages[0].content[2].image_url.url"),
+    ]
+    whole = parsed.with_media([b"one", b"two"])
+    assert whole.messages[0].parts == (
+        TextPart("x"),
+        MediaPart(Modality.IMAGE, b"one"),
+        MediaPart(Modality.IMAGE, b"two"),
+    )
+    assert whole.remote == ()
+
+
+def test_salts_keep_tenants_and_their_own_salts_apart() -> None:
+    salts = {tenant_salt(*pair) for pair in (("a", ""), ("", "a"), ("a", "b"), ("ab", ""), ('a","', ""), ("b", "a"))}
+    assert len(salts) == 6
+    assert tenant_salt("", "") == b""
+    assert tenant_salt("a", "b") == tenant_salt("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "logprobs": 50}, "logprobs"),
+    ],
+    ids=str,
+)
+def test_what_a_plain_completion_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(json.dumps({"model": "m", **fields}).encode(), LIMIT)
+    assert caught.value.param == param
+
+
+def test_a_plain_completion_has_a_raw_prompt() -> None:
+    for prompt in ("hi", ["hi"]):
+        parsed = parse_completion(json.dumps({"model": "m", "prompt": prompt, "logprobs": 1}).encode(), LIMIT)
+        assert (parsed.prompt, parsed.messages, parsed.sampling) == ("hi", (), SamplingParams(logprobs=1))
 
 
 def test_a_bad_image_is_named() -> None:

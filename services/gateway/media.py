@@ -1,0 +1,46 @@
+"""What is behind the URLs of a request."""
+
+import asyncio
+from collections.abc import Callable
+
+from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.media.fetch import Fetcher
+
+from .openai_api import ParsedChat, Remote
+
+
+class RemoteMedia:
+    """Fetches a request's items by URL, at most ``max_urls`` of them. Without a fetcher none is taken."""
+
+    def __init__(self, fetcher: Fetcher | None, max_urls: int) -> None:
+        self._fetcher = fetcher
+        self._max_urls = max_urls
+
+    async def complete(self, request: ParsedChat, took: Callable[[int], None]) -> ParsedChat:
+        """The request with all of its media; ``took`` is told of every byte that comes in, and may raise.
+
+        Raises InvalidMedia or InvalidRequest, naming the part at fault.
+        """
+        if not request.remote:
+            return request
+        first = request.remote[0].param
+        if self._fetcher is None:
+            raise InvalidRequest(f"{first}: URLs are not fetched here; send a data: URL", param=first)
+        if len(request.remote) > self._max_urls:
+            raise InvalidRequest(
+                f"messages: {len(request.remote)} URLs to fetch, the limit is {self._max_urls}", param="messages"
+            )
+        fetcher = self._fetcher
+        try:
+            async with asyncio.TaskGroup() as group:
+                fetches = [group.create_task(_fetch(fetcher, remote, took)) for remote in request.remote]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return request.with_media([fetch.result() for fetch in fetches])
+
+
+async def _fetch(fetcher: Fetcher, remote: Remote, took: Callable[[int], None]) -> bytes:
+    try:
+        return await fetcher.fetch(remote.url, took)
+    except InvalidMedia as error:
+        raise InvalidMedia(f"{remote.param}: {error.message}", param=remote.param) from None

@@ -1,0 +1,308 @@
+"""The bodies that the gateway takes, field by field; ``/openapi.json`` is made from these classes.
+
+Unknown fields pass unseen, as clients send ever new ones. Fields that are known and would change the answer, but are
+not supported, are refused by name unless they ask for nothing (``tools: []``, ``echo: false``).
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypeAliasType
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKEN_IDS = 64
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_TOOLS = 128
+MAX_SALT_CHARS = 256
+INT64 = 2**63
+INT31 = 2**31
+MAX_MESSAGES = 4096
+_SHOWN_CHARS = 60
+
+
+def shown(value: object) -> str:
+    """A value of the caller's, cut to what a message can hold; no container is written out to be thrown away."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, int) and abs(value) >= INT64:
+        return "an integer of more than 64 bits"
+    if isinstance(value, str) and len(value) > _SHOWN_CHARS:
+        return json.dumps(value[:_SHOWN_CHARS]) + f"... of {len(value)} characters"
+    return json.dumps(value, default=str)
+
+
+class _Unless:
+    """Accept only values that ask for nothing."""
+
+    def __init__(self, *harmless: object, hint: str = "this is not supported; leave it out") -> None:
+        self._harmless = harmless
+        self._hint = hint
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema, handler
+        return {"enum": list(self._harmless), "description": self._hint}
+
+    def _check(self, value: object) -> object:
+        if not any(type(value) is type(harmless) and value == harmless for harmless in self._harmless):
+            raise PydanticCustomError("unsupported", "{hint}", {"hint": self._hint})
+        return value
+
+
+def _as_list(value: object) -> object:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+def _check_part_type(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("input_audio", "video_url"):
+        raise PydanticCustomError("part_type", "the models here take text and images, not {got}", {"got": shown(kind)})
+    if kind not in ("text", "image_url"):
+        message = "must be an object of type 'text' or 'image_url', not {got}"
+        raise PydanticCustomError("part_type", message, {"got": shown(value if kind is None else kind)})
+    return value
+
+
+def _part_tag(value: Any) -> str:
+    return f"#{value['type'] if isinstance(value, dict) else value.type}"
+
+
+def _content_tag(value: object) -> str:
+    return "#parts" if isinstance(value, list) else "#text"
+
+
+class Api(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ApiTextPart(Api):
+    type: Literal["text"]
+    text: str
+
+
+class ApiImageUrl(Api):
+    url: str
+    """A data: URL, or an https: or http: URL that the server fetches."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """Taken and without effect: a model's own processor decides the resolution."""
+
+
+class ApiImagePart(Api):
+    type: Literal["image_url"]
+    image_url: ApiImageUrl
+
+
+ApiPart = Annotated[
+    Annotated[ApiTextPart, Tag("#text")] | Annotated[ApiImagePart, Tag("#image_url")],
+    Discriminator(_part_tag),
+    BeforeValidator(_check_part_type),
+]
+ApiParts = TypeAliasType("ApiParts", Annotated[list[ApiPart], FailFast()])
+# Tags start with "#" so that they can be told from field names where an error says what it is about.
+ApiContent = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[ApiParts, Tag("#parts")],
+    Discriminator(_content_tag),
+]
+
+
+class ApiMessage(Api):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: ApiContent
+    tool_calls: Annotated[object, _Unless(None, [])] = None
+    function_call: Annotated[object, _Unless(None)] = None
+    audio: Annotated[object, _Unless(None)] = None
+
+
+# Named, as FailFast cannot be hashed and so cannot be part of a union.
+ApiMessages = TypeAliasType(
+    "ApiMessages", Annotated[list[ApiMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+)
+
+
+class StreamOptions(Api):
+    include_usage: bool | None = None
+    """One more chunk before the end tells the usage."""
+
+
+class ApiJsonSchema(Api):
+    name: str = Field(default="", max_length=256)
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """The JSON Schema that the answer is held to."""
+
+
+class ResponseFormatText(Api):
+    type: Literal["text"]
+
+
+class ResponseFormatObject(Api):
+    type: Literal["json_object"]
+
+
+class ResponseFormatSchema(Api):
+    type: Literal["json_schema"]
+    json_schema: ApiJsonSchema
+
+
+def _check_format_type(value: object) -> object:
+    """One clear line about the type, rather than one about each class of the union."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("text", "json_object", "json_schema"):
+        message = "must be an object of type 'text', 'json_object' or 'json_schema', not {got}"
+        raise PydanticCustomError("part_type", message, {"got": shown(value if kind is None else kind)})
+    return value
+
+
+ApiResponseFormat = Annotated[
+    Annotated[ResponseFormatText, Tag("#text")]
+    | Annotated[ResponseFormatObject, Tag("#json_object")]
+    | Annotated[ResponseFormatSchema, Tag("#json_schema")],
+    Discriminator(_part_tag),
+    BeforeValidator(_check_format_type),
+]
+
+
+class ApiFunction(Api):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ApiTool(Api):
+    type: Literal["function"]
+    function: ApiFunction
+
+
+def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < INT31):
+            raise PydanticCustomError("part_type", "the keys must be token ids, not {got}", {"got": shown(key)})
+    return bias
+
+
+TokenIds = TypeAliasType(
+    "TokenIds",
+    Annotated[list[Annotated[int, Field(ge=0, lt=INT31)]], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)],
+)
+ApiTools = TypeAliasType("ApiTools", Annotated[list[ApiTool], FailFast(), Field(max_length=MAX_TOOLS)])
+
+
+class Generation(Api):
+    """What chat and plain completions have in common. What is no field of OpenAI's is named as elsewhere in the field."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1, lt=INT31)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, lt=INT31)
+    """Keep the k most likely tokens; 0 keeps all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Keep tokens at least this fraction as likely as the likeliest."""
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    """Answers to the same prompt."""
+    seed: int | None = Field(default=None, ge=0, lt=INT64)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        FailFast(),
+        Field(max_length=MAX_STOP_STRINGS),
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+    ] = Field(default_factory=list)
+    stop_token_ids: TokenIds | None = None
+    min_tokens: int | None = Field(default=None, ge=0, lt=INT31)
+    ignore_eos: bool | None = None
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIAS),
+            AfterValidator(_check_bias_keys),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Taken and without effect."""
+    priority: int | None = None
+    """Taken and without effect: queues go by the time that a request has left (x-request-timeout)."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
+    """Embeddings are shared only among requests with the same salt."""
+
+
+class ChatCompletionRequest(Generation):
+    """``POST /v1/chat/completions``."""
+
+    messages: ApiMessages
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=INT31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """Needs ``logprobs``."""
+    response_format: ApiResponseFormat | None = None
+    tools: ApiTools | None = None
+    """Shown to the model if its chat template has a place for them, else refused. Calls come back as text."""
+    tool_choice: Annotated[object, _Unless(None, "none", "auto", hint="only 'none' and 'auto' are supported")] = None
+    functions: Annotated[object, _Unless(None, [])] = None
+    function_call: Annotated[object, _Unless(None, "none", "auto")] = None
+    modalities: Annotated[object, _Unless(None, [], ["text"])] = None
+    audio: Annotated[object, _Unless(None)] = None
+    prediction: Annotated[object, _Unless(None)] = None
+    web_search_options: Annotated[object, _Unless(None)] = None
+
+
+def _one_prompt(value: object) -> object:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return value[0]
+    if not isinstance(value, str):
+        message = "must be a string or an array of one string, not {got}"
+        raise PydanticCustomError("part_type", message, {"got": shown(value)})
+    return value
+
+
+Prompt = Annotated[
+    str,
+    BeforeValidator(_one_prompt, json_schema_input_type=str | Annotated[list[str], Field(min_length=1, max_length=1)]),
+]
+
+
+class CompletionRequest(Generation):
+    """``POST /v1/completions``: a raw prompt, without the chat template."""
+
+    prompt: Prompt
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: Annotated[object, _Unless(None, False)] = None
+    suffix: Annotated[object, _Unless(None, "")] = None
+    best_of: Annotated[object, _Unless(None, 1)] = None
+
+
+class TokenizeRequest(Api):
+    """``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    """Left out, it is the model that is served."""
+    prompt: str | None = None
+    messages: ApiMessages | None = None
