@@ -72,6 +72,8 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
                 port=settings.port,
                 service_name=SERVICE_NAME,
                 register=register,
+                max_message_nbytes=settings.max_message_bytes,
+                max_concurrent_calls=settings.max_concurrent_calls,
                 telemetry=telemetry,
             )
         )

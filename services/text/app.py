@@ -33,15 +33,18 @@ from .settings import TextSettings
 class TextApp:
     """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
 
-    def __init__(self, service: TextService, server: RpcServer, settings: TextSettings) -> None:
+    def __init__(self, service: TextService, server: RpcServer, scope: TaskScope) -> None:
         self._service = service
         self._server = server
-        self._settings = settings
+        self._scope = scope
         self.port = server.port
 
     async def drain(self) -> None:
+        await self._server.announce_drain()
         await self._service.drain()
-        await self._server.drain(self._settings.drain_s)
+
+    async def failed(self) -> str:
+        return await self._scope.failed()
 
 
 @asynccontextmanager
@@ -99,9 +102,16 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
         Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
         register = TextServicer(service).register
         server = await stack.enter_async_context(
-            RpcServer(host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register)
+            RpcServer(
+                host=settings.host,
+                port=settings.port,
+                service_name=SERVICE_NAME,
+                register=register,
+                max_message_nbytes=settings.max_message_bytes,
+                max_concurrent_calls=settings.max_concurrent_calls,
+            )
         )
-        yield TextApp(service, server, settings)
+        yield TextApp(service, server, scope)
 
 
 async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
@@ -111,6 +121,7 @@ async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
             arena,
             machine=machine_name(),
             host=settings.host,
+            advertise_host=settings.advertise_host,
             check=_nobody_reads,
             max_pull_s=settings.max_pull_s,
             connect_timeout_s=settings.connect_timeout_s,

@@ -177,7 +177,7 @@ async def test_cancelling_the_caller_cancels_the_service() -> None:
 
 async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
     async with encoder_pair() as (_, stub, server):
-        await server.drain(0.0)
+        await server.stop(0.0)
         with pytest.raises(errors.InstanceLost) as caught:
             await stub.encode(_encode())
         assert "127.0.0.1" not in caught.value.message

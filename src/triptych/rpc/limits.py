@@ -23,10 +23,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # peers are inside: a proxy from the environment is not for them
 )
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
-    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
+
+
+def server_options(max_message_nbytes: int) -> tuple[tuple[str, int], ...]:
+    """For a server that takes messages up to this size."""
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
+        ("grpc.max_receive_message_length", max_message_nbytes),
+        ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )

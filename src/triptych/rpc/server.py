@@ -29,13 +29,25 @@ class RpcServer:
     """
 
     def __init__(
-        self, *, host: str, port: int, service_name: str, register: Register, telemetry: Telemetry | None = None
+        self,
+        *,
+        host: str,
+        port: int,
+        service_name: str,
+        register: Register,
+        max_message_nbytes: int = limits.MAX_MESSAGE_NBYTES,
+        max_concurrent_calls: int | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._host = host
         self._service_name = service_name
         self._health = HealthServicer()
         interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()))
-        self._server = grpc.aio.server(interceptors=(interceptor,), options=limits.SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=(interceptor,),
+            options=limits.server_options(max_message_nbytes),
+            maximum_concurrent_rpcs=max_concurrent_calls,
+        )
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (service_name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -44,7 +56,8 @@ class RpcServer:
 
     async def __aenter__(self) -> Self:
         try:
-            self.port = self._server.add_insecure_port(f"{self._host}:{self.port}")
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            self.port = self._server.add_insecure_port(f"{host}:{self.port}")
         except RuntimeError:
             raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it taken?") from None
         await self._server.start()
@@ -55,12 +68,15 @@ class RpcServer:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._server.stop(grace=0.2)
+        await self.stop(0.2)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new calls and wait, for at most ``timeout_s``, until those that run have ended."""
+    async def announce_drain(self) -> None:
+        """Tell health checks that nothing new should come; what comes is still answered, by the service's own word."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._server.stop(grace=timeout_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no calls any more, and cut off after ``grace_s`` those that still run."""
+        await self._server.stop(grace=grace_s)
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", self._service_name):

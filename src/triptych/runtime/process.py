@@ -1,16 +1,17 @@
 """One process: uvloop, one root scope, an orderly end.
 
 Shutdown = stop accepting, drain with a deadline, cancel, close. SIGTERM and SIGINT start it; a second one cuts the
-drain short.
+drain short. While a process is starting they end it at once.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import uvloop
 
@@ -32,6 +33,10 @@ class App(Protocol):
         """Stop accepting and let what runs come to its end."""
         ...
 
+    async def failed(self) -> str:
+        """Return, with what failed, once something has ended that the process is useless without."""
+        ...
+
 
 def run(
     name: str,
@@ -41,32 +46,53 @@ def run(
     drain_s: float,
     log_format: str = "text",
     telemetry: Telemetry | None = None,
-) -> None:
-    """Run ``app`` until the process is told to stop. Returns when everything is closed.
+) -> NoReturn:
+    """Run ``app`` until the process is told to stop, close everything, and end the process.
 
-    ``telemetry`` is up before the app is, so that a process which takes long to start can already be asked.
-    Ends the process with status 1 and one line when the app cannot start (CannotStart, or an error of the tree).
+    ``telemetry`` is up before the app is, so that a process which takes long to start can already be asked. The exit
+    status is 0 after an orderly end and 1, with one line on standard error, when the app cannot start (CannotStart, or
+    an error of the tree) or a vital part of it failed. A thread that hangs in foreign code does not keep the process.
     """
     logs.configure(log_level, log_format)
+    status = 1
     try:
-        uvloop.run(_serve(name, app, drain_s, telemetry or Telemetry()), debug=False)
+        failure = uvloop.run(_serve(name, app, drain_s, telemetry or Telemetry()), debug=False)
+        status = 0 if failure is None else 1
     except (CannotStart, TriptychError) as error:
         sys.stderr.write(f"{name}: {error}\n")
-        raise SystemExit(1) from None
+    except Exception:
+        logger.exception("%s failed", name)
+    _leave(status)
 
 
-async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float, telemetry: Telemetry) -> None:
+def _leave(status: int) -> NoReturn:
+    """Everything is closed: do not wait for threads that may hang, nor for libraries' own exit handlers."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float, telemetry: Telemetry) -> str | None:
+    """Returns what failed, if anything did."""
     stop, hurry = asyncio.Event(), asyncio.Event()
+    up = False
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
+        if not up:
+            logger.info("%s was told to stop while it started", name)
+            _leave(128 + number)
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     async with telemetry.running(), app as running:
+        up = True
         logger.info("%s is up", name)
-        await stop.wait()
+        failure = await _until_stopped(stop, running)
+        if failure is not None:
+            logger.critical("%s ends: %s has failed", name, failure)
         logger.info("%s drains for up to %.0f s", name, drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s), asyncio.TaskGroup() as group:
@@ -76,4 +102,14 @@ async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: floa
                 drained.cancel()
                 hurried.cancel()
     logger.info("%s is down", name)
-    sys.stderr.flush()
+    return failure
+
+
+async def _until_stopped(stop: asyncio.Event, app: App) -> str | None:
+    async with asyncio.TaskGroup() as group:
+        stopped, failed = group.create_task(stop.wait()), group.create_task(app.failed())
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        failure = failed.result() if failed.done() else None
+        stopped.cancel()
+        failed.cancel()
+    return failure

@@ -18,9 +18,13 @@ class Service:
         await asyncio.sleep(float(sys.argv[1]))
         print("drained", flush=True)
 
+    async def failed(self):
+        print("up", flush=True)
+        await asyncio.sleep(float(sys.argv[3]))
+        return "heart"
+
 @contextlib.asynccontextmanager
 async def app():
-    print("up", flush=True)
     yield Service()
     print("closed", flush=True)
 
@@ -28,9 +32,9 @@ run("test", app(), log_level="INFO", drain_s=float(sys.argv[2]))
 """
 
 
-def _start(drain_takes_s: float, drain_limit_s: float) -> subprocess.Popen[str]:
+def _start(drain_takes_s: float, drain_limit_s: float, fails_after_s: float = 3600.0) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", APP, str(drain_takes_s), str(drain_limit_s)],
+        [sys.executable, "-c", APP, str(drain_takes_s), str(drain_limit_s), str(fails_after_s)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -69,3 +73,71 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
     assert out.split() == ["closed"]
     assert process.returncode == 0
     assert time.perf_counter() - started < 10
+
+
+def test_a_vital_part_that_fails_ends_the_process_with_a_status_that_says_so() -> None:
+    process = _start(0.0, 5.0, fails_after_s=0.05)
+    out, err = process.communicate(timeout=20)
+    assert out.split() == ["drain", "drained", "closed"]
+    assert process.returncode == 1
+    assert "test ends: heart has failed" in err
+
+
+CANNOT_START = """
+import contextlib
+from triptych.runtime.process import CannotStart, run
+
+@contextlib.asynccontextmanager
+async def app():
+    raise CannotStart("there is no model")
+    yield
+
+run("test", app(), log_level="INFO", drain_s=1.0)
+"""
+HANGING_THREAD = (
+    APP.replace(
+        "yield Service()",
+        "ThreadOffload(1, name='stuck')._pool.submit(time.sleep, 3600); yield Service()",
+    )
+    .replace("import asyncio, ", "import asyncio, time, ")
+    .replace(
+        "from triptych.runtime.process",
+        "from triptych.runtime.offload import ThreadOffload\nfrom triptych.runtime.process",
+    )
+)
+
+
+def test_what_keeps_a_process_from_starting_is_one_line_and_status_1() -> None:
+    done = subprocess.run([sys.executable, "-c", CANNOT_START], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (1, "test: there is no model\n")
+
+
+STARTS_SLOWLY = """
+import asyncio, contextlib
+from triptych.runtime.process import run
+
+@contextlib.asynccontextmanager
+async def app():
+    print("starting", flush=True)
+    await asyncio.sleep(3600)
+    yield
+
+run("test", app(), log_level="INFO", drain_s=3600)
+"""
+
+
+def test_a_signal_ends_a_process_that_still_starts() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS_SLOWLY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        process.terminate()
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
+    command = [sys.executable, "-c", HANGING_THREAD, "0", "1", "3600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(timeout=20) == 0
