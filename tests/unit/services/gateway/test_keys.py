@@ -1,0 +1,181 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.gateway.keys import (
+    MAX_FAILURES,
+    Failures,
+    KeyEntry,
+    KeyRing,
+    key_digest,
+    new_key,
+    read_key_file,
+)
+from triptych.errors import RateLimited, Unauthenticated
+
+ROOT = Path(__file__).parents[4]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ring(clock: Clock, **limits: int) -> tuple[KeyRing, str]:
+    key, _ = new_key("alice")
+    other, _ = new_key("bob")
+    entries = {
+        "alice": KeyEntry(sha256=key_digest(key).hex(), **limits),
+        "bob": KeyEntry(sha256=key_digest(other).hex()),
+    }
+    return KeyRing(entries, clock), key
+
+
+def test_a_key_names_its_holder() -> None:
+    keys, key = ring(Clock())
+    assert keys.caller([f"Bearer {key}"], "s").name == "alice"
+    assert keys.caller([f"bearer  {key} "], "s").name == "alice"
+    assert keys.caller([f"Bearer {key}"], "s") is keys.caller([f"Bearer {key}"], "s")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [""],
+        ["Bearer"],
+        ["Bearer "],
+        ["{key}"],
+        ["Basic {key}"],
+        ["Bearer {key}x"],
+        ["Bearer {key}", "Bearer {key}"],
+        ["Bearer {key} {key}"],
+        ["Bearer \udcff"],
+        ["Bearer " + "x" * 10_000],
+    ],
+    ids=str,
+)
+def test_whoever_has_no_key_is_not_let_in(headers: list[str]) -> None:
+    keys, key = ring(Clock())
+    with pytest.raises(Unauthenticated):
+        keys.caller([header.replace("{key}", key) for header in headers], "s")
+
+
+def test_without_a_file_everybody_is_let_in() -> None:
+    keys = KeyRing.load(None, Clock())
+    assert keys.caller([], "s").name == ""
+    with keys.caller([], "s").request():
+        pass
+
+
+def test_ten_failures_a_minute_from_one_source_are_enough() -> None:
+    clock = Clock()
+    keys, key = ring(clock)
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(Unauthenticated):
+            keys.caller(["Bearer x"], "bad")
+        clock.now_s += 1
+    with pytest.raises(RateLimited) as caught:
+        keys.caller(["Bearer x"], "bad")
+    assert caught.value.retry_after_s == 50
+    assert keys.caller([f"Bearer {key}"], "bad").name == "alice", "whoever has a key does not suffer for it"
+    with pytest.raises(Unauthenticated):
+        keys.caller(["Bearer x"], "other")
+    clock.now_s += 51
+    with pytest.raises(Unauthenticated):
+        keys.caller(["Bearer x"], "bad")
+
+
+def test_failures_of_any_number_of_sources_take_bounded_memory() -> None:
+    failures = Failures(Clock())
+    for source in range(20_000):
+        failures.add(str(source))
+    assert len(failures._times) == 10_000
+
+
+def test_requests_of_a_key_are_limited_per_minute() -> None:
+    clock = Clock()
+    keys, key = ring(clock, requests_per_minute=2)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    for _ in range(2):
+        with caller.request():
+            pass
+    with pytest.raises(RateLimited, match="no requests left") as caught, caller.request():
+        pass
+    assert caught.value.retry_after_s == pytest.approx(30)
+    clock.now_s += 30
+    with caller.request():
+        pass
+
+
+def test_tokens_of_a_key_are_limited_per_minute_and_debts_are_waited_for() -> None:
+    clock = Clock()
+    keys, key = ring(clock, tokens_per_minute=60)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    with caller.request():
+        caller.charge(90)
+    with pytest.raises(RateLimited, match="no tokens left") as caught, caller.request():
+        pass
+    assert caught.value.retry_after_s == pytest.approx(31)
+    clock.now_s += 31.1
+    with caller.request():
+        pass
+
+
+def test_requests_of_a_key_at_the_same_time_are_limited() -> None:
+    keys, key = ring(Clock(), concurrent=1)
+    caller = keys.caller([f"Bearer {key}"], "s")
+    with caller.request(), pytest.raises(RateLimited, match="1 requests of this key"), caller.request():
+        pass
+    with caller.request():
+        pass
+
+
+def test_the_file_has_hashes_only(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    (key, lines), (_, more) = new_key("team.a"), new_key("b")
+    path.write_text(lines + "requests_per_minute = 5\n" + more)
+    entries = read_key_file(path)
+    assert entries["team.a"] == KeyEntry(sha256=key_digest(key).hex(), requests_per_minute=5)
+    assert key not in path.read_text()
+    assert KeyRing.load(path, Clock()).caller([f"Bearer {key}"], "s").name == "team.a"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "keys"),
+        ("[keys]", "keys"),
+        ("[keys.a]\nsha256 = 'x'", r"keys\.a\.sha256"),
+        ("[keys.a]\nkey = 'secret'", r"keys\.a"),
+        ("[keys.a", "not TOML"),
+        (f"[keys.'a b']\nsha256 = '{'0' * 64}'", "a key's name"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "same key"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nconcurrent = 0", "concurrent"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_clear_message(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says) as caught:
+        KeyRing.load(path, Clock())
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot read"):
+        KeyRing.load(tmp_path / "missing", Clock())
+
+
+def test_the_command_prints_the_key_once_and_the_lines_for_the_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.gateway.keys", "new"]
+    made = subprocess.run([*command, "ci"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (tmp_path / "keys.toml").write_text(made.stdout)
+    keys = KeyRing.load(tmp_path / "keys.toml", Clock())
+    assert keys.caller([f"Bearer {made.stderr.strip()}"], "s").name == "ci"
+    assert made.stderr.strip() not in made.stdout
+    for wrong in ([], ["a b"]):
+        refused = subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stdout) == (2, "")

@@ -1,0 +1,356 @@
+"""What the REST API has beside plain chat: choices, logprobs, raw prompts, tokens, URLs, keys, its own description."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.app import serve
+from services.gateway.keys import new_key
+from services.gateway.settings import GatewaySettings
+from tests.unit.services.gateway.conftest import Rest
+from tests.unit.services.gateway.fakes import HELLO, FakeRouter
+from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
+from triptych.domain.generation import (
+    Alternative,
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FinishReason,
+    TokenChunk,
+    TokenLogprobs,
+    Usage,
+)
+from triptych.errors import InvalidRequest
+from triptych.runtime.process import CannotStart
+
+COMPLETIONS = "/v1/completions"
+END = ChatFinished(Usage(prompt_tokens=4, completion_tokens=3))
+TWO: tuple[ChatEvent, ...] = (
+    TokenChunk((1,), "a", 0),
+    TokenChunk((2,), "b", 1),
+    ChoiceFinished(FinishReason.LENGTH, 1),
+    TokenChunk((3,), "c", 0),
+    ChoiceFinished(FinishReason.STOP, 0),
+    END,
+)
+HALF = Alternative(7, b"\xc3", -0.5)
+NEVER = Alternative(8, "ä".encode(), float("-inf"))
+LIKELY: tuple[ChatEvent, ...] = (
+    TokenChunk((7,), "", 0, (TokenLogprobs(HALF, (HALF, NEVER)),)),
+    TokenChunk((8,), "ä", 0, (TokenLogprobs(NEVER, ()),)),
+    ChoiceFinished(FinishReason.STOP, 0),
+    END,
+)
+
+
+@asynccontextmanager
+async def web(body: bytes, status: str = "200 OK") -> AsyncGenerator[str]:
+    """A host on loopback that answers everything with ``body``."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://localhost:{server.sockets[0].getsockname()[1]}/a.png"
+    finally:
+        server.close()
+
+
+def port_of(url: str) -> int:
+    return httpx.URL(url).port or 0
+
+
+def ask_about(*urls: str, **fields: Any) -> dict[str, Any]:
+    return {**ASK, "messages": [{"role": "user", "content": [image(url) for url in urls]}], **fields}
+
+
+# --- choices and logprobs ---------------------------------------------------------------------------------------------
+
+
+async def test_choices_come_back_in_their_order(rest: Rest) -> None:
+    async with rest(FakeRouter(TWO)) as client:
+        answer = (await client.post(CHAT, json={**ASK, "n": 2})).json()
+    told = [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in answer["choices"]]
+    assert told == [(0, "ac", "stop"), (1, "b", "length")]
+
+
+async def test_a_stream_tells_which_choice_a_piece_belongs_to(rest: Rest) -> None:
+    async with rest(FakeRouter(TWO)) as client:
+        *chunks, done = events_of((await client.post(CHAT, json={**ASK, "n": 2, "stream": True})).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [(choice["index"], choice["delta"].get("content"), choice["finish_reason"]) for choice in choices] == [
+        (0, "", None),
+        (1, "", None),
+        (0, "a", None),
+        (1, "b", None),
+        (1, None, "length"),
+        (0, "c", None),
+        (0, None, "stop"),
+    ]
+    assert done == "[DONE]"
+
+
+async def test_logprobs_are_told_as_openai_tells_them(rest: Rest) -> None:
+    half = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xC3]}
+    never = {"token": "ä", "logprob": -9999.0, "bytes": [0xC3, 0xA4]}
+    asked = {**ASK, "logprobs": True, "top_logprobs": 2}
+    async with rest(FakeRouter(LIKELY)) as client:
+        answer = (await client.post(CHAT, json=asked)).json()["choices"][0]
+        *chunks, _ = events_of((await client.post(CHAT, json={**asked, "stream": True})).text)
+        without = (await client.post(CHAT, json=ASK)).json()["choices"][0]
+    assert answer["logprobs"] == {
+        "content": [{**half, "top_logprobs": [half, never]}, {**never, "top_logprobs": []}],
+        "refusal": None,
+    }
+    streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == answer["logprobs"]["content"]
+    assert without["logprobs"] is None
+
+
+# --- plain completions and tokens -------------------------------------------------------------------------------------
+
+
+async def test_a_plain_completion_continues_a_raw_prompt(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        answer = await client.post(COMPLETIONS, json={"model": "demo", "prompt": "Once"}, headers={"x-request-id": "r"})
+        assert (await client.get("/v1/requests/cmpl-r/timeline")).status_code == 200
+    assert answer.json() == {
+        "id": "cmpl-r",
+        "object": "text_completion",
+        "created": 1_700_000_000,
+        "model": "demo",
+        "choices": [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 19,
+            "completion_tokens": 3,
+            "total_tokens": 22,
+            "prompt_tokens_details": {"image_tokens": 16},
+        },
+    }
+    assert (router.requests[0].prompt, router.requests[0].messages) == ("Once", ())
+
+
+async def test_a_plain_completion_streams_and_tells_logprobs(rest: Rest) -> None:
+    body = {"model": "demo", "prompt": "x", "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
+    async with rest(FakeRouter(LIKELY)) as client:
+        *chunks, usage, done = events_of((await client.post(COMPLETIONS, json=body)).text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ä"
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [1], []]
+    assert chunks[0]["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5, "ä": -9999.0}]
+    assert (usage["usage"]["total_tokens"], done) == (7, "[DONE]")
+
+
+async def test_tokenize_counts_what_the_model_would_see(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        expected = {"count": 3, "max_model_len": 512, "tokens": [5, 6, 7], "token_strs": None}
+        assert (await client.post("/tokenize", json={"prompt": "x"})).json() == expected
+        assert (await client.post("/tokenize", json={**ask_about(PNG_URL)})).json() == expected
+        for wrong in ({}, {"prompt": "x", "messages": ASK["messages"]}):
+            answer = await client.post("/tokenize", json=wrong)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert (await client.post("/tokenize", json={"prompt": "x", "model": "other"})).status_code == 404
+    assert [request.model for request in router.requests] == ["demo", "demo"]
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_image_is_fetched_from_its_url(rest: Rest, router: FakeRouter) -> None:
+    async with web(b"pixels") as url:
+        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url),)}
+        async with rest(router, **allowed) as client:
+            assert (await client.post(CHAT, json=ask_about(url, PNG_URL, url))).status_code == 200
+    first, second, third = router.requests[0].media
+    assert (first.data, third.data) == (b"pixels", b"pixels")
+    assert second.data != b"pixels"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/",
+        "http://localhost/",
+        "http://[::ffff:169.254.169.254]/latest/meta-data",
+        "http://0x7f000001/",
+        "http://user:secret@example.com/",
+        "https://does-not-exist.invalid/",
+        "http://example.com:22/",
+        "https://" + "a" * 300 + ".example/",
+    ],
+    ids=lambda url: url[:40],
+)
+async def test_urls_that_lead_nowhere_good_are_400(rest: Rest, router: FakeRouter, url: str) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ask_about(PNG_URL, url))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "invalid_media")
+    assert error["param"] == "messages[0].content[1].image_url.url"
+    assert "secret" not in answer.text
+    assert router.requests == []
+
+
+async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) -> None:
+    async with web(b"x", "503 Service Unavailable") as url, web(b"x" * 5000) as large:
+        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url), port_of(large))}
+        async with rest(router, **allowed, max_image_bytes=1000) as client:
+            assert "503" in (await client.post(CHAT, json=ask_about(url))).json()["error"]["message"]
+            answer = await client.post(CHAT, json=ask_about(PNG_URL, large))
+            assert (answer.status_code, "1000 bytes" in answer.text) == (400, True)
+
+
+async def test_fetched_bytes_count_against_the_bytes_that_are_held(rest: Rest, router: FakeRouter) -> None:
+    async with web(b"x" * 2000) as url:
+        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url),)}
+        async with rest(router, **allowed, max_body_bytes=1024, max_buffered_bytes=1500) as client:
+            answer = await client.post(CHAT, json=ask_about(url))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+
+
+async def test_the_number_of_urls_is_bounded_and_fetching_can_be_turned_off(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router, max_urls_per_request=2) as client:
+        answer = await client.post(CHAT, json=ask_about(*["https://example.invalid/"] * 3))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    async with rest(router, fetch=False) as client:
+        answer = await client.post(CHAT, json=ask_about("https://example.com/a.png"))
+        assert (answer.status_code, "data: URL" in answer.text) == (400, True)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def key_file(path: Path, limits: str = "") -> tuple[Path, dict[str, str], dict[str, str]]:
+    """A file with two keys, and the headers that each holder sends."""
+    (alice, first), (bob, second) = new_key("alice"), new_key("bob")
+    file = path / "keys.toml"
+    file.write_text(first + limits + second)
+    return file, {"authorization": f"Bearer {alice}"}, {"authorization": f"Bearer {bob}"}
+
+
+async def test_the_key_guards_everything_but_health(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+    keys, alice, _ = key_file(tmp_path)
+    routes = ["/v1/models", "/v1/models/demo", "/v1/requests/r/timeline", "/ready", "/metrics", "/openapi.json", "/x"]
+    async with rest(router, keys=keys) as client:
+        assert (await client.get("/health")).status_code == 200
+        for route in routes:
+            assert (await client.get(route)).status_code in (401, 429), route
+        assert [(await client.get(route, headers=alice)).status_code for route in routes] == [
+            200,
+            200,
+            404,
+            200,
+            200,
+            200,
+            404,
+        ]
+    async with rest(router, keys=keys) as client:
+        for route in (CHAT, COMPLETIONS, "/tokenize"):
+            refused = await client.post(route, json=ASK)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert refused.json()["error"]["type"] == "authentication_error"
+        assert router.requests == []
+        assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
+
+
+async def test_many_failures_from_one_source_are_429(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+    keys, alice, _ = key_file(tmp_path)
+    async with rest(router, keys=keys) as client:
+        wrong = {"authorization": "Bearer nonsense"}
+        statuses = [(await client.get("/v1/models", headers=wrong)).status_code for _ in range(12)]
+        assert statuses == [401] * 10 + [429] * 2
+        refused = await client.get("/v1/models", headers=wrong)
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/v1/models", headers=alice)).status_code == 200
+
+
+async def test_the_limits_of_a_key_are_429_with_a_time_to_come_back(
+    rest: Rest, router: FakeRouter, tmp_path: Path
+) -> None:
+    keys, alice, bob = key_file(tmp_path, "tokens_per_minute = 20\n")
+    async with rest(router, keys=keys) as client:
+        assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
+        refused = await client.post(CHAT, json=ASK, headers=alice)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert (await client.post(CHAT, json=ASK, headers=bob)).status_code == 200
+
+
+async def test_embeddings_of_tenants_are_kept_apart_unless_they_share(
+    rest: Rest, router: FakeRouter, tmp_path: Path
+) -> None:
+    keys, alice, bob = key_file(tmp_path)
+    salted = {**ASK, "cache_salt": "mine"}
+    async with rest(router, keys=keys) as client:
+        for headers, body in ((alice, ASK), (bob, ASK), (alice, salted), (bob, salted), (alice, ASK)):
+            await client.post(CHAT, json=body, headers=headers)
+    *different, again = [request.tenant_salt for request in router.requests]
+    assert len(set(different)) == 4
+    assert again == different[0] != b""
+    router.requests.clear()
+    async with rest(router, keys=keys, tenants_share=True) as client:
+        for headers in (alice, bob):
+            await client.post(CHAT, json=ASK, headers=headers)
+    assert [request.tenant_salt for request in router.requests] == [b"", b""]
+
+
+def test_the_network_is_not_let_in_by_accident(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="allow_anyone"):
+        GatewaySettings(host="0.0.0.0")
+    GatewaySettings(host="0.0.0.0", allow_anyone=True)
+    GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml")
+
+
+async def test_keys_that_cannot_be_read_stop_the_start(router: FakeRouter, tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="cannot read the keys"):
+        async with serve(GatewaySettings(port=0, keys=tmp_path / "missing"), router):
+            pass
+
+
+# --- the edge ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_too_many_gets_an_error_in_the_body_of_all_errors(router: FakeRouter) -> None:
+    async with (
+        serve(GatewaySettings(port=0, max_connections=1), router) as app,
+        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}") as first,
+        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}") as second,
+    ):
+        assert (await first.get("/v1/models")).status_code == 200
+        refused = await second.get("/v1/models")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+        assert (await first.get("/v1/models")).status_code == 200
+
+
+async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        document = (await client.get("/openapi.json")).json()
+        app = client._transport.app  # type: ignore[attr-defined]
+    routes = {route.path.replace(":path", "") for route in app.routes}
+    assert routes - {"/openapi.json", "/metrics"} == set(document["paths"])
+    fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert {"n", "logprobs", "logit_bias", "response_format", "tools", "cache_salt"} <= set(fields)
+
+
+async def test_what_the_template_refuses_reaches_the_client_by_name(rest: Rest) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    router = FakeRouter([InvalidRequest("tools: the model's chat template has no place for tools", param="tools")])
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json={**ASK, "tools": tools})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert router.requests[0].tools == '[{"type": "function", "function": {"name": "f"}}]'
+
+
+async def test_the_answer_is_the_same_whether_fields_are_unknown_or_not(rest: Rest) -> None:
+    async with rest(FakeRouter(HELLO)) as client:
+        answer = await client.post(CHAT, json={**ASK, "user": "u", "priority": 1, "service_tier": "auto", "new": {}})
+    assert answer.status_code == 200
