@@ -14,10 +14,12 @@ from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
 from triptych.transport.arena import HostArena
 from triptych.transport.start import start_transports
 
 from .holdings import Holdings
+from .record import EncoderRecord, watch
 from .service import EncoderService
 from .servicer import SERVICE_NAME, EncoderServicer
 from .settings import EncoderSettings
@@ -29,21 +31,25 @@ _CONNECT_S = 5.0
 class EncoderApp:
     """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
 
-    def __init__(self, service: EncoderService[PreparedImage], server: RpcServer, settings: EncoderSettings) -> None:
+    def __init__(self, service: EncoderService[PreparedImage], server: RpcServer, scope: TaskScope) -> None:
         self._service = service
         self._server = server
-        self._settings = settings
+        self._scope = scope
         self.port = server.port
 
     async def drain(self) -> None:
         """Finish what is under way, and keep what was promised until it is fetched."""
+        await self._server.announce_drain()
         await self._service.drain()
-        await self._server.drain(self._settings.drain_s)
+
+    async def failed(self) -> str:
+        return await self._scope.failed()
 
 
 @asynccontextmanager
-async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
+async def app(settings: EncoderSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[EncoderApp]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
+    telemetry = telemetry or Telemetry()
     compute = ThreadOffload(1, name="encoder-compute")
     prepare = ThreadOffload(settings.prepare_threads, name="encoder-prepare")
     copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
@@ -62,6 +68,7 @@ async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
                 arena,
                 machine=machine_name(),
                 host=settings.host,
+                advertise_host=settings.advertise_host,
                 check=holdings.may_read,
                 max_pull_s=settings.max_pull_s,
                 connect_timeout_s=_CONNECT_S,
@@ -79,19 +86,32 @@ async def app(settings: EncoderSettings) -> AsyncGenerator[EncoderApp]:
                     prepare=prepare,
                     compute=compute,
                     clock=monotonic,
+                    record=EncoderRecord(telemetry.metrics),
                 )
+                watch(telemetry.metrics, service, holdings)
                 service.start()
                 register = EncoderServicer(service).register
                 async with RpcServer(
-                    host=settings.host, port=settings.port, service_name=SERVICE_NAME, register=register
+                    host=settings.host,
+                    port=settings.port,
+                    service_name=SERVICE_NAME,
+                    register=register,
+                    telemetry=telemetry,
+                    max_message_nbytes=settings.max_message_bytes,
+                    max_concurrent_calls=settings.max_concurrent_calls,
                 ) as server:
-                    yield EncoderApp(service, server, settings)
+                    telemetry.missing = partial(_missing, service)
+                    yield EncoderApp(service, server, scope)
         finally:
             await transports.close()
     finally:
         prepare.close()
         copy.close()
         compute.close()
+
+
+async def _missing(service: EncoderService[PreparedImage]) -> tuple[str, ...]:
+    return ("it is draining",) if service.load().draining else ()
 
 
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:

@@ -9,7 +9,15 @@ from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
 from triptych.domain.stage import Role
-from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, RequestTooLarge, Unavailable
+from triptych.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RequestTooLarge,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.batch_queue import BatchLimits
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.changes import Changes
@@ -17,6 +25,7 @@ from triptych.runtime.tasks import TaskScope
 
 from .batcher import Batcher, too_many_tokens
 from .holdings import Holdings
+from .record import Record, Silence
 from .settings import EncoderSettings
 
 
@@ -34,8 +43,10 @@ class EncoderService(Generic[PreparedT]):
         prepare: Offload,
         compute: Offload,
         clock: Clock,
+        record: Record | None = None,
     ) -> None:
         """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread."""
+        self._record = record or Silence()
         self._engine = engine
         self._holdings = holdings
         self._settings = settings
@@ -86,6 +97,15 @@ class EncoderService(Generic[PreparedT]):
 
         Raises what ``ports.Encoder.encode`` says, and Overloaded or RequestTooLarge at this instance's bounds.
         """
+        try:
+            result = await self._encode_in_time(request)
+        except TriptychError as error:
+            self._record.refused(error)
+            raise
+        self._record.encoded(request, result)
+        return result
+
+    async def _encode_in_time(self, request: EncodeRequest) -> EncodeResult:
         self._check(request)
         self._received_bytes += len(request.media)
         try:

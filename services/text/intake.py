@@ -25,6 +25,7 @@ from triptych.transport.probe import PeerBook
 from triptych.transport.slot import tensors, verify
 
 from .holders import HolderDirectory
+from .record import Record, Silence
 from .releases import Releases
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ class _Lane:
     """The link to one holder, while pulls are under way over it."""
 
     users: int = 0
+    backend: str = ""
+    """Over which it goes; empty until there is a link."""
     broken: bool = False
     """The last pull over the link failed. It is closed when nobody uses it, not under those who still do."""
 
@@ -106,6 +109,7 @@ class Intake:
     scope: TaskScope
     offload: Offload
     clock: Clock
+    record: Record = field(default_factory=Silence)
     memory: machine.ImageCacheMachine = field(init=False)
     """What is remembered, to be read only."""
     queue: turns.PullQueue = field(init=False)
@@ -208,7 +212,7 @@ class Intake:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     async def _pull(self, start: machine.StartPull) -> None:
-        ticket = start.ticket
+        ticket, lane = start.ticket, _Lane()
         try:
             async with self._lane(ticket.holder, ticket.epoch) as lane:
                 started_s = self.clock()
@@ -222,12 +226,14 @@ class Intake:
             logger.exception("a pull failed")
             error = TransferFailed("an embedding could not be pulled")
         else:
-            self._journeys[ticket.key] = _Journey(backend, ticket.slot_nbytes, self.clock() - started_s)
+            journey = self._journeys[ticket.key] = _Journey(backend, ticket.slot_nbytes, self.clock() - started_s)
+            self.record.pulled(journey.backend, journey.nbytes, journey.duration_s)
             self._pulls.pop(start.pull_id).failed.set_result(False)
             self._turn(turns.Ended(start.pull_id))
             self._handle(machine.Pulled(start.pull_id))
             return
         logger.info("a pull from %s failed: %s", ticket.holder, error)
+        self.record.pull_failed(lane.backend, error)
         self._pulls.pop(start.pull_id).failed.set_result(True)
         self._turn(turns.Ended(start.pull_id))
         self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
@@ -240,6 +246,7 @@ class Intake:
         """
         holder = await self.holders.find(ticket.holder, ticket.epoch)
         peer = await self.peers.get(ticket.holder, ticket.epoch, holder.info.offers)
+        lane.backend = peer.backend
         try:
             await peer.pull(ticket, offset)
         except TransferFailed:

@@ -214,6 +214,11 @@ class ArenaMachine:
         return self.capacity_bytes - self.leased_bytes
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are taken and can be reclaimed: embeddings that nobody needs now."""
+        return self.capacity_bytes - self._extents.free_bytes - self.leased_bytes
+
+    @property
     def cached(self) -> int:
         """Embeddings that can be granted at once."""
         return sum(entry.state is SlotState.READY for entry in self._entries.values())

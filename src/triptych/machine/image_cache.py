@@ -219,6 +219,11 @@ class ImageCacheMachine:
         return held + sum(self._set_aside.values())
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are taken and can be reclaimed: embeddings that nobody needs now."""
+        return self.capacity_bytes - self._extents.free_bytes - self.pinned_bytes
+
+    @property
     def cached(self) -> int:
         return sum(entry.state is CacheState.READY for entry in self._entries.values())
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.util import find_spec
 
@@ -96,6 +97,10 @@ class PeerBook:
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    def by_backend(self) -> dict[tuple[str, ...], int]:
+        """How many links there are over each backend."""
+        return dict(Counter((peer.backend,) for peer in self._peers.values()))
 
     async def get(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
         """The link to a holder. Raises TransferFailed; all who waited for the same attempt get the same answer."""

@@ -1,0 +1,85 @@
+"""What an encoder tells of its items: metrics, and the stages on the trace of the request they belong to."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from triptych.domain.encoding import EncodeRequest, EncodeResult
+from triptych.domain.instance import EncoderLoad
+from triptych.errors import TriptychError
+from triptych.runtime import tracing
+from triptych.runtime.metrics import Metrics, gauge
+
+from .holdings import Holdings
+
+
+class Record(Protocol):
+    """Told by the encoder's service how each call for an embedding ended."""
+
+    def encoded(self, request: EncodeRequest, result: EncodeResult) -> None: ...
+
+    def refused(self, error: TriptychError) -> None: ...
+
+
+class Silence:
+    """``Record`` for those who do not listen."""
+
+    def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
+        del request, result
+
+    def refused(self, error: TriptychError) -> None:
+        del error
+
+
+class EncoderRecord:
+    """``Record`` into a process's metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        asked = metrics.counter("triptych_encoder_items", "Items asked for, by where their embedding was", ("cached",))
+        self._cached, self._encoded = asked.labels("yes"), asked.labels("no")
+        self._tokens = metrics.counter("triptych_encoder_tokens", "Embedding tokens computed or waited for")
+        self._failed = metrics.counter("triptych_encoder_failures", "Items that got an error", ("code",))
+        stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of an item that was encoded", ("stage",))
+        self._queue, self._encode = stages.labels("queue"), stages.labels("encode")
+
+    def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
+        if result.cached:
+            self._cached.inc()
+        else:
+            self._encoded.inc()
+            self._tokens.inc(result.ticket.tokens)
+            self._queue.observe(result.queue_s)
+            self._encode.observe(result.encode_s)
+        if (span := tracing.current()) is not None:
+            span.note({"triptych.item": request.item, "triptych.cached": result.cached})
+            if not result.cached:
+                span.stages({"queue": result.queue_s, "encode": result.encode_s})
+
+    def refused(self, error: TriptychError) -> None:
+        self._failed.labels(error.code).inc()
+
+
+class Loaded(Protocol):
+    """What says how much waits."""
+
+    def load(self) -> EncoderLoad: ...
+
+
+def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
+    """Read the encoder's state at every scrape."""
+
+    def read() -> Iterable[Metric]:
+        load, memory = service.load(), holdings.memory
+        leased = load.arena_leased_bytes
+        yield gauge(
+            "triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending_items
+        )
+        yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
+        yield gauge("triptych_arena_capacity_bytes", "Registered memory for embeddings", load.arena_bytes)
+        yield gauge("triptych_arena_leased_bytes", "... that is leased, being written, or set aside", leased)
+        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody leases now", memory.cached_bytes)
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", load.cached_embeddings)
+        yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
+
+    metrics.watch(read)
