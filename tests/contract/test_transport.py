@@ -233,6 +233,20 @@ async def test_a_holder_that_left_fails_fast(holder: Site, reader: Site, peer: P
             await peer.pull(ticket, reader.arena.base)
 
 
+async def test_a_restarted_holder_is_read_beside_its_earlier_incarnation(kit: Kit, reader: Site) -> None:
+    async with kit.site("restarted", epoch=1) as old:
+        earlier = await reader.transport.connect(old.transport.offer())
+        await pull(earlier, reader, old.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)]))
+        await old.transport.close()
+    async with kit.site("restarted", epoch=2) as new:
+        later = await reader.transport.connect(new.transport.offer())
+        sent = tensor_of("t", DType.U8, (1000,), 2)
+        assert (await pull(later, reader, new.put(b"k", [sent])))["t"].data == sent.data
+        await earlier.close()
+        await pull(later, reader, new.grant(b"k"))
+        await later.close()
+
+
 async def test_an_offer_of_an_earlier_incarnation_is_not_connected_to(kit: Kit, reader: Site) -> None:
     async with kit.site("restarted", epoch=1) as old:
         offer = old.transport.offer()

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import queue
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from triptych.domain.instance import TransportOffer
 from triptych.errors import Overloaded, TransferFailed
 from triptych.policy.transport import NIXL
 from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.transport.aside import Aside
 from triptych.transport.nixl_driver import NixlDriver, Read
 from triptych.transport.nixl_offer import NixlOffer
 from triptych.transport.slot import check_ticket
@@ -106,10 +106,12 @@ class NixlTransport:
         self._max_pull_s = max_pull_s
         self._offer = NixlOffer(agent.rdma, arena.probe, arena.address, agent.metadata)
         self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx)
-        self._connecting = ThreadPoolExecutor(_CONNECT_THREADS, "nixl-connect")
+        self._aside = Aside("nixl-connect", limit=_CONNECT_THREADS)
         self._reads: set[Read] = set()
         self._peers: dict[str, int] = {}
         """Links by agent name: NIXL knows one agent once, however often it was connected to."""
+        self._warm: set[str] = set()
+        """Agents that were read before."""
 
     @classmethod
     async def start(cls, arena: HostArena, *, machine: str, max_pull_s: float) -> Self:
@@ -133,9 +135,8 @@ class NixlTransport:
         if theirs.probe == self._arena.probe:
             raise TransferFailed("the holder is this process: NIXL reads other processes only")
         agent = self._open_agent()
-        loop = asyncio.get_running_loop()
         try:
-            name = await loop.run_in_executor(self._connecting, agent.agent.loadRemoteMD, theirs.agent)
+            name = await self._aside.run(agent.agent.loadRemoteMD, theirs.agent)
         except agent.errors:
             raise TransferFailed("NIXL cannot reach the holder") from None
         if name != _agent_name(theirs.probe).encode():
@@ -158,21 +159,30 @@ class NixlTransport:
         """Read from a peer's address to ``offset`` of the own arena. Raises TransferFailed."""
         read = self._submit(peer, remote_address, offset, nbytes)
         try:
-            async with asyncio.timeout(self._max_pull_s):
-                error = await asyncio.shield(read.over)
-        except TimeoutError:
-            raise TransferFailed(f"{nbytes} bytes did not arrive within {self._max_pull_s} s") from None
+            if read.over.done():
+                error = read.over.result()
+            else:
+                error = await self._until_over(read)
         finally:
             read.wanted = False
         if error is not None:
             raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
 
+    async def _until_over(self, read: Read) -> str | None:
+        try:
+            async with asyncio.timeout(self._max_pull_s):
+                return await asyncio.shield(read.over)
+        except TimeoutError:
+            raise TransferFailed(f"{read.nbytes} bytes did not arrive within {self._max_pull_s} s") from None
+
     def _submit(self, peer: str, remote_address: int, offset: int, nbytes: int) -> Read:
         self._open_agent()
         over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         read = Read(peer, self._arena.address + offset, remote_address, nbytes, over)
+        # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
+        warm = peer in self._warm and self._aside.calls == 0
         try:
-            self._driver.submit(read)
+            self._driver.submit(read, warm=warm)
         except queue.Full:
             raise Overloaded("too many NIXL reads wait") from None
         self._reads.add(read)
@@ -185,6 +195,7 @@ class NixlTransport:
             await self.read(peer.name, theirs.address, at, PROBE_NBYTES)
             if self._arena.memory[at : at + PROBE_NBYTES] != theirs.probe:
                 raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
+            self._warm.add(peer.name)
         finally:
             late = [read for read in self._reads if read.local_address == self._arena.address + at]
             if late:
@@ -198,12 +209,12 @@ class NixlTransport:
         if self._peers[peer.name] > 0:
             return
         del self._peers[peer.name]
+        self._warm.discard(peer.name)
         agent = self._agent
         if agent is None or any(read.peer == peer.name for read in self._reads):
             return
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._connecting, agent.agent.invalidateRemoteMD, peer.name)
+            await self._aside.run(agent.agent.invalidateRemoteMD, peer.name)
         except agent.errors:
             logging.getLogger(__name__).warning("NIXL could not forget a peer", exc_info=True)
 
@@ -218,7 +229,6 @@ class NixlTransport:
         for read in list(self._reads):
             if not read.over.done():
                 read.over.set_result("closed")
-        self._connecting.shutdown(wait=False, cancel_futures=True)
         if not finished:
             _kept_alive.append((agent, self._arena))
 

@@ -1,10 +1,12 @@
-"""Runs NIXL's reads on one thread, because NIXL can neither be awaited nor watched through a file descriptor.
+"""Runs NIXL's reads, which can neither be awaited nor watched through a file descriptor, on one thread.
 
 On one host the copy happens inside the call that posts a read, under NIXL's lock: 14 ms for 64 MB, during which every
-other call into NIXL waits. So none is made from the event loop. The thread sleeps on its inbox while nothing is under
-way, and between 50 us and 1 ms while something is.
+other call into NIXL waits. So none is made from the event loop, but for small reads while nothing else is under way:
+handing those to the thread and back would take several times as long as they do. The thread sleeps on its inbox while
+nothing is under way, and between 50 us and 1 ms while something is.
 
-A read that nobody waits for any more stays here until it is over: releasing it earlier would not keep it from writing.
+Small reads from one peer that wait at the same time become one transfer. A read that nobody waits for any more stays
+here until it is over: releasing it earlier would not keep it from writing.
 """
 
 import asyncio
@@ -12,13 +14,18 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 1e-3
 _MAX_INBOX = 4096
+_SMALL_NBYTES = 128 << 10
+"""Up to here a read costs more by being one than by its bytes."""
+_MAX_JOINED = 16
+_STUCK_S = 1.0
+"""How long ``stop`` waits, beyond its time, for a call into NIXL that does not return."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +39,14 @@ class Read:
     over: "asyncio.Future[str | None]"
     """None for success, else what went wrong, in NIXL's words."""
     wanted: bool = True
-    handle: int | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """Reads from one peer that NIXL does as one."""
+
+    reads: tuple[Read, ...]
+    handle: int | None = None
 
 
 class NixlDriver:
@@ -44,79 +58,145 @@ class NixlDriver:
         self._agent = agent
         self._ucx = ucx
         self._loop = asyncio.get_running_loop()
-        self._inbox: queue.Queue[Read | None] = queue.Queue(_MAX_INBOX)
+        self._inbox: queue.Queue[Read | _Transfer | None] = queue.Queue(_MAX_INBOX)
+        self._under_way = 0
+        """Reads that are not over, as the event loop knows."""
+        self._stopping = False
         self._stop_after_s = 0.0
-        self._unfinished = False
+        self._finished = False
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
 
-    def submit(self, read: Read) -> None:
-        """Raises queue.Full when thousands of reads wait."""
-        self._inbox.put_nowait(read)
+    def submit(self, read: Read, *, warm: bool) -> None:
+        """``warm``: the peer has been read before, so that posting a read does not wait for a connection.
+
+        Raises queue.Full when thousands of reads wait.
+        """
+        if warm and self._under_way == 0 and read.nbytes <= _SMALL_NBYTES:
+            transfer = _Transfer((read,))
+            try:
+                going_on = self._begin(transfer)
+            except Exception as error:  # noqa: BLE001 - as in the thread: the read ends with what it fails with
+                self._release(transfer)
+                _tell(transfer.reads, type(error).__name__)
+                return
+            if not going_on:
+                self._release(transfer)
+                _tell(transfer.reads, None)
+                return
+            self._inbox.put_nowait(transfer)
+        else:
+            self._inbox.put_nowait(read)
+        self._under_way += 1
+        read.over.add_done_callback(self._one_is_over)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread, blocking for ``timeout_s`` at most. Whether every read has come to its end."""
+        """End the thread, blocking for little more than ``timeout_s``. Whether every read has come to its end.
+
+        A thread that NIXL does not return from is left behind: it is a daemon, which does not keep the process.
+        """
         self._stop_after_s = timeout_s
-        self._inbox.put(None)
-        self._thread.join()
-        self._agent = None
-        return not self._unfinished
+        with contextlib.suppress(queue.Full):
+            self._inbox.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s + _STUCK_S)
+        if self._finished:
+            self._agent = None
+        return self._finished
+
+    def _one_is_over(self, _: "asyncio.Future[str | None]") -> None:
+        self._under_way -= 1
 
     def _run(self) -> None:
-        active: list[Read] = []
+        active: list[_Transfer] = []
         poll_s = _POLL_MIN_S
-        while (read := self._next(poll_s if active else None)) is not None:
-            if isinstance(read, Read):
+        while not self._stopping:
+            if came := self._next(poll_s if active else None):
                 poll_s = _POLL_MIN_S
-                if self._step(read, self._begin):
-                    active.append(read)
+                active += self._start_all(came)
             else:
                 poll_s = min(poll_s * 2, _POLL_MAX_S)
-            active = [read for read in active if self._step(read, self._look)]
+            active = [transfer for transfer in active if self._step(transfer, self._look)]
         deadline_s = time.monotonic() + self._stop_after_s  # noqa: TID251 - a thread has no loop whose time it could use
         while active and time.monotonic() < deadline_s:  # noqa: TID251 - as above
             time.sleep(_POLL_MAX_S)
-            active = [read for read in active if self._step(read, self._look)]
-        self._unfinished = bool(active)
+            active = [transfer for transfer in active if self._step(transfer, self._look)]
+        self._finished = not active
 
-    def _next(self, timeout_s: float | None) -> "Read | bool | None":
-        """The next read; False when none came in time; None to stop."""
-        try:
-            return self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return False
+    def _next(self, timeout_s: float | None) -> list[Read | _Transfer]:
+        """All that waits; nothing when nothing came in time. Notes when it is time to stop."""
+        came: list[Read | _Transfer] = []
+        with contextlib.suppress(queue.Empty):
+            one = self._inbox.get(timeout=timeout_s)
+            while one is not None:
+                came.append(one)
+                one = self._inbox.get_nowait()
+            self._stopping = True
+        return came
 
-    def _step(self, read: Read, action: "Callable[[Read], bool]") -> bool:
-        """Whether the read is still under way."""
+    def _start_all(self, came: "Iterable[Read | _Transfer]") -> list[_Transfer]:
+        """Those that are under way now."""
+        begun: list[_Transfer] = []
+        wanted: list[Read] = []
+        for one in came:
+            if isinstance(one, _Transfer):
+                begun.append(one)
+            elif one.wanted:
+                wanted.append(one)
+            else:
+                self._end(_Transfer((one,)), None)
+        begun += [transfer for transfer in map(_Transfer, joined(wanted)) if self._step(transfer, self._begin)]
+        return begun
+
+    def _step(self, transfer: _Transfer, action: "Callable[[_Transfer], bool]") -> bool:
+        """Whether the transfer is still under way."""
         try:
-            if action(read):
+            if action(transfer):
                 return True
         except Exception as error:  # noqa: BLE001 - whatever a read fails with, the thread and the other reads go on
-            self._end(read, type(error).__name__)
+            self._end(transfer, type(error).__name__)
         else:
-            self._end(read, None)
+            self._end(transfer, None)
         return False
 
-    def _begin(self, read: Read) -> bool:
-        if not read.wanted:
-            return False
-        nixl = self._nixl
-        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.local_address, read.nbytes, 0)])
-        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.remote_address, read.nbytes, 0)])
-        read.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, read.peer, b"", [self._ucx])
-        return bool(self._agent.postXferReq(read.handle) == nixl.NIXL_IN_PROG)
+    def _begin(self, transfer: _Transfer) -> bool:
+        nixl, reads = self._nixl, transfer.reads
+        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.local_address, read.nbytes, 0) for read in reads])
+        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.remote_address, read.nbytes, 0) for read in reads])
+        transfer.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, reads[0].peer, b"", [self._ucx])
+        return bool(self._agent.postXferReq(transfer.handle) == nixl.NIXL_IN_PROG)
 
-    def _look(self, read: Read) -> bool:
-        return bool(self._agent.getXferStatus(read.handle) == self._nixl.NIXL_IN_PROG)
+    def _look(self, transfer: _Transfer) -> bool:
+        return bool(self._agent.getXferStatus(transfer.handle) == self._nixl.NIXL_IN_PROG)
 
-    def _end(self, read: Read, error: str | None) -> None:
-        if read.handle is not None:
-            with contextlib.suppress(Exception):  # it is over: there is nothing left that could be aborted
-                self._agent.releaseXferReq(read.handle)
+    def _end(self, transfer: _Transfer, error: str | None) -> None:
+        self._release(transfer)
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(_tell, read, error)
+            self._loop.call_soon_threadsafe(_tell, transfer.reads, error)
+
+    def _release(self, transfer: _Transfer) -> None:
+        if transfer.handle is not None:
+            with contextlib.suppress(Exception):  # it is over: there is nothing left that could be aborted
+                self._agent.releaseXferReq(transfer.handle)
 
 
-def _tell(read: Read, error: str | None) -> None:
-    if not read.over.done():
-        read.over.set_result(error)
+def joined(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
+    """Reads as they go into transfers: small ones of one peer together and first, so that no large one delays them."""
+    small: dict[str, list[Read]] = {}
+    large: list[tuple[Read, ...]] = []
+    for read in reads:
+        if read.nbytes <= _SMALL_NBYTES:
+            small.setdefault(read.peer, []).append(read)
+        else:
+            large.append((read,))
+    groups = [
+        tuple(waiting[at : at + _MAX_JOINED])
+        for waiting in small.values()
+        for at in range(0, len(waiting), _MAX_JOINED)
+    ]
+    return groups + large
+
+
+def _tell(reads: Iterable[Read], error: str | None) -> None:
+    for read in reads:
+        if not read.over.done():
+            read.over.set_result(error)
