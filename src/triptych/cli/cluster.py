@@ -76,6 +76,7 @@ class _Plan:
     name: str
     service: str
     port: int
+    admin_port: int
     arguments: tuple[str, ...]
 
 
@@ -88,8 +89,8 @@ class _Child:
 class LocalCluster:
     """Processes that start together, are ready when the context is entered, and are gone when it is left.
 
-    ``options`` are further flags by service (``{"encoder": ("--transports", "tcp")}``). ``port`` is the gateway's; 0
-    takes a free one. ``threads`` bounds what each torch process computes with. Children die with this process, however it ends.
+    ``options`` are further flags by service (``{"encoder": ("--transports", "tcp")}``). ``port`` is the gateway's,
+    ``router_port`` the router's; 0 takes a free one. ``threads`` bounds what each torch process computes with. Children die with this process, however it ends.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class LocalCluster:
         encoders: int = 2,
         text: int = 1,
         port: int = 0,
+        router_port: int = 0,
         threads: int = 1,
         options: Mapping[str, Sequence[str]] = _NO_OPTIONS,
         log_dir: Path | None = None,
@@ -110,7 +112,7 @@ class LocalCluster:
         self._options = options
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
-        self._plans = self._plan(encoders, text, port)
+        self._plans = self._plan(encoders, text, port, router_port)
         self._children: dict[str, _Child] = {}
         self._watchers = TaskScope("cluster", limit=len(self._plans))
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
@@ -139,6 +141,11 @@ class LocalCluster:
     def targets(self) -> Mapping[str, str]:
         """``host:port`` of every process, by name."""
         return {plan.name: _address(plan.port) for plan in self._plans}
+
+    @property
+    def admin_urls(self) -> Mapping[str, str]:
+        """Where each process answers ``/health``, ``/ready`` and ``/metrics`` of its own, by name."""
+        return {plan.name: f"http://{_address(plan.admin_port)}" for plan in self._plans}
 
     @property
     def log_dir(self) -> Path:
@@ -212,8 +219,11 @@ class LocalCluster:
 
     # --- how ---
 
-    def _plan(self, encoders: int, text: int, port: int) -> tuple[_Plan, ...]:
-        *engine_ports, router_port, free_port = _free_ports(encoders + text + 2)
+    def _plan(self, encoders: int, text: int, port: int, router_port: int) -> tuple[_Plan, ...]:
+        ports = _free_ports(2 * (encoders + text + 2))
+        admin_ports = iter(ports[: len(ports) // 2])
+        *engine_ports, free_router_port, free_port = ports[len(ports) // 2 :]
+        router_port = router_port or free_router_port
         encoder_ports, text_ports = engine_ports[:encoders], engine_ports[encoders:]
         encoder_targets = ("--encoders", ",".join(map(_address, encoder_ports)))
         text_targets = ("--text", ",".join(map(_address, text_ports)))
@@ -226,14 +236,15 @@ class LocalCluster:
                 f"{service}-{number}",
                 service,
                 port,
+                next(admin_ports),
                 ("--instance-id", f"{service}-{number}", *engine, *(encoder_targets if service == "text" else ())),
             )
             for (service, number), port in zip(names, engine_ports, strict=True)
         )
         return (
             *engines,
-            _Plan("router", "router", router_port, (*model, *encoder_targets, *text_targets)),
-            _Plan("gateway", "gateway", port or free_port, ("--router", _address(router_port))),
+            _Plan("router", "router", router_port, next(admin_ports), (*model, *encoder_targets, *text_targets)),
+            _Plan("gateway", "gateway", port or free_port, next(admin_ports), ("--router", _address(router_port))),
         )
 
     def _target(self, name: str) -> str:
@@ -246,6 +257,8 @@ class LocalCluster:
             HOST,
             "--port",
             str(plan.port),
+            "--admin-port",
+            str(plan.admin_port),
             "--drain-s",
             f"{self._drain_s:g}",
             *self._options.get(plan.service, ()),
