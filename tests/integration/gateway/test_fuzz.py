@@ -1,0 +1,157 @@
+"""Twenty thousand bodies that no client should send: never a 5xx, never a hang, nothing kept, and the next is served."""
+
+import asyncio
+import gc
+import json
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from services.gateway.app import remote_media
+from services.gateway.keys import KeyRing
+from services.gateway.routes import create_app
+from services.gateway.service import Gateway
+from services.gateway.settings import GatewaySettings
+from tests.integration.gateway.bodies import Bodies
+from tests.unit.services.gateway.fakes import MODEL
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.instance import ModelInfo
+from triptych.domain.timeline import Readiness, Timeline
+from triptych.errors import InvalidRequest, NotFound
+from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+
+CASES = 20_000
+AT_ONCE = 8
+GROWTH_BYTES = 2 << 20
+GOOD = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+
+class SniffingRouter:
+    """``ports.Router`` that looks at images as the real one does, and answers every choice with a word."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        self._check(request)
+        self.running += 1
+        try:
+            for choice in range(request.sampling.n):
+                yield TokenChunk((1,), "word", choice)
+                yield ChoiceFinished(FinishReason.STOP, choice)
+            yield ChatFinished(Usage(1, request.sampling.n))
+        finally:
+            self.running -= 1
+
+    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+        self._check(request)
+        return (1, 2)
+
+    def _check(self, request: ChatRequest) -> None:
+        for part in request.media:
+            inspect_image(part.data, MediaLimits())
+        if request.tools:
+            raise InvalidRequest("no place for tools", param="tools")
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return (MODEL,)
+
+    async def timeline(self, request_id: str) -> Timeline:
+        raise NotFound(request_id)
+
+    async def readiness(self) -> Readiness:
+        return Readiness(ready=True)
+
+
+class Door:
+    """Speaks ASGI to the application in this process."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._app = create_app(gateway, clock=monotonic)
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        never = asyncio.Event()
+        status, answer = 0, bytearray()
+
+        async def receive() -> dict[str, object]:
+            if messages:
+                return messages.pop()
+            await never.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(str(message["status"]))
+            elif isinstance(piece := message.get("body", b""), bytes):
+                answer.extend(piece)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+        }
+        await self._app(scope, receive, send)  # type: ignore[arg-type]
+        return status, bytes(answer)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_no_body_breaks_the_gateway() -> None:
+    asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the time
+    offload = ThreadOffload(1, name="fuzz")
+    settings = GatewaySettings(fetch_timeout_s=1.0)
+    router = SniffingRouter()
+    gateway = Gateway(
+        router,
+        offload,
+        settings,
+        lambda: 1.0,
+        keys=KeyRing({}, monotonic),
+        media=remote_media(settings),
+    )
+    door = Door(gateway)
+    bodies = Bodies(seed=7)
+    statuses: Counter[int] = Counter()
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            path, body = bodies.next()
+            async with asyncio.timeout(5):
+                status, answer = await door.post(path, body)
+            statuses[status] += 1
+            assert status in (200, 400, 404), (status, path, body)
+            if status != 200:
+                assert json.loads(answer)["error"]["message"], (path, body)
+
+    async def all_at_once(cases: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(some(cases // AT_ONCE))
+
+    try:
+        await all_at_once(CASES // 10)
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        await all_at_once(CASES - CASES // 10)
+        gc.collect()
+        growth = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert growth < GROWTH_BYTES, f"{growth} bytes more after {CASES} bodies"
+        assert (gateway.admission.requests, gateway.admission.nbytes, router.running) == (0, 0, 0)
+        assert min(statuses[200], statuses[400]) > CASES // 20, statuses
+        status, answer = await door.post("/v1/chat/completions", GOOD)
+        assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (200, "word")
+    finally:
+        offload.close()
