@@ -13,6 +13,7 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
 from .prepare import ModelPrepare
@@ -92,6 +93,7 @@ def _prepare(settings: RouterSettings) -> ModelPrepare:
         max_side_px=settings.max_image_side_px,
     )
     try:
-        return ModelPrepare(PromptBuilder.load(ModelFiles.load(settings.model)), limits)
+        builder = PromptBuilder.load(ModelFiles.load(settings.model))
+        return ModelPrepare(builder, limits, Grammars(builder.tokenizer))
     except BadModel as error:
         raise CannotStart(str(error)) from None

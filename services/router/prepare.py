@@ -6,10 +6,12 @@ from typing import Protocol
 from triptych.domain.chat import ChatRequest, MediaPart
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
-from triptych.errors import InvalidMedia, TriptychError
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_image
 from triptych.policy.routing import slot_nbytes
+from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
 
@@ -30,12 +32,17 @@ class Prepare(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelPrepare:
-    """``Prepare`` with a model's own template, tokenizer and family."""
+    """``Prepare`` with a model's own template, tokenizer and family.
+
+    What cannot be sampled as asked is refused here too, before anything is encoded.
+    """
 
     builder: PromptBuilder
     limits: MediaLimits
+    grammars: Grammars
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted:
+        self._check(request.sampling)
         media = request.media
         params = _params(request)
         infos = tuple(self._inspect(part, param) for part, param in zip(media, params, strict=True))
@@ -55,6 +62,19 @@ class ModelPrepare:
             for info, run, param in zip(infos, prompt.runs, params, strict=True)
         )
         return Prompted(prompt.token_ids, items, tuple(part.data for part in media))
+
+    def _check(self, sampling: SamplingParams) -> None:
+        """What of the sampling only the model's vocabulary can tell."""
+        vocab_size = self.builder.tokenizer.vocab_size
+        for name, token_ids in (
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+            ("stop_token_ids", sampling.stop_token_ids),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidRequest(f"{name} names token {token_id}, the vocabulary has {vocab_size}", param=name)
+        if sampling.response_format is not None:
+            self.grammars.start(sampling.response_format)
 
     def _inspect(self, part: MediaPart, param: str) -> MediaInfo:
         try:

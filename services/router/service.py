@@ -60,6 +60,10 @@ class RouterService:
             max_stop_strings=settings.max_stop_strings,
             max_stop_chars=settings.max_stop_chars,
             max_top_k=settings.max_top_k,
+            max_choices=settings.max_choices,
+            max_stop_token_ids=settings.max_stop_token_ids,
+            max_logit_bias=settings.max_logit_bias,
+            max_schema_chars=settings.max_schema_chars,
         )
         self._server_bounds = admission.ServerBounds(
             max_requests=settings.max_concurrent_requests,

@@ -34,6 +34,14 @@ class RouterSettings(RpcServiceSettings):
     """Longest stop string."""
     max_top_k: int = Field(default=1_000_000, ge=0)
     """Largest top_k."""
+    max_choices: int = Field(default=16, ge=1, le=65535)
+    """Most answers to one prompt (n). A text instance takes no more than it runs sequences at once."""
+    max_stop_token_ids: int = Field(default=64, ge=0)
+    """Most stop token ids in one request."""
+    max_logit_bias: int = Field(default=1024, ge=0)
+    """Most tokens whose logits one request may shift."""
+    max_schema_chars: int = Field(default=32_768, ge=1)
+    """Longest JSON schema."""
     max_request_id_chars: int = Field(default=128, ge=1)
     """Longest request id."""
 
@@ -74,8 +82,8 @@ class RouterSettings(RpcServiceSettings):
     """First wait before an instance that went away is asked again; it doubles from there."""
     reconnect_max_s: float = Field(default=1.0, gt=0)
     """Longest such wait."""
-    max_silence_s: float = Field(default=10.0, gt=0)
-    """An instance whose load reports stop for so long is taken for lost; reports come at least every few seconds."""
+    max_silence_s: float = Field(default=5.0, gt=0)
+    """An instance whose load reports, one a second at least, stop for so long is lost, with the calls it works on."""
     max_embedding_hints: int = Field(default=65_536, ge=0)
     """Images of which the router remembers the encoder that holds their embedding."""
     history_requests: int = Field(default=4096, ge=0)

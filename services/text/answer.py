@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.domain.generation import FinishReason, TokenChunk
+from triptych.domain.generation import Alternative, FinishReason, TokenChunk, TokenLogprobs
+from triptych.domain.sampling import SamplingParams
+from triptych.ports import ScoredToken, Scores
 from triptych.tokens.stop import StopStrings
 
 from .engine_loop import Tokens
@@ -17,6 +19,8 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -27,34 +31,47 @@ class Piece:
 
 
 class Answer:
-    """One answer's text as it grows. Tokens are counted as far as a stop string needed them, its own included."""
+    """One choice's text as it grows. Tokens are counted as far as a stop string needed them, its own included."""
 
-    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams, choice: int = 0) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stop)
-        self._step = 1 if any(stop) else None
+        self._stops = StopStrings(sampling.stop)
+        self._step = 1 if any(sampling.stop) else None
+        self._min_tokens = sampling.min_tokens
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._choice = choice
         self.completion_tokens = 0
 
     def feed(self, tokens: Tokens) -> Piece:
-        ids = tokens.token_ids
+        """Take what the engine said of this choice. A token that is a stop id ends the answer without being its text."""
+        ids, reason = tokens.token_ids, tokens.finish_reason
+        said = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
         text = ""
         # Token by token only where it matters which one completes a stop string.
-        step = self._step or max(len(ids), 1)
-        for end in range(step, len(ids) + 1, step):
-            result = self._stops.feed(self._detokenizer.feed(ids[end - step : end]))
+        step = self._step or max(len(said), 1)
+        for end in range(step, len(said) + 1, step):
+            counts = self.completion_tokens + end >= self._min_tokens
+            result = self._stops.feed(self._detokenizer.feed(said[end - step : end]), counts=counts)
             text += result.text
             if result.stopped:
-                return self._piece(ids[:end], text, FinishReason.STOP)
-        reason = tokens.finish_reason
+                return self._piece(ids[:end], tokens.scores[:end], text, FinishReason.STOP)
         if reason is not None:
-            result = self._stops.feed(self._detokenizer.flush())
+            counts = self.completion_tokens + len(ids) >= self._min_tokens
+            result = self._stops.feed(self._detokenizer.flush(), counts=counts)
             text += result.text
             if result.stopped:
                 reason = FinishReason.STOP
             else:
                 text += self._stops.flush()
-        return self._piece(ids, text, reason)
+        return self._piece(ids, tokens.scores, text, reason)
 
-    def _piece(self, ids: tuple[int, ...], text: str, reason: FinishReason | None) -> Piece:
+    def _piece(self, ids: tuple[int, ...], scores: tuple[Scores, ...], text: str, reason: FinishReason | None) -> Piece:
         self.completion_tokens += len(ids)
-        return Piece(TokenChunk(ids, text), reason)
+        logprobs = (
+            TokenLogprobs(self._alternative(one.chosen), tuple(self._alternative(other) for other in one.top))
+            for one in scores
+        )
+        return Piece(TokenChunk(ids, text, self._choice, tuple(logprobs)), reason)
+
+    def _alternative(self, scored: ScoredToken) -> Alternative:
+        return Alternative(scored.token_id, self._detokenizer.token_bytes(scored.token_id), scored.logprob)

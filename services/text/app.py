@@ -15,7 +15,9 @@ from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
 from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.arena import HostArena
 from triptych.transport.probe import PeerBook, TransportSet
@@ -24,6 +26,7 @@ from triptych.transport.start import start_transports
 from .holders import HolderDirectory
 from .intake import Intake, IntakeLimits
 from .neighbours import Neighbours
+from .record import TextRecord, watch
 from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
@@ -48,15 +51,17 @@ class TextApp:
 
 
 @asynccontextmanager
-async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
+async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextApp]:
     """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
+    telemetry = telemetry or Telemetry()
     async with AsyncExitStack() as stack:
         engine_thread = ThreadOffload(1, name="text-engine")
         stack.callback(engine_thread.close)
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        engine, tokenizer = await engine_thread.run(partial(_load, settings))
+        engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings))
 
+        record = TextRecord(telemetry.metrics, engine.model)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
         arena = HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
@@ -86,6 +91,7 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
             scope=scope,
             offload=checks,
             clock=monotonic,
+            record=record,
         )
         service = TextService(
             engine,
@@ -93,10 +99,21 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
             settings,
             offers=transports.offers,
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
+            new_grammar=grammars.start,
             scope=scope,
+            offload=checks,
             engine_thread=engine_thread,
             chance=random.SystemRandom(),
             clock=monotonic,
+            record=record,
+        )
+        watch(
+            telemetry.metrics,
+            service,
+            intake,
+            model=engine.model,
+            kv_usage=lambda: 1 - engine.kv_free_slots / engine.kv_slots,
+            connections=peers.by_backend,
         )
         service.start()
         Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
@@ -107,11 +124,17 @@ async def app(settings: TextSettings) -> AsyncGenerator[TextApp]:
                 port=settings.port,
                 service_name=SERVICE_NAME,
                 register=register,
+                telemetry=telemetry,
                 max_message_nbytes=settings.max_message_bytes,
                 max_concurrent_calls=settings.max_concurrent_calls,
             )
         )
+        telemetry.missing = partial(_missing, service)
         yield TextApp(service, server, scope)
+
+
+async def _missing(service: TextService) -> tuple[str, ...]:
+    return ("it is draining",) if service.load().draining else ()
 
 
 async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
@@ -136,7 +159,7 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer]:
+def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
     try:
         engine = TransformersTextEngine(
             settings.model,
@@ -148,6 +171,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer]:
             dtype=settings.dtype,
             threads=settings.torch_threads,
         )
-        return engine, Tokenizer.load(ModelFiles.load(settings.model))
+        tokenizer = Tokenizer.load(ModelFiles.load(settings.model))
+        return engine, tokenizer, Grammars(tokenizer)
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -9,18 +9,20 @@ from functools import partial
 
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
+from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role
-from triptych.errors import DeadlineExceeded, Overloaded, Unavailable
+from triptych.errors import DeadlineExceeded, Overloaded, TriptychError, Unavailable
 from triptych.machine import text_queue as machine
 from triptych.machine.extents import round_up
-from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine
+from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine, TokenGrammar
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
 
 from .answer import Answer, Detokenizer
 from .checks import check_request
-from .engine_loop import EngineLoop, Sequence
+from .engine_loop import EngineLoop, Sequences
 from .intake import Arrived, Intake
+from .record import Record, Silence
 from .settings import TextSettings
 
 _SEED_BITS = 63
@@ -56,17 +58,26 @@ class TextService:
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
         new_detokenizer: Callable[[], Detokenizer],
+        new_grammar: Callable[[ResponseFormat], TokenGrammar],
         scope: TaskScope,
+        offload: Offload,
         engine_thread: Offload,
         chance: Chance,
         clock: Clock,
+        record: Record | None = None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread. ``chance`` draws missing seeds."""
+        """``engine_thread`` runs one call at a time, always in the same thread. ``chance`` draws missing seeds.
+
+        ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
+        """
+        self._record = record or Silence()
         self._engine = engine
         self._intake = intake
         self._settings = settings
         self._offers = offers
         self._new_detokenizer = new_detokenizer
+        self._new_grammar = new_grammar
+        self._offload = offload
         self._scope = scope
         self._chance = chance
         self._clock = clock
@@ -80,7 +91,9 @@ class TextService:
                 max_fetching_nbytes=intake.memory.capacity_bytes,
             )
         )
-        self._loop = EngineLoop(engine, engine_thread, clock=clock, on_change=self._changes.notify)
+        self._loop = EngineLoop(
+            engine, engine_thread, clock=clock, on_change=self._changes.notify, on_gap=self._record.token_gap
+        )
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()
         self._draining = False
@@ -111,20 +124,29 @@ class TextService:
         job = _Job(f"{request.request_id}/{next(self._job_numbers)}", request, self._clock())
         try:
             self._take_in(job)
-            ready, sequence = await self._prepare(job)
+            ready, sequences = await self._prepare(job)
+            self._record.ready(ready)
             yield ready
-            answer = Answer(self._new_detokenizer(), request.sampling.stop)
-            reason: FinishReason | None = None
-            while reason is None:
+            choices = range(request.sampling.n)
+            answers = {choice: Answer(self._new_detokenizer(), request.sampling, choice) for choice in choices}
+            while answers:
                 async with self._deadline(job):
-                    tokens = await sequence.next()
-                piece = answer.feed(tokens)
-                reason = piece.finish_reason
-                if reason is not None:
-                    self._loop.cancel(job.job_id)  # the engine does not know of stop strings
-                if piece.chunk.token_ids or piece.chunk.text:
-                    yield piece.chunk
-            yield _finished(reason, answer.completion_tokens, sequence)
+                    ready_tokens = await sequences.next()
+                for tokens in ready_tokens:
+                    answer = answers[tokens.choice]
+                    piece = answer.feed(tokens)
+                    if piece.finish_reason is not None:
+                        self._loop.cancel_choice(job.job_id, tokens.choice)  # the engine knows no stop strings
+                    if piece.chunk.token_ids or piece.chunk.text:
+                        yield piece.chunk
+                    if piece.finish_reason is not None:
+                        del answers[tokens.choice]
+                        end = _finished(piece.finish_reason, answer.completion_tokens, sequences, tokens.choice)
+                        self._record.finished(end)
+                        yield end
+        except TriptychError as error:
+            self._record.failed(error)
+            raise
         finally:
             self._let_go(job)
 
@@ -162,7 +184,7 @@ class TextService:
             raise Overloaded(f"{self._settings.max_requests} requests are open, which is the limit")
         arrive = machine.Arrive(
             request_id=job.job_id,
-            tokens=len(request.token_ids) + (request.sampling.max_tokens or 0),
+            tokens=len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0),
             items=len(request.placements),
             nbytes=sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements),
             deadline_s=job.deadline_s,
@@ -170,10 +192,12 @@ class TextService:
         self._jobs[job.job_id] = job
         self._happened(arrive)
 
-    async def _prepare(self, job: _Job) -> tuple[Ready, Sequence]:
+    async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
         """Through the queue, with the embeddings, into the engine."""
-        arrived, pull_s = Arrived((), ()), 0.0
+        arrived, pull_s, grammar = Arrived((), ()), 0.0, None
         async with self._deadline(job):
+            if job.request.sampling.response_format is not None:
+                grammar = await self._offload.run(self._new_grammar, job.request.sampling.response_format)
             if job.request.placements:
                 await job.may_fetch.wait()
                 began_s = self._clock()
@@ -182,17 +206,17 @@ class TextService:
                 pull_s = self._clock() - began_s
                 self._happened(machine.Fetched(job.job_id))
             await job.may_run.wait()
-            sequence = self._submit(job, arrived)
-            await sequence.joined()
+            sequences = self._submit(job, arrived, grammar)
+            await sequences.joined()
         queue_s = max(0.0, self._clock() - job.arrived_s - pull_s)
-        return Ready(arrived.reports, queue_s, pull_s), sequence
+        return Ready(arrived.reports, queue_s, pull_s), sequences
 
-    def _submit(self, job: _Job, arrived: Arrived) -> Sequence:
+    def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
         request = job.request
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._chance.getrandbits(_SEED_BITS))
-        engine_request = EngineRequest(job.job_id, request.token_ids, arrived.inputs, sampling)
+        engine_request = EngineRequest(job.job_id, request.token_ids, arrived.inputs, sampling, grammar)
         job.in_engine = True
         return self._loop.submit(
             engine_request,
@@ -237,8 +261,8 @@ class TextService:
             self._intake.tick()
 
 
-def _finished(reason: FinishReason, completion_tokens: int, sequence: Sequence) -> Finished:
-    first_s, last_s, joined_s = sequence.first_token_s, sequence.last_token_s, sequence.joined_s
+def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:
+    (first_s, last_s), joined_s = sequences.times_s(choice), sequences.joined_s
     if first_s is None or last_s is None or joined_s is None:
-        return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0)
-    return Finished(reason, completion_tokens, prefill_s=first_s - joined_s, decode_s=last_s - first_s)
+        return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0, choice=choice)
+    return Finished(reason, completion_tokens, first_s - joined_s, last_s - first_s, choice)

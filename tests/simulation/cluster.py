@@ -29,6 +29,7 @@ from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.probe import PeerBook, TransportSet
@@ -183,7 +184,9 @@ class TextNode(_Node):
             settings,
             offers=transports.offers,
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
+            new_grammar=Grammars(tokenizer).start,
             scope=scope,
+            offload=InlineOffload(settings.check_threads),
             engine_thread=InlineOffload(),
             chance=cluster.chance(self.name),
             clock=cluster.clock,
@@ -238,7 +241,7 @@ class SimCluster:
             encoders,
             texts,
             settings=RouterSettings(**self.world.router),
-            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits()),
+            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self._scope,

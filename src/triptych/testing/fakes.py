@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
+from itertools import islice
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
-from triptych.ports import EngineOutput, EngineRequest
+from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores
 from triptych.testing.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
@@ -46,9 +47,14 @@ class Spliced:
     embedding: bytes
 
 
-def answer_tokens(token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range) -> tuple[int, ...]:
-    """The right answer: one token per item, then 4 to 11 that depend on everything; all of them in ``vocabulary``."""
-    whole = blake2b(array("q", token_ids).tobytes(), digest_size=32)
+def answer_tokens(
+    token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0
+) -> tuple[int, ...]:
+    """The right answer: one token per item, then 4 to 11 that depend on everything, the choice too.
+
+    All of them are in ``vocabulary``.
+    """
+    whole = blake2b(array("q", token_ids).tobytes(), digest_size=32, salt=choice.to_bytes(2, "little"))
     answer: list[int] = []
     for item in sorted(items, key=lambda item: item.start):
         one = blake2b(b"%d:%d:" % (item.start, item.tokens) + item.embedding, digest_size=8).digest()
@@ -115,9 +121,13 @@ class FakeEncoderEngine:
 
 @dataclass
 class _Sequence:
+    """One choice of a request."""
+
     request: EngineRequest
+    choice: int
     answer: tuple[int, ...]
     unfilled_tokens: int
+    """Of the prompt, which the first choice computes for all."""
     sent: int = 0
 
     @property
@@ -128,7 +138,11 @@ class _Sequence:
 
 @dataclass
 class FakeTextEngine:
-    """``ports.TextEngine`` with continuous batching: a step prefills who is new and gives each other one token."""
+    """``ports.TextEngine`` with continuous batching: a step prefills who is new and gives each other one token.
+
+    A request's choices run together. Of the sampling it knows ``n``, ``max_tokens`` and ``logprobs``: the token that
+    comes is certain, and the alternatives are impossible.
+    """
 
     vocabulary: range
     model: ModelInfo = FAKE_MODEL
@@ -140,8 +154,8 @@ class FakeTextEngine:
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("text engine")
-        self._waiting: dict[str, _Sequence] = {}
-        self._running: dict[str, _Sequence] = {}
+        self._waiting: dict[str, list[_Sequence]] = {}
+        self._running: dict[str, list[_Sequence]] = {}
 
     def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
         return fake_tensors(tokens, self.model.hidden_size)
@@ -155,13 +169,22 @@ class FakeTextEngine:
         items = [
             Spliced(item.start, item.tokens, bytes(item.tensors["embeddings"].data)) for item in request.embeddings
         ]
-        answer = answer_tokens(request.token_ids, items, vocabulary=self.vocabulary)
-        self._waiting[request.request_id] = _Sequence(request, answer, len(request.token_ids))
+        self._waiting[request.request_id] = [
+            _Sequence(
+                request,
+                choice,
+                answer_tokens(request.token_ids, items, vocabulary=self.vocabulary, choice=choice),
+                0 if choice else len(request.token_ids),
+            )
+            for choice in range(request.sampling.n)
+        ]
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
         self._alone.enter()
-        self._waiting.pop(request_id, None)
-        self._running.pop(request_id, None)
+        for sequences in (self._waiting, self._running):
+            left = [one for one in sequences.pop(request_id, []) if choice is not None and one.choice != choice]
+            if left:
+                sequences[request_id] = left
 
     def step(self) -> list[EngineOutput]:
         self._alone.enter()
@@ -170,13 +193,14 @@ class FakeTextEngine:
             self._running[request_id] = self._waiting.pop(request_id)
         if not self._running:
             return []
-        spend(self.step_s + self.prefill_token_s * sum(one.unfilled_tokens for one in self._running.values()))
+        running = [one for sequences in self._running.values() for one in sequences]
+        spend(self.step_s + self.prefill_token_s * sum(one.unfilled_tokens for one in running))
         outputs = []
         if self.failures:
             request_id = next(iter(self._running))
             del self._running[request_id]
             outputs.append(EngineOutput(request_id, (), error=self.failures.popleft()))
-        outputs += [self._advance(one) for one in list(self._running.values())]
+        outputs += [self._advance(one) for sequences in list(self._running.values()) for one in list(sequences)]
         return outputs
 
     @property
@@ -185,8 +209,8 @@ class FakeTextEngine:
 
     @property
     def pending_tokens(self) -> int:
-        everyone = [*self._waiting.values(), *self._running.values()]
-        return sum(one.unfilled_tokens + one.limit - one.sent for one in everyone)
+        everyone = (*self._waiting.values(), *self._running.values())
+        return sum(one.unfilled_tokens + one.limit - one.sent for sequences in everyone for one in sequences)
 
     def _advance(self, one: _Sequence) -> EngineOutput:
         one.unfilled_tokens = 0
@@ -198,5 +222,11 @@ class FakeTextEngine:
         elif one.sent == one.limit:
             reason = FinishReason.LENGTH
         if reason is not None:
-            del self._running[one.request.request_id]
-        return EngineOutput(one.request.request_id, (token,), reason)
+            self.cancel(one.request.request_id, one.choice)
+        alternatives = one.request.sampling.logprobs
+        scores: tuple[Scores, ...] = ()
+        if alternatives is not None:
+            certain = ScoredToken(token, 0.0)
+            others = (ScoredToken(other, float("-inf")) for other in self.vocabulary if other != token)
+            scores = (Scores(certain, (certain, *islice(others, alternatives - 1)) if alternatives else ()),)
+        return EngineOutput(one.request.request_id, (token,), reason, choice=one.choice, scores=scores)

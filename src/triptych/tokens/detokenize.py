@@ -4,12 +4,10 @@
 U+FFFD loses its end, and it raises on byte sequences that never become valid.
 """
 
-import re
 from collections.abc import Sequence
 
-from triptych.tokens.tokenizer import Tokenizer
+from triptych.tokens.tokenizer import BYTE_TOKEN, Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 8
 """How many tokens the next one is decoded with. Decoders look back one token; UTF-8 up to four bytes."""
@@ -41,11 +39,15 @@ class IncrementalDetokenizer:
         self._context.clear()
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for by itself, which need not be whole characters."""
+        return self._tokenizer.token_bytes(token_id)
+
     def _feed(self, token_id: int) -> str:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:  # decoding skips ids that the vocabulary does not have
             return ""
-        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+        if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
             self._remember(token_id)
             return self._feed_byte(bytes.fromhex(match[1]))
         text = self._flush_bytes()

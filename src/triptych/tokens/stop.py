@@ -23,12 +23,17 @@ class StopStrings:
         self._held = ""
         self._stopped = False
 
-    def feed(self, text: str) -> StopResult:
-        """Take a piece of text; what comes back may be older text than that."""
+    def feed(self, text: str, *, counts: bool = True) -> StopResult:
+        """Take a piece of text; what comes back may be older text than that.
+
+        A stop string that this piece completes is passed over when it does not count.
+        """
         if self._stopped:
             return StopResult("", stopped=True)
-        text = self._held + text
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        held, text = len(self._held), self._held + text
+        # What ends within the text that is held was passed over before.
+        found = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stops if counts)
+        matches = [(start + len(stop), start) for start, stop in found if start >= 0]
         if matches:
             self._stopped, self._held = True, ""
             return StopResult(text[: min(matches)[1]], stopped=True)

@@ -1,6 +1,7 @@
 """Tokenizing as transformers does it, with the ``tokenizers`` library alone."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -11,6 +12,8 @@ from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel, ModelFiles
 
 MAX_CHARS = 4_000_000
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte that a vocabulary with byte fallback has no character for."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -24,12 +27,14 @@ class Tokenizer:
         """Named special tokens (``bos_token``) as a chat template sees them."""
         self.eos_ids = eos_ids
         """Ids that end an answer."""
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids that ``decode`` skips."""
-        self.byte_fallback = _has_byte_fallback(backend)
+        steps = _decoder_steps(backend)
+        self.byte_fallback = "ByteFallback" in steps
         """Whether tokens such as ``<0xE4>`` stand for single bytes."""
+        self._byte_level = "ByteLevel" in steps
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
@@ -83,15 +88,40 @@ class Tokenizer:
         """The token of one id, as the vocabulary spells it, or None."""
         return self.backend.id_to_token(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, in the middle of a text; none for ids that the vocabulary lacks."""
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return token.encode()
+        if self._byte_level and all(character in _BYTES for character in token):
+            return bytes(_BYTES[character] for character in token)
+        if self.byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return token.replace(_SPACE, " ").encode()
+
     @property
     def vocab_size(self) -> int:
         """Tokens in all, added ones included."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
 
-def _has_byte_fallback(backend: Backend) -> bool:
+def _decoder_steps(backend: Backend) -> frozenset[str]:
     decoder = json.loads(backend.to_str()).get("decoder") or {}
-    return any(step.get("type") == "ByteFallback" for step in decoder.get("decoders", [decoder]))
+    return frozenset(step.get("type", "") for step in decoder.get("decoders", [decoder]))
+
+
+def _byte_characters() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes (GPT-2's table): printable ones as themselves, the others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+_SPACE = "\u2581"
+"""How SentencePiece spells a space."""
 
 
 def _content(token: Any) -> str | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 from triptych.policy.admission import (
     RequestBounds,
@@ -16,7 +16,17 @@ from triptych.policy.admission import (
     complete,
 )
 
-BOUNDS = RequestBounds(max_items=4, max_stop_strings=2, max_stop_chars=5, max_top_k=100)
+BOUNDS = RequestBounds(
+    max_items=4,
+    max_stop_strings=2,
+    max_stop_chars=5,
+    max_top_k=100,
+    max_choices=3,
+    max_stop_token_ids=2,
+    max_logit_bias=2,
+    max_schema_chars=10,
+)
+OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
 SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
 
 
@@ -38,6 +48,31 @@ SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
         ({"stop": ("a", "b", "c")}, "stop"),
         ({"stop": ("",)}, "stop"),
         ({"stop": ("abcdef",)}, "stop"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": float("nan")}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"n": 4}, "n"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"stop_token_ids": (1, 2, 3)}, "stop_token_ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 10.1}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"logit_bias": ((1, 0.0), (2, 0.0), (3, 0.0))}, "logit_bias"),
+        ({"logit_bias": ((1, 100.1),)}, "logit_bias"),
+        ({"logit_bias": ((1, float("nan")),)}, "logit_bias"),
+        ({"logit_bias": ((1, 0.0), (1, 1.0))}, "logit_bias"),
+        ({"logit_bias": ((-1, 0.0),)}, "logit_bias"),
+        ({"logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 21}, "top_logprobs"),
+        ({"response_format": OBJECT, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": ResponseFormat(Grammar.JSON_OBJECT, "{}")}, "response_format"),
+        ({"response_format": ResponseFormat(Grammar.JSON_SCHEMA)}, "response_format"),
+        ({"response_format": ResponseFormat(Grammar.JSON_SCHEMA, '{"a": "bcd"}')}, "response_format"),
     ],
 )
 def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) -> None:
@@ -52,6 +87,9 @@ def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) 
         {},
         {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
         {"temperature": 2.0, "top_p": 1e-9, "top_k": 100, "seed": -(2**63), "max_tokens": 1, "stop": ("abcde", "x")},
+        {"min_p": 1.0, "n": 3, "min_tokens": 5, "max_tokens": 5, "stop_token_ids": (0, 1), "repetition_penalty": 10.0},
+        {"frequency_penalty": -2.0, "presence_penalty": 2.0, "logit_bias": ((0, -100.0), (1, 100.0)), "logprobs": 20},
+        {"logprobs": 0, "response_format": ResponseFormat(Grammar.JSON_SCHEMA, '{"a": "b"}')},
     ],
 )
 def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
@@ -91,6 +129,12 @@ def test_what_does_not_fit_the_context_is_refused(sampling: SamplingParams, prom
     with pytest.raises(ContextTooLong) as caught:
         complete(sampling, prompt_tokens=prompt_tokens, context_length=100)
     assert caught.value.param == param
+
+
+def test_a_context_that_leaves_less_than_min_tokens_is_named() -> None:
+    assert complete(SamplingParams(min_tokens=40), prompt_tokens=60, context_length=100).max_tokens == 40
+    with pytest.raises(InvalidRequest, match="the context leaves 40 tokens"):
+        complete(SamplingParams(min_tokens=41), prompt_tokens=60, context_length=100)
 
 
 def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:

@@ -27,8 +27,10 @@ from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine, Spliced, answer_tokens
 from triptych.testing.fakes import fake_embedding as embedding_of
 from triptych.testing.links import DamagingTransport
+from triptych.testing.model import fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.testing.virtual_time import run
+from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
 from triptych.transport.probe import PeerBook, TransportSet
@@ -50,6 +52,9 @@ class Letters:
 
     def flush(self) -> str:
         return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
 
 
 def media_of(name: str, *, width: int = 16) -> tuple[bytes, MediaInfo]:
@@ -208,7 +213,9 @@ async def text_panel(
             said,
             offers=transports.offers,
             new_detokenizer=Letters,
+            new_grammar=Grammars(fake_tokenizer()).start,
             scope=scope,
+            offload=InlineOffload(1),
             engine_thread=InlineOffload(1),
             chance=random.Random(2),
             clock=clock,

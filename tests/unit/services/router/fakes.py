@@ -32,8 +32,9 @@ from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
-from triptych.testing.model import fake_prompt_builder
+from triptych.testing.model import fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
+from triptych.tokens.grammar import Grammars
 
 _serial = count(1)
 
@@ -238,7 +239,7 @@ async def bench(
             {encoder.instance_id: encoder for encoder in pool},
             {text.instance_id: text for text in text_pool},
             settings=settings or RouterSettings(),
-            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits()),
+            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(),
             clock=asyncio.get_running_loop().time,
             scope=scope,
