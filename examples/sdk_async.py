@@ -1,4 +1,7 @@
-"""Ask many questions at once, and change one's mind.  Usage: python examples/sdk_async.py [HOST:PORT]"""
+"""Ask many questions at once, and change one's mind.
+
+Usage: python examples/sdk_async.py [HOST:PORT]
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""Ask a router about images, without an event loop.  Usage: python examples/sdk_sync.py [HOST:PORT]"""
+"""Ask a router about images, without an event loop.
+
+Usage: python examples/sdk_sync.py [HOST:PORT]
+"""
 
 import sys
 from pathlib import Path

@@ -1,38 +1,164 @@
-"""``triptych chat``: a question, its answer as it comes, and where it was answered."""
+"""``triptych chat``: a question or a conversation, answers as they come, and where they were made."""
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from triptych.cli import show
-from triptych.cli.rest import RestClient
+from triptych.cli.rest import RestClient, RestError, assistant_turn, user_turn
+
+HELP = """/image PATH   show it an image along with your next line; may be repeated
+/timeline     where the last answer was made, and how long it took
+/clear        forget the conversation
+/quit         leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    text: str
-    images: tuple[Path, ...] = ()
+class Asking:
+    """Whom to ask, and how."""
+
+    url: str
+    api_key: str | None = None
     model: str | None = None
     """None asks the first model that is served."""
     max_tokens: int | None = None
     temperature: float = 0.0
+    show_timeline: bool = True
+
+    def client(self) -> RestClient:
+        return RestClient(self.url, api_key=self.api_key)
 
 
-async def chat(url: str, question: Question, console: Console, *, show_timeline: bool) -> None:
+async def ask(asking: Asking, question: str, images: Sequence[Path], console: Console) -> None:
     """Print the answer token by token, then the timeline. Raises RestError."""
-    async with RestClient(url) as client:
-        model = question.model or await client.first_model()
-        async with client.ask(
-            question.text,
-            question.images,
-            model=model,
-            max_tokens=question.max_tokens,
-            temperature=question.temperature,
+    async with asking.client() as client:
+        said = _Said()
+        await said.tell(client, asking, [user_turn(question, images)], console)
+        if asking.show_timeline:
+            console.print()
+            await _print_timeline(client, said.request_id, console)
+
+
+def converse(asking: Asking, images: Sequence[Path], console: Console, read: Callable[[str], str] = input) -> None:
+    """Take turns until the end of input; ``images`` go with the first. Raises RestError when nobody is there at all."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives ``input`` a history and its keys
+
+    with asyncio.Runner() as runner:
+        client = asking.client()
+        try:
+            model = asking.model or runner.run(client.first_model())
+            console.print(f"{model}; /help tells what else there is", style="dim")
+            conversation = Conversation(client, asking, console, list(images))
+            while conversation.open:
+                try:
+                    line = read("> ")
+                except EOFError:
+                    break
+                except KeyboardInterrupt:
+                    console.print()
+                    continue
+                try:
+                    runner.run(conversation.take(line))
+                except KeyboardInterrupt:
+                    console.print(" (stopped)")
+                except RestError as error:
+                    console.print(f"triptych: {error}", soft_wrap=True)
+        finally:
+            runner.run(client.aclose())
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What has been said, and the images that wait for the next line."""
+
+    client: RestClient
+    asking: Asking
+    console: Console
+    images: list[Path] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    last_request_id: str = ""
+    open: bool = True
+
+    async def take(self, line: str) -> None:
+        """One line of input: a command or the next turn. Raises RestError; the conversation is then as it was."""
+        command, _, argument = line.strip().partition(" ")
+        match command:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                self.open = False
+            case "/help":
+                self.console.print(HELP)
+            case "/clear":
+                self.turns, self.images = [], []
+            case "/image":
+                self._attach(argument)
+            case "/timeline":
+                await self._timeline()
+            case _ if command.startswith("/"):
+                raise RestError(f"there is no {command}; /help tells what there is", caller=True)
+            case _:
+                await self._say(line.strip())
+
+    def _attach(self, argument: str) -> None:
+        try:
+            paths = [Path(word).expanduser() for word in shlex.split(argument)]
+        except ValueError as error:
+            raise RestError(f"{argument}: {error}", caller=True) from None
+        if not paths:
+            raise RestError("say which: /image PATH", caller=True)
+        for path in paths:
+            if not path.is_file():
+                raise RestError(f"{path} is not a file", caller=True)
+            self.images.append(path)
+        self.console.print(f"{len(self.images)} to show with your next line", style="dim")
+
+    async def _timeline(self) -> None:
+        if not self.last_request_id:
+            raise RestError("nothing was answered yet", caller=True)
+        await _print_timeline(self.client, self.last_request_id, self.console)
+
+    async def _say(self, text: str) -> None:
+        turn = user_turn(text, self.images)
+        said = _Said()
+        try:
+            await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
+        finally:
+            if said.text:  # an answer that was stopped is part of the conversation, too
+                self.turns += [turn, assistant_turn(said.text)]
+                self.images = []
+                self.last_request_id = said.request_id
+        if self.asking.show_timeline:
+            await self._timeline()
+
+
+@dataclass(slots=True)
+class _Said:
+    """An answer as far as it has come."""
+
+    text: str = ""
+    request_id: str = ""
+
+    async def tell(self, client: RestClient, asking: Asking, turns: Sequence[dict[str, Any]], console: Console) -> None:
+        model = asking.model or await client.first_model()
+        async with client.converse(
+            turns, model=model, max_tokens=asking.max_tokens, temperature=asking.temperature
         ) as answer:
+            self.request_id = answer.request_id
             async for text in answer.texts():
+                self.text += text
                 console.print(show.printable(text), end="", soft_wrap=True)
         console.print()
-        if show_timeline:
-            console.print()
-            console.print(show.timeline(await client.timeline(answer.request_id)))
+
+
+async def _print_timeline(client: RestClient, request_id: str, console: Console) -> None:
+    document = await client.timeline(request_id)
+    console.print(show.timeline(document))
+    console.print(show.bars(document))

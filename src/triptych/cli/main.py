@@ -1,35 +1,42 @@
-"""The ``triptych`` command."""
+"""The ``triptych`` command: options, exit statuses, and nothing that takes time to import."""
 
 import asyncio
-from importlib.metadata import version
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from triptych.cli import chat as chatting
-from triptych.cli import up as running
-from triptych.cli.cluster import ClusterError, LocalCluster
-from triptych.cli.rest import RestError
-from triptych.cli.show import plain_console
+from triptych.cli.outcome import CliError
+
+T = TypeVar("T")
 
 DEFAULT_PORT = 8000
+DEFAULT_ROUTER_PORT = 50051
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
-_FAILED, _MISUSED = 1, 2
+_INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve multimodal models as encode, prefill and decode stages that scale apart.\n\n"
     "Start with **triptych up**, then in another terminal "
-    '**triptych chat "What digits are shown?" --image examples/digits/3_a.png**',
+    '**triptych chat "What digits are shown?" --image examples/digits/3_a.png**\n\n'
+    "Exit status: 0 done, 1 it failed, 2 a mistake in what was asked, 130 interrupted.",
 )
+
+Url = Annotated[str, typer.Option(envvar="TRIPTYCH_URL", help="Address of the gateway.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="TRIPTYCH_API_KEY", help="Key, where the gateway asks for one.", show_default=False)
+]
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"triptych {version('triptych')}")
         raise typer.Exit
 
@@ -44,7 +51,9 @@ def root(
 
 
 @app.command(
-    epilog="Examples:\n\n- `triptych up` serves the demo model\n\n- `triptych up --model ~/models/llava --encoders 3 --port 9000`"
+    epilog="Examples:\n\n- `triptych up` serves the demo model\n\n"
+    "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
     model: Annotated[str, typer.Option(help="Directory of a model, or *demo* for the one that comes along.")] = "demo",
@@ -53,54 +62,196 @@ def up(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 takes a free one.")
     ] = DEFAULT_PORT,
+    router_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the router's gRPC, for the SDK; 0 takes a free one.")
+    ] = DEFAULT_ROUTER_PORT,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
     log_dir: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Where processes write their logs; by default a private directory."),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Show processes, load and problems as they change.")
+    ] = True,
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
     One gateway and one router in front of encoder and text processes, all on the loopback address. When an encoder or a
     text process dies, the rest goes on; without the gateway or the router everything ends.
     """
+    from triptych.cli import up as running
+    from triptych.cli.cluster import ClusterError, LocalCluster
+    from triptych.cli.show import plain_console
+
     try:
-        cluster = LocalCluster(model, encoders=encoders, text=text, port=port, threads=threads, log_dir=log_dir)
-        code = asyncio.run(running.up(cluster, plain_console()))
+        cluster = LocalCluster(
+            model, encoders=encoders, text=text, port=port, router_port=router_port, threads=threads, log_dir=log_dir
+        )
+        code = asyncio.run(running.up(cluster, plain_console(), live=live))
     except ClusterError as error:
-        _fail(str(error), _FAILED)
+        _fail(str(error), 1)
     raise typer.Exit(code)
 
 
 @app.command(
     epilog='Examples:\n\n- `triptych chat "Hello!"`\n\n'
-    '- `triptych chat "Which is the largest digit?" -i examples/digits/3_a.png -i examples/digits/7_b.png`'
+    '- `triptych chat "Which is the largest digit?" -i examples/digits/3_a.png -i examples/digits/7_b.png`\n\n'
+    "- `triptych chat` starts a conversation; `/image PATH` shows it an image, `/help` tells the rest"
 )
 def chat(
-    question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    question: Annotated[
+        str | None, typer.Argument(help="What to ask; without it a conversation starts.", show_default=False)
+    ] = None,
     image: Annotated[
         list[Path] | None,
         typer.Option("--image", "-i", exists=True, dir_okay=False, readable=True, help="An image; may be repeated."),
     ] = None,
-    url: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
     timeline: Annotated[
-        bool, typer.Option("--timeline/--no-timeline", help="Show where the request ran and how long it took.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--timeline/--no-timeline",
+            help="Draw where the request ran and how long it took. By default after a single question.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Ask a question, about images if you like, and see the answer as it comes."""
-    question_ = chatting.Question(question, tuple(image or ()), model, max_tokens, temperature)
-    try:
-        asyncio.run(chatting.chat(url, question_, plain_console(), show_timeline=timeline))
-    except RestError as error:
-        _fail(str(error), _MISUSED if error.caller else _FAILED)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    from triptych.cli import chat as chatting
+    from triptych.cli.show import plain_console
+
+    images = tuple(image or ())
+    show_timeline = question is not None if timeline is None else timeline
+    asking = chatting.Asking(url, api_key, model, max_tokens, temperature, show_timeline=show_timeline)
+    if question is None:
+        with _failures():
+            chatting.converse(asking, images, plain_console())
+    else:
+        _run(chatting.ask(asking, question, images, plain_console()))
 
 
-def _fail(message: str, code: int) -> None:
+@app.command(
+    epilog="Examples:\n\n- `triptych status`\n\n"
+    "- `triptych status --admin http://127.0.0.1:9100` adds what a process tells of its load\n\n"
+    "- `triptych status --json | jq .ready` in a script; the exit status is 0 when every stage is there"
+)
+def status(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a process's admin port; may be repeated.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show whether a cluster is ready, which instances it has, and what it serves."""
+    from triptych.cli import status as looking
+    from triptych.cli.show import plain_console
+
+    ready = _run(looking.status(url, api_key, tuple(admin or ()), plain_console(), as_json=as_json))
+    raise typer.Exit(0 if ready else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n- `triptych bench --rate 2 --duration 30 --images 1:0.6,4:0.3,8:0.1 --output-tokens 32`\n\n"
+    "- `triptych bench --sweep 1,2,4,8 --slo-ttft-ms 500 --slo-tpot-ms 50 --plot sweep.png` finds the goodput\n\n"
+    "- `triptych bench --trace traces/servegen-mm-image --start 36000 --duration 60 --rate 4`\n\n"
+    "- `triptych bench --url https://other.example/v1 --api-key KEY --model NAME` loads any OpenAI endpoint"
+)
+def bench(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second.", show_default=False)] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="Several rates, one run each: `1,2,4,8`.", show_default=False)
+    ] = None,
+    duration: Annotated[float, typer.Option(min=0.1, help="Seconds during which requests arrive, per run.")] = 30.0,
+    burstiness: Annotated[
+        float, typer.Option(min=0, max=100, help="Squared variation of the gaps: 0 even, 1 Poisson, above 1 bursts.")
+    ] = 1.0,
+    images: Annotated[str, typer.Option(help="Images per request: a number, or `VALUE:WEIGHT,...`.")] = "1",
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or what the trace says.", show_default=False),
+    ] = None,
+    text_tokens: Annotated[str, typer.Option(help="Words of text per request, about a token each.")] = "32",
+    output_tokens: Annotated[str, typer.Option(help="Longest answer, in tokens.")] = "32",
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Make every answer as long as that (vLLM's extension of the API).")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", show_default=False),
+    ] = None,
+    start: Annotated[float, typer.Option(min=0, help="Where in the trace to begin, in seconds.")] = 0.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="Objective: time to first token.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Objective: time per token after it.")] = None,
+    attainment: Annotated[float, typer.Option(min=0, max=1, help="Share that must meet them, for goodput.")] = 0.9,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request counts as failed.")] = 300.0,
+    max_in_flight: Annotated[
+        int, typer.Option(min=1, help="One more request is not sent, and counts as failed.")
+    ] = 4096,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number there.", dir_okay=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG there (extra *bench*).", dir_okay=False)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same requests.")] = 0,
+) -> None:
+    """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
+
+    The load is open: requests are sent when they are due, however the endpoint does, and times count from then. What
+    fails is counted, by kind, and misses its objectives.
+    """
+    from triptych.cli.bench import command
+    from triptych.cli.bench.load import Endpoint
+    from triptych.cli.show import plain_console
+
+    with _failures():
+        job = command.Bench.from_options(
+            endpoint=Endpoint(url, api_key, timeout, max_in_flight),
+            model=model,
+            mix=(images, text_tokens, output_tokens),
+            image_size=image_size,
+            trace=trace,
+            rates=(rate, sweep),
+            start_s=start,
+            duration_s=duration,
+            burstiness=burstiness,
+            ignore_eos=ignore_eos,
+            slo_ms=(slo_ttft_ms, slo_tpot_ms),
+            attainment=attainment,
+            seed=seed,
+        )
+        outputs = command.Outputs.checked(json_file, plot)
+    answered = _run(command.bench_and_write(job, outputs, plain_console()))
+    raise typer.Exit(0 if answered else 1)
+
+
+class _failures:  # noqa: N801 - used as a statement
+    """Ends the command with one line, and the status that says whose fault it was."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, CliError):
+            _fail(str(error), 2 if error.caller else 1)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    with _failures():
+        return asyncio.run(work)
+    raise AssertionError("failures leave")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    from triptych.cli.show import plain_console
+
     plain_console(stderr=True).print(f"triptych: {message}", soft_wrap=True)
     raise typer.Exit(code)
 

@@ -4,7 +4,7 @@ import base64
 import json
 import mimetypes
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,16 +12,14 @@ from typing import Any, Self
 
 import httpx
 
+from triptych.cli.outcome import CliError
+
 _CONNECT_TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-class RestError(Exception):
-    """The question was not answered. ``caller`` tells whether it is the caller who can do something about it."""
-
-    def __init__(self, message: str, *, caller: bool) -> None:
-        super().__init__(message)
-        self.caller = caller
+class RestError(CliError):
+    """The question was not answered."""
 
 
 @dataclass(slots=True)
@@ -55,14 +53,16 @@ class Answer:
 class RestClient:
     """A gateway at ``url``. Every method raises RestError, in one line that a person can act on."""
 
-    def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 120.0) -> None:
         self._url = url.rstrip("/")
         try:
             trust_env = httpx.URL(url).host not in _LOOPBACK  # no proxy stands in front of this machine
         except httpx.InvalidURL as error:
             raise RestError(f"{url!r} is not a URL: {error}", caller=True) from None
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S), trust_env=trust_env
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
+            trust_env=trust_env,
         )
 
     async def __aenter__(self) -> Self:
@@ -71,33 +71,48 @@ class RestClient:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
         await self._http.aclose()
+
+    async def models(self) -> list[str]:
+        """The ids of what is served."""
+        return [str(model["id"]) for model in (await self._get("/v1/models"))["data"]]
+
+    async def readiness(self) -> dict[str, Any]:
+        """What ``/ready`` says: also while not everything is there."""
+        with _translated(self._url):
+            response = await self._http.get(f"{self._url}/ready")
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                _check(response, self._url)
+            document: dict[str, Any] = response.json()
+            return {name: document[name] for name in ("ready", "missing", "instances")}
 
     async def first_model(self) -> str:
         """The id of the model that the gateway lists first."""
-        models = (await self._get("/v1/models"))["data"]
+        models = await self.models()
         if not models:
             raise RestError(f"{self._url} serves no model yet", caller=False)
-        return str(models[0]["id"])
+        return models[0]
 
     async def timeline(self, request_id: str) -> dict[str, Any]:
         return await self._get(f"/v1/requests/{request_id}/timeline")
 
+    def ask(
+        self, question: str, images: Sequence[Path] = (), *, model: str, max_tokens: int | None = None
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Ask one question about images, as ``converse`` does."""
+        return self.converse([user_turn(question, images)], model=model, max_tokens=max_tokens)
+
     @asynccontextmanager
-    async def ask(
-        self,
-        question: str,
-        images: Sequence[Path] = (),
-        *,
-        model: str,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
+    async def converse(
+        self, turns: Sequence[dict[str, Any]], *, model: str, max_tokens: int | None = None, temperature: float = 0.0
     ) -> AsyncGenerator[Answer]:
-        """Ask a question about images; the answer has begun, or RestError is raised, when the context is entered."""
-        content = [*map(image_part, images), {"type": "text", "text": question}]
+        """Have the next turn; the answer has begun, or RestError is raised, when the context is entered."""
         body = {
             "model": model,
-            "messages": [{"role": "user", "content": content}],
+            "messages": turns,
             "temperature": temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -117,6 +132,15 @@ class RestClient:
             _check(response, self._url)
             document: dict[str, Any] = response.json()
             return document
+
+
+def user_turn(text: str, images: Sequence[Path] = ()) -> dict[str, Any]:
+    """Images, then text, as a message. Raises RestError when an image cannot be read."""
+    return {"role": "user", "content": [*map(image_part, images), {"type": "text", "text": text}]}
+
+
+def assistant_turn(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
 
 
 def image_part(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,16 @@ _STAGES = (
     ("first token", "ttft_s"),
     ("total", "total_s"),
 )
+_BARS = (
+    ("prepare", "blue"),
+    ("encode", "magenta"),
+    ("pull", "cyan"),
+    ("queue", "yellow"),
+    ("prefill", "green"),
+    ("decode", "bright_green"),
+)
+_BAR_CELLS = 60
+_MOST_BARS = 16
 
 
 def printable(text: str) -> str:
@@ -70,6 +81,38 @@ def _stages(document: dict[str, Any]) -> Text:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
+
+
+def bars(document: dict[str, Any]) -> RenderableType:
+    """The request from left to right: a bar per stage, and under the encode stage one per item.
+
+    Durations are all that a timeline has (no clock leaves its process), so stages are drawn one after the other; what
+    an item waited is the gap before its bar.
+    """
+    total_s = max(float(document["total_s"]), 1e-9)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(width=_BAR_CELLS)
+    table.add_column(justify="right")
+    at_s = 0.0
+
+    def row(name: str, begin_s: float, took_s: float, colour: str, note: str = "") -> None:
+        bar = Bar(total_s, min(begin_s, total_s), min(begin_s + took_s, total_s), width=_BAR_CELLS, color=colour)
+        table.add_row(name, bar, _ms(took_s), note)
+
+    for name, colour in _BARS:
+        took_s = float(document[f"{name}_s"])
+        if took_s <= 0:
+            continue
+        row(name, at_s, took_s, colour)
+        if name == "encode":
+            for item in document["items"][:_MOST_BARS]:
+                note = "cached" if item["encoder_cached"] else item["encoder"]
+                row(f"  item {item['item'] + 1}", at_s + item["queue_s"], item["encode_s"], "bright_black", note)
+            if len(document["items"]) > _MOST_BARS:
+                table.add_row(f"  and {len(document['items']) - _MOST_BARS} more")
+        at_s += took_s
+    return table
 
 
 def plain_console(*, stderr: bool = False) -> Console:

@@ -6,14 +6,19 @@ import signal
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.live import Live
 
 from triptych.cli.cluster import LocalCluster
+from triptych.cli.live import LiveView, keep_fresh
+from triptych.runtime.tasks import TaskScope
 
 _VITAL = frozenset({"gateway", "router"})
 
 
-async def up(cluster: LocalCluster, console: Console) -> int:
+async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:
     """Run the cluster until a signal comes or a process dies that nothing works without; the exit status.
+
+    ``live`` shows it on a terminal as it changes; elsewhere, and without it, there is a line for what happens.
 
     The first SIGINT or SIGTERM stops the cluster in order, a second one at once. Raises ClusterError.
     """
@@ -24,6 +29,8 @@ async def up(cluster: LocalCluster, console: Console) -> int:
         try:
             async with cluster:
                 _show(cluster, console, loop.time() - started_s)
+                if live and console.is_terminal:
+                    return await _watch_live(cluster, console)
                 return await _watch(cluster, console)
         except asyncio.CancelledError:
             if not stopped.is_set():
@@ -66,8 +73,25 @@ async def _watch(cluster: LocalCluster, console: Console) -> int:
         console.print(f"{len(cluster.processes)} processes go on: {', '.join(cluster.processes)}", soft_wrap=True)
 
 
+async def _watch_live(cluster: LocalCluster, console: Console) -> int:
+    view = LiveView(cluster)
+    async with TaskScope("live", limit=1) as scope:
+        with Live(view, console=console, auto_refresh=False, transient=True) as live:
+            scope.spawn(keep_fresh(view, live), name="refresh")
+            while True:
+                ended = await cluster.next_exit()
+                view.ended(ended)
+                live.refresh()
+                if ended.service in _VITAL:
+                    break
+    console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
+    console.print(f"nothing works without the {ended.service}: stopping")
+    return 1
+
+
 def _show(cluster: LocalCluster, console: Console, took_s: float) -> None:
     for name, pid in cluster.processes.items():
         console.print(f"  {name:<12} pid {pid:<8} {cluster.targets[name]}")
     console.print(f"ready in {took_s:.1f} s at {cluster.url}", style="bold")
+    console.print(f"gRPC, for the SDK, at {cluster.router_target}")
     console.print(f'try: triptych chat "Hello!" --url {cluster.url}', soft_wrap=True)

@@ -75,6 +75,6 @@ def test_retries_never_exceed_what_the_budget_allows(outcomes: list[bool], seed:
 def test_a_policy_is_checked() -> None:
     for bad in ({"max_attempts": 0}, {"budget": -1.0}):
         with pytest.raises(ValueError, match=r"max_attempts|negative"):
-            RetryPolicy(**bad)  # type: ignore[arg-type]
+            RetryPolicy(**bad)
     assert Retries(RetryPolicy(max_attempts=1), Always(0)).wait_s(Unavailable("x"), 1, 60) is None
     assert Retries(RetryPolicy(), Always(0)).wait_s(InvalidRequest("x"), 1, 60) is None

@@ -1,0 +1,235 @@
+"""One benchmark from start to end: plan, send, report."""
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from triptych.cli.bench import load, show, traces, workload
+from triptych.cli.bench.load import Endpoint, Record
+from triptych.cli.bench.payload import Style
+from triptych.cli.bench.report import Objectives, Report, goodput, summarize
+from triptych.cli.bench.workload import Planned, WorkloadError
+from triptych.cli.outcome import CliError
+
+Run = tuple[float, Report, Sequence[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What to do. A ``trace`` goes before ``mix``; a rate of None keeps the trace's own pace."""
+
+    endpoint: Endpoint
+    model: str | None
+    mix: workload.Mix
+    trace: Path | None
+    size: workload.Size | None
+    rates: tuple[float | None, ...]
+    start_s: float
+    duration_s: float
+    burstiness: float
+    ignore_eos: bool
+    objectives: Objectives
+    attainment: float
+    seed: int
+
+    @classmethod
+    def from_options(
+        cls,
+        *,
+        endpoint: Endpoint,
+        model: str | None,
+        mix: tuple[str, str, str],
+        image_size: str | None,
+        trace: Path | None,
+        rates: tuple[float | None, str | None],
+        start_s: float,
+        duration_s: float,
+        burstiness: float,
+        ignore_eos: bool,
+        slo_ms: tuple[float | None, float | None],
+        attainment: float,
+        seed: int,
+    ) -> Self:
+        """As the command line has it; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
+        rate, sweep = rates
+        if rate is not None and sweep is not None:
+            raise WorkloadError("--rate is one rate and --sweep are several: give one of them")
+        if rate is None and sweep is None and trace is None:
+            raise WorkloadError("say at which rate requests arrive: --rate 2, or --sweep 1,2,4,8")
+        images, text_tokens, output_tokens = mix
+        size = None if image_size is None else workload.Size.parse(image_size)
+        made_of = workload.Mix(
+            workload.Distribution.parse(images, most=workload.MAX_IMAGES),
+            workload.Distribution.parse(text_tokens),
+            workload.Distribution.parse(output_tokens, least=1),
+            size or traces.DEFAULT_SIZE,
+        )
+        ttft_ms, tpot_ms = slo_ms
+        return cls(
+            endpoint=endpoint,
+            model=model,
+            mix=made_of,
+            trace=trace,
+            size=size,
+            rates=(rate,) if sweep is None else _rates(sweep),
+            start_s=start_s,
+            duration_s=duration_s,
+            burstiness=burstiness,
+            ignore_eos=ignore_eos,
+            objectives=Objectives(_seconds(ttft_ms), _seconds(tpot_ms)),
+            attainment=attainment,
+            seed=seed,
+        )
+
+    def plan(self, rate: float | None) -> list[Planned]:
+        """Raises WorkloadError."""
+        chance = random.Random(f"{self.seed} {rate}")  # noqa: S311 - a workload is no secret
+        if self.trace is not None:
+            span = traces.Span(self.start_s, self.duration_s, rate)
+            return traces.load(self.trace, span, self.size, chance)
+        if rate is None:
+            raise WorkloadError("only a trace has a pace of its own")
+        return workload.synthetic(
+            self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, chance=chance
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Files to write at the end."""
+
+    json_file: Path | None
+    plot: Path | None
+
+    @classmethod
+    def checked(cls, json_file: Path | None, plot: Path | None) -> Self:
+        """What would fail after the run fails before it. Raises CliError."""
+        for path in (json_file, plot):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise CliError(f"cannot write {path}: there is no such directory", caller=True)
+        if plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise CliError("plots need matplotlib: pip install 'triptych[bench]'", caller=True)
+        return cls(json_file, plot)
+
+    def write(self, job: Bench, runs: "Sequence[Run]") -> None:
+        """Raises CliError."""
+        try:
+            if self.json_file is not None:
+                write_json(self.json_file, job, runs)
+            if self.plot is not None:
+                show.plot(self.plot, runs, job.objectives)
+        except OSError as error:
+            raise CliError(f"cannot write {error.filename}: {error.strerror}", caller=True) from None
+
+
+async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> bool:
+    """Run it all; whether anything was answered. Raises CliError."""
+    runs = await bench(job, console)
+    outputs.write(job, runs)
+    return any(report.answered for _, report, _ in runs)
+
+
+async def bench(job: Bench, console: Console) -> list[Run]:
+    """Run every rate. Raises WorkloadError, EndpointError."""
+    plans = [(rate, job.plan(rate)) for rate in job.rates]
+    model = job.model or await load.first_model(job.endpoint)
+    runs: list[Run] = []
+    for rate, requests in plans:
+        pace = f"{len(requests)} requests at {rate:g}/s" if rate else f"{len(requests)} requests at the trace's pace"
+        console.print(f"{model}: {pace}")
+        chance = random.Random(f"{job.seed} bodies")  # noqa: S311
+        with _progress(console, len(requests)) as advance:
+            style = Style(model, job.ignore_eos)
+            records = await load.run(job.endpoint, requests, style, chance, advance)
+        report = summarize(records, job.objectives)
+        runs.append((report.rate if rate is None else rate, report, records))
+        if len(plans) == 1:
+            console.print(show.run_table(report))
+    if len(plans) > 1:
+        console.print(show.sweep_table([(rate, report) for rate, report, _ in runs]))
+        best = goodput([(rate, report) for rate, report, _ in runs], job.attainment)
+        if best is not None:
+            console.print(
+                f"goodput {best:g} requests/s (the highest rate with at least {job.attainment:.0%} attainment)"
+            )
+    return runs
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise WorkloadError(f"--sweep {text}: write positive rates with commas, for example 1,2,4,8")
+    return rates
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+class _progress:  # noqa: N801 - used as a statement
+    """A bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("ended", total=total)
+        self._failed = 0
+
+    def __enter__(self) -> Callable[[Record], None]:
+        self._bar.start()
+        return self._advance
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _advance(self, record: Record) -> None:
+        self._failed += not record.ok
+        self._bar.update(
+            self._task, advance=1, description=f"ended ({self._failed} failed)" if self._failed else "ended"
+        )
+
+
+def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
+    """Everything but the keys: what was asked for, the reports, and one entry per request. Raises OSError."""
+    rated = [(rate, report) for rate, report, _ in runs]
+    document = {
+        "workload": {
+            "trace": job.trace.name if job.trace else None,
+            "start_s": job.start_s,
+            "duration_s": job.duration_s,
+            "burstiness": job.burstiness,
+            "seed": job.seed,
+            "ignore_eos": job.ignore_eos,
+        },
+        "objectives": {"ttft_s": job.objectives.ttft_s, "tpot_s": job.objectives.tpot_s, "attainment": job.attainment},
+        "goodput_rps": goodput(rated, job.attainment),
+        "runs": [
+            {"rate": rate, "report": report.document(), "requests": [_entry(record) for record in records]}
+            for rate, report, records in runs
+        ],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _entry(record: Record) -> dict[str, object]:
+    return {
+        "arrival_s": round(record.planned.arrival_s, 6),
+        "images": len(record.planned.images),
+        "sent_late_s": round(record.sent_late_s, 6),
+        "ttft_s": record.ttft_s,
+        "tpot_s": record.tpot_s,
+        "e2e_s": record.end_s,
+        "prompt_tokens": record.prompt_tokens,
+        "tokens": record.tokens,
+        "error": record.error,
+    }

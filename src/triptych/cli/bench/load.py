@@ -1,0 +1,199 @@
+"""Send requests when they are due, whatever has become of the ones before, and note what happened to each."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from triptych.cli.bench import payload
+from triptych.cli.bench.workload import Planned
+from triptych.cli.outcome import CliError
+from triptych.runtime.tasks import TaskScope
+
+_AHEAD = 32
+"""Bodies made before they are due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request. Times count from when it was due, so that a server (or a sender) that lags is not flattered."""
+
+    planned: Planned
+    sent_late_s: float = 0.0
+    ttft_s: float | None = None
+    end_s: float = 0.0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    error: str = ""
+    """A kind, such as ``HTTP 429``; empty for an answer that came whole."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None when there was but one."""
+        if self.ttft_s is None or self.tokens < 2:
+            return None
+        return (self.end_s - self.ttft_s) / (self.tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """``url`` is the server's, with or without ``/v1``."""
+
+    url: str
+    api_key: str | None = None
+    timeout_s: float = 300.0
+    max_in_flight: int = 4096
+    """One more request is not sent but counted as an error: the load stays open, this process stays bounded."""
+
+    @property
+    def base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1") + "/v1"
+
+    def client(self) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        loopback = httpx.URL(self.url).host in ("127.0.0.1", "localhost", "::1")
+        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s, limits=limits, trust_env=not loopback)
+
+
+async def first_model(endpoint: Endpoint) -> str:
+    """The model that the endpoint lists first. Raises EndpointError."""
+    try:
+        async with endpoint.client() as client:
+            response = await client.get(f"{endpoint.base}/models", timeout=10.0)
+            response.raise_for_status()
+            return str(response.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        raise EndpointError(f"{endpoint.base}/models answers {error.response.status_code}") from None
+    except httpx.HTTPError:
+        raise EndpointError(f"nothing answers at {endpoint.url}") from None
+    except (httpx.InvalidURL, UnicodeError):
+        raise EndpointError(f"{endpoint.url!r} is not a URL") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise EndpointError(f"{endpoint.base}/models lists no model; name one with --model") from None
+
+
+class EndpointError(CliError):
+    """The endpoint cannot be loaded at all; the message says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, caller=False)
+
+
+async def run(
+    endpoint: Endpoint,
+    requests: Sequence[Planned],
+    style: payload.Style,
+    chance: random.Random,
+    on_record: Callable[[Record], None] = lambda _: None,
+) -> list[Record]:
+    """Send all requests, the first at its arrival after now; one record for each, in the order in which they ended."""
+    records: list[Record] = []
+    now_s = asyncio.get_running_loop().time
+    bodies: asyncio.Queue[tuple[Planned, bytes]] = asyncio.Queue(_AHEAD)
+
+    async def make() -> None:
+        for planned in requests:
+            await bodies.put((planned, await asyncio.to_thread(payload.body, planned, style, chance)))
+
+    async def send(client: httpx.AsyncClient, planned: Planned, content: bytes, due_s: float) -> None:
+        late_s = max(0.0, now_s() - due_s)
+        record = await _ask(client, f"{endpoint.base}/chat/completions", planned, content, due_s)
+        note(replace(record, sent_late_s=late_s))
+
+    def note(record: Record) -> None:
+        records.append(record)
+        on_record(record)
+
+    async with endpoint.client() as client, TaskScope("bench") as scope:
+        scope.spawn(make(), name="bodies")
+        start_s = now_s()
+        for _ in requests:
+            planned, content = await bodies.get()
+            due_s = start_s + planned.arrival_s
+            await asyncio.sleep(due_s - now_s())
+            if len(scope) >= endpoint.max_in_flight:
+                note(Record(planned, error="not sent: too many in flight"))
+            else:
+                scope.spawn(send(client, planned, content, due_s), name="request")
+        await scope.drain(endpoint.timeout_s + 60)
+    return records
+
+
+async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: bytes, due_s: float) -> Record:
+    now_s = asyncio.get_running_loop().time
+    timeout_s = client.timeout.read
+    answer = _Answer()
+    error = ""
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            client.stream("POST", url, content=content, headers={"content-type": "application/json"}) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                error = f"HTTP {response.status_code}"
+            else:
+                async for line in response.aiter_lines():
+                    answer.take(line, now_s() - due_s)
+                error = answer.error
+    except (TimeoutError, httpx.TimeoutException):
+        error = "timeout"
+    except httpx.ConnectError:
+        error = "cannot connect"
+    except httpx.HTTPError:
+        error = "connection broke"
+    except (ValueError, KeyError, TypeError, IndexError):
+        error = "not an OpenAI stream"
+    end_s = now_s() - due_s
+    return Record(planned, 0.0, answer.ttft_s, end_s, answer.prompt_tokens, answer.completion_tokens, error)
+
+
+class _Answer:
+    """What a stream of server-sent events has said so far."""
+
+    def __init__(self) -> None:
+        self.ttft_s: float | None = None
+        self.prompt_tokens = 0
+        self._chunks = 0
+        self._usage: dict[str, Any] = {}
+        self._done = False
+        self._failed = False
+
+    @property
+    def completion_tokens(self) -> int:
+        """As the server counts them; its chunks where it does not."""
+        return int(self._usage.get("completion_tokens", self._chunks))
+
+    @property
+    def error(self) -> str:
+        if self._failed:
+            return "error in the stream"
+        return "" if self._done and self.ttft_s is not None else "broke off"
+
+    def take(self, line: str, at_s: float) -> None:
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self._done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self._failed = True
+            return
+        if usage := event.get("usage"):
+            self._usage = usage
+            self.prompt_tokens = int(usage.get("prompt_tokens", 0))
+        for choice in event["choices"]:
+            delta = choice.get("delta") or {}
+            if delta.get("content") or delta.get("reasoning_content") or choice.get("finish_reason"):
+                self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
+                self._chunks += bool(delta.get("content") or delta.get("reasoning_content"))

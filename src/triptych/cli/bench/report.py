@@ -1,0 +1,111 @@
+"""What came of a load, in numbers. Nothing is dropped: a request that failed has missed its objectives."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from triptych.cli.bench.load import Record
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Latency objectives in seconds; None asks for nothing."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.ttft_s is not None or self.tpot_s is not None
+
+    def met(self, record: Record) -> bool:
+        if not record.ok or record.ttft_s is None:
+            return False
+        in_time = self.ttft_s is None or record.ttft_s <= self.ttft_s
+        return in_time and (self.tpot_s is None or record.tpot_s is None or record.tpot_s <= self.tpot_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """In seconds, over the requests that were answered; None when there are none."""
+
+    mean_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Latency":
+        if not values:
+            return cls(None, None, None, None)
+        return cls(sum(values) / len(values), *(percentile(values, q) for q in PERCENTILES))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run at one rate. ``attainment`` is the share of all requests, failed ones included, that met the objectives."""
+
+    rate: float
+    """Requests offered per second."""
+    requests: int
+    answered: int
+    errors: dict[str, int]
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    images: int
+    ttft: Latency
+    tpot: Latency
+    e2e: Latency
+    sent_late_p99_s: float
+    attainment: float | None
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(records: Sequence[Record], objectives: Objectives) -> Report:
+    """``records`` of one run, at least one."""
+    good = [record for record in records if record.ok]
+    span_s = max(record.planned.arrival_s for record in records)
+    duration_s = max([record.planned.arrival_s + record.end_s for record in records] + [1e-9])
+    tokens = sum(record.tokens for record in good)
+    return Report(
+        rate=len(records) / max(span_s, 1e-9) if len(records) > 1 else 0.0,
+        requests=len(records),
+        answered=len(good),
+        errors=dict(Counter(record.error for record in records if not record.ok).most_common()),
+        duration_s=duration_s,
+        requests_per_s=len(good) / duration_s,
+        output_tokens_per_s=tokens / duration_s,
+        prompt_tokens=sum(record.prompt_tokens for record in good),
+        output_tokens=tokens,
+        images=sum(len(record.planned.images) for record in good),
+        ttft=Latency.of([record.ttft_s for record in good if record.ttft_s is not None]),
+        tpot=Latency.of([record.tpot_s for record in good if record.tpot_s is not None]),
+        e2e=Latency.of([record.end_s for record in good]),
+        sent_late_p99_s=percentile([record.sent_late_s for record in records], 99),
+        attainment=sum(map(objectives.met, records)) / len(records) if objectives.any else None,
+    )
+
+
+def goodput(runs: Sequence[tuple[float, Report]], attainment: float) -> float | None:
+    """The highest rate asked for whose run attained the objectives; 0 when none did, None without objectives."""
+    judged = [(rate, report.attainment) for rate, report in runs if report.attainment is not None]
+    if not judged:
+        return None
+    return max((rate for rate, attained in judged if attained >= attainment), default=0.0)
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The ``q``-th percentile, interpolated linearly between the two values around it."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * q / 100
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

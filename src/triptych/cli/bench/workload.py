@@ -1,0 +1,120 @@
+"""Workloads: which requests arrive when. Pure: the same seed gives the same requests."""
+
+import random
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+from triptych.cli.outcome import CliError
+
+MAX_IMAGES = 1024
+MAX_TOKENS = 10_000_000
+MAX_SIDE_PIXELS = 16_384
+
+
+class WorkloadError(CliError):
+    """A workload cannot be made of what was given; the message says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, caller=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In pixels."""
+
+    width: int
+    height: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``336x224``. Raises WorkloadError."""
+        width, cross, height = text.lower().partition("x")
+        if not (cross and width.isdecimal() and height.isdecimal()):
+            raise WorkloadError(f"{text!r} is not a size: write WIDTHxHEIGHT, for example 336x336")
+        size = cls(int(width), int(height))
+        if not (1 <= size.width <= MAX_SIDE_PIXELS and 1 <= size.height <= MAX_SIDE_PIXELS):
+            raise WorkloadError(f"{text}: a side has 1 to {MAX_SIDE_PIXELS} pixels")
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request to be sent ``arrival_s`` seconds after the start, whatever has become of the ones before it."""
+
+    arrival_s: float
+    text_tokens: int
+    images: tuple[Size, ...]
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Whole numbers with weights; ``cumulative`` ends with their sum."""
+
+    values: tuple[int, ...]
+    cumulative: tuple[float, ...]
+
+    @classmethod
+    def of(cls, weights: Sequence[tuple[int, float]]) -> Self:
+        """Raises WorkloadError when no weight is positive."""
+        kept = [(value, weight) for value, weight in weights if weight > 0]
+        if not kept:
+            raise WorkloadError("a distribution has at least one value with a positive weight")
+        return cls(tuple(value for value, _ in kept), tuple(accumulate(weight for _, weight in kept)))
+
+    @classmethod
+    def parse(cls, text: str, *, least: int = 0, most: int = MAX_TOKENS) -> Self:
+        """``64``, or values with weights: ``1:0.6,4:0.3,8:0.1``. Raises WorkloadError."""
+        weights = []
+        for part in text.split(","):
+            value, colon, weight = part.strip().partition(":")
+            try:
+                weights.append((int(value), float(weight) if colon else 1.0))
+            except ValueError:
+                raise WorkloadError(f"{text!r}: {part.strip()!r} is not VALUE or VALUE:WEIGHT") from None
+            if not least <= weights[-1][0] <= most:
+                raise WorkloadError(f"{text!r}: {value} is not between {least} and {most}")
+            if not 0 <= weights[-1][1] < float("inf"):
+                raise WorkloadError(f"{text!r}: the weight {weight} is not a number from 0")
+        return cls.of(weights)
+
+    def draw(self, chance: random.Random) -> int:
+        position = bisect(self.cumulative, chance.random() * self.cumulative[-1])
+        return self.values[min(position, len(self.values) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What a request is made of, each part drawn by itself."""
+
+    images: Distribution
+    text_tokens: Distribution
+    output_tokens: Distribution
+    size: Size
+
+    def request(self, arrival_s: float, chance: random.Random) -> Planned:
+        images = (self.size,) * self.images.draw(chance)
+        return Planned(arrival_s, self.text_tokens.draw(chance), images, self.output_tokens.draw(chance))
+
+
+def arrivals(rate: float, duration_s: float, burstiness: float, chance: random.Random) -> list[float]:
+    """Arrival times within ``duration_s`` at ``rate`` per second on average.
+
+    Gaps are Gamma distributed with coefficient of variation ``sqrt(burstiness)``: 1 is a Poisson process, 0 is even.
+    """
+    times: list[float] = []
+    at_s = 0.0
+    while True:
+        at_s += chance.gammavariate(1 / burstiness, burstiness / rate) if burstiness else 1 / rate
+        if at_s >= duration_s:
+            return times
+        times.append(at_s)
+
+
+def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, chance: random.Random) -> list[Planned]:
+    """Requests of a mix; at least one."""
+    times = arrivals(rate, duration_s, burstiness, chance) or [0.0]
+    return [mix.request(at_s, chance) for at_s in times]

@@ -1,0 +1,98 @@
+"""``triptych up`` on a terminal: processes, load, requests and problems as they change."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+
+import httpx
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from triptych.cli.cluster import Exit, LocalCluster
+from triptych.cli.load import load_line
+from triptych.cli.metrics import Samples, scrape
+
+_REFRESH_S = 1.0
+_PROBLEMS = 6
+
+
+class LiveView:
+    """What is known of a cluster now, and how that looks. ``refresh`` asks the processes anew."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._pids = dict(cluster.processes)
+        self._loads: Mapping[str, Samples | None] = {}
+        self._problems: deque[str] = deque(maxlen=_PROBLEMS)
+        self._finished: float | None = None
+        self._rate = 0.0
+
+    def problem(self, line: str) -> None:
+        self._problems.append(line)
+
+    def ended(self, exit_: Exit) -> None:
+        self.problem(f"{exit_}; its log is {self._cluster.log_dir / exit_.name}.log")
+
+    async def refresh(self, http: httpx.AsyncClient, since_s: float) -> None:
+        """``since_s``: time since the last refresh, over which the rate of requests is."""
+        admin = {name: url for name, url in self._cluster.admin_urls.items() if name in self._cluster.processes}
+        self._loads = dict(
+            zip(admin, await asyncio.gather(*(scrape(http, url) for url in admin.values())), strict=True)
+        )
+        router = self._loads.get("router")
+        finished = router.total("triptych_requests_total") if router is not None else None
+        if finished is not None and self._finished is not None:
+            self._rate = max(0.0, finished - self._finished) / since_s
+        self._finished = self._finished if finished is None else finished
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [
+            Text.assemble(("triptych ", "bold"), f"at {self._cluster.url}, gRPC at {self._cluster.router_target}"),
+            self._requests(),
+            self._processes(),
+        ]
+        if self._problems:
+            parts.append(Text("problems", style="bold red"))
+            parts += [Text(f"  {line}", overflow="fold") for line in self._problems]
+        parts.append(Text("Ctrl-C stops", style="dim"))
+        return Group(*parts)
+
+    def _requests(self) -> Text:
+        router = self._loads.get("router")
+        if router is None:
+            return Text("requests   -", style="dim")
+        running = router.total("triptych_requests_running") or 0
+        failed = router.total("triptych_requests_total", outcome="failed") or 0
+        refused = router.total("triptych_requests_refused_total") or 0
+        line = f"requests   {running:g} running, {self._finished or 0:g} ended ({self._rate:.1f}/s)"
+        return Text(f"{line}, {failed:g} failed, {refused:g} refused")
+
+    def _processes(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table.add_column("process")
+        table.add_column("pid", justify="right")
+        table.add_column("address")
+        table.add_column("state")
+        table.add_column("load")
+        alive = self._cluster.processes
+        for name, pid in self._pids.items():
+            samples = self._loads.get(name)
+            state = Text("up", style="green") if name in alive else Text("gone", style="bold red")
+            load = load_line(samples) if samples is not None and name in alive else ""
+            table.add_row(name, str(pid), self._cluster.targets[name], state, load)
+        return table
+
+
+async def keep_fresh(view: LiveView, live: Live) -> None:
+    """Until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    async with httpx.AsyncClient(trust_env=False) as http:
+        last_s = loop.time()
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            now_s = loop.time()
+            await view.refresh(http, now_s - last_s)
+            last_s = now_s
+            live.refresh()

@@ -1,0 +1,47 @@
+"""What processes tell on their admin ports, read as far as a terminal shows it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import httpx
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One scrape: values by name and labels."""
+
+    values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Prometheus' text format; what is not a sample is passed over."""
+        values = {}
+        for line in text.splitlines():
+            if match := _SAMPLE.match(line):
+                try:
+                    values[match[1], frozenset(_LABEL.findall(match[2] or ""))] = float(match[3])
+                except ValueError:
+                    continue
+        return cls(values)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """The sum over all samples of that name that have these labels; None when there are none."""
+        wanted = set(labels.items())
+        found = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
+        return sum(found) if found else None
+
+
+async def scrape(client: httpx.AsyncClient, admin_url: str) -> Samples | None:
+    """None when nobody answers there in time."""
+    try:
+        response = await client.get(f"{admin_url.rstrip('/')}/metrics", timeout=_TIMEOUT_S)
+        response.raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+    return Samples.parse(response.text)

@@ -1,0 +1,9 @@
+"""How commands fail."""
+
+
+class CliError(Exception):
+    """One line for the person at the terminal. ``caller`` tells whether it is they who can do something about it."""
+
+    def __init__(self, message: str, *, caller: bool) -> None:
+        super().__init__(message)
+        self.caller = caller

@@ -1,0 +1,49 @@
+"""``triptych status``: what a gateway says of the cluster behind it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from triptych.cli.load import load_line
+from triptych.cli.metrics import Samples, scrape
+from triptych.cli.rest import RestClient, RestError
+
+
+async def status(url: str, api_key: str | None, admin: Sequence[str], console: Console, *, as_json: bool) -> bool:
+    """Print it; whether every stage has an instance. Raises RestError when no gateway answers."""
+    async with RestClient(url, api_key=api_key, timeout_s=10.0) as client:
+        ready = await client.readiness()
+        models = await _models(client)
+    async with httpx.AsyncClient(trust_env=False) as http:
+        loads = {address: await scrape(http, address) for address in admin}
+    document = {"url": url, **ready, "models": models}
+    if as_json:
+        document["load"] = {address: load_line(samples) for address, samples in loads.items() if samples is not None}
+        console.print(json.dumps(document, indent=1), soft_wrap=True)
+    else:
+        _print(document, loads, console)
+    return bool(ready["ready"])
+
+
+async def _models(client: RestClient) -> list[str]:
+    """None are served while the router is away."""
+    try:
+        return await client.models()
+    except RestError as error:
+        if error.caller:
+            raise
+        return []
+
+
+def _print(document: dict[str, Any], loads: dict[str, Samples | None], console: Console) -> None:
+    state = "ready" if document["ready"] else f"not ready: no {', no '.join(document['missing'])}"
+    console.print(f"{document['url']}  {state}", style="bold")
+    console.print(f"models     {', '.join(document['models']) or 'none'}", soft_wrap=True)
+    for line in document["instances"]:
+        console.print(f"instance   {line}", soft_wrap=True)
+    for address, samples in loads.items():
+        line = "does not answer" if samples is None else load_line(samples)
+        console.print(f"load       {address}  {line}", soft_wrap=True)
