@@ -6,9 +6,11 @@ Commands run side by side. It ends with its input.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import random
+import signal
 import sys
 from hashlib import blake2b
 from typing import Any
@@ -26,6 +28,7 @@ from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
 LEASE_S = 600.0
+_PR_SET_PDEATHSIG = 1
 
 
 def payload(seed: int, nbytes: int) -> bytes:
@@ -196,7 +199,14 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
     await site.transports.close()
 
 
+def end_with_parent() -> None:
+    """Even when this process stands still just then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_parent()
     # UCX writes its warnings to where output goes: answers have a way of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
