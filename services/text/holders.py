@@ -64,13 +64,12 @@ class HolderDirectory:
                 await self._round.next_answer()
         return holder
 
-    def known(self, instance_id: str) -> Holder | None:
-        """What is known now, whatever its epoch; asks nobody."""
-        return next((one for one in self._known.values() if one.info.instance_id == instance_id), None)
-
     def _lookup(self, instance_id: str, epoch: int) -> Holder | None:
-        holder = self.known(instance_id)
-        return holder if holder is not None and holder.info.epoch == epoch else None
+        """What is known now; asks nobody. Both have to match: an instance may have moved from one place to another."""
+        for holder in self._known.values():
+            if (holder.info.instance_id, holder.info.epoch) == (instance_id, epoch):
+                return holder
+        return None
 
     def _ask_all(self) -> None:
         if self._encoders:

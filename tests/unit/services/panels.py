@@ -115,6 +115,7 @@ async def encoder_panel(
     network: MemoryNetwork | None = None,
     engine: FakeEncoderEngine | None = None,
     instance_id: str = "encoder",
+    epoch: int = 1,
     slots: int = 64,
     max_pull_s: float = 1.0,
     settle: bool = True,
@@ -123,7 +124,7 @@ async def encoder_panel(
     """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds. Checks at the end that nothing leaked."""
     clock = asyncio.get_running_loop().time
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
-    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=1)
+    arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
     holdings = Holdings(
         arena,
         ArenaLimits(max_pull_s=max_pull_s),

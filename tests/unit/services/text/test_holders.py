@@ -54,6 +54,26 @@ def test_an_epoch_that_is_not_known_makes_the_encoders_say_again_who_they_are() 
     under_virtual_time(scenario)
 
 
+def test_an_instance_that_moved_to_another_place_is_found_there() -> None:
+    async def scenario() -> None:
+        async with (
+            encoder_panel(instance_id="moving") as before,
+            encoder_panel(instance_id="other") as other,
+            encoder_panel(instance_id="moving", epoch=2) as after,
+            TaskScope("test") as scope,
+        ):
+            first, second = Link[Encoder]("first", before.service), Link[Encoder]("second", other.service)
+            directory = HolderDirectory(
+                [LinkedEncoder(first), LinkedEncoder(second)], scope=scope, describe_timeout_s=1.0
+            )
+            await directory.find("moving", 1)
+            first.kill()
+            second.restart(after.service)
+            assert (await directory.find("moving", 2)).info.epoch == 2
+
+    under_virtual_time(scenario)
+
+
 @pytest.mark.parametrize("encoders", [0, 1])
 def test_nobody_is_found_among_encoders_that_are_not_there(encoders: int) -> None:
     async def scenario() -> None:
