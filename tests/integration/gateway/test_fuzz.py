@@ -9,12 +9,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
-from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
 from tests.integration.gateway.bodies import Bodies
+from tests.integration.gateway.door import Door, make_gateway
 from tests.unit.services.gateway.fakes import MODEL
 from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
@@ -68,59 +64,14 @@ class SniffingRouter:
         return Readiness(ready=True)
 
 
-class Door:
-    """Speaks ASGI to the application in this process."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._app = create_app(gateway, clock=monotonic)
-
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-        never = asyncio.Event()
-        status, answer = 0, bytearray()
-
-        async def receive() -> dict[str, object]:
-            if messages:
-                return messages.pop()
-            await never.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, object]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = int(str(message["status"]))
-            elif isinstance(piece := message.get("body", b""), bytes):
-                answer.extend(piece)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "headers": [],
-            "query_string": b"",
-            "root_path": "",
-            "client": ("127.0.0.1", 1),
-        }
-        await self._app(scope, receive, send)  # type: ignore[arg-type]
-        return status, bytes(answer)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_no_body_breaks_the_gateway() -> None:
     asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the time
     offload = ThreadOffload(1, name="fuzz")
-    settings = GatewaySettings(fetch_timeout_s=1.0)
     router = SniffingRouter()
-    gateway = Gateway(
-        router,
-        offload,
-        settings,
-        lambda: 1.0,
-        keys=KeyRing({}, monotonic),
-        media=remote_media(settings),
-    )
-    door = Door(gateway)
+    gateway = make_gateway(router, offload, monotonic, fetch_timeout_s=1.0)
+    door = Door(gateway, monotonic)
     bodies = Bodies(seed=7)
     statuses: Counter[int] = Counter()
 
@@ -128,11 +79,11 @@ async def test_no_body_breaks_the_gateway() -> None:
         for _ in range(count):
             path, body = bodies.next()
             async with asyncio.timeout(5):
-                status, answer = await door.post(path, body)
-            statuses[status] += 1
-            assert status in (200, 400, 404), (status, path, body)
-            if status != 200:
-                assert json.loads(answer)["error"]["message"], (path, body)
+                got = await door.post(path, body)
+            statuses[got.status] += 1
+            assert got.status in (200, 400, 404), (got.status, path, body)
+            if got.status != 200:
+                assert got.json["error"]["message"], (path, body)
 
     async def all_at_once(cases: int) -> None:
         async with asyncio.TaskGroup() as group:
@@ -151,7 +102,7 @@ async def test_no_body_breaks_the_gateway() -> None:
         assert growth < GROWTH_BYTES, f"{growth} bytes more after {CASES} bodies"
         assert (gateway.admission.requests, gateway.admission.nbytes, router.running) == (0, 0, 0)
         assert min(statuses[200], statuses[400]) > CASES // 20, statuses
-        status, answer = await door.post("/v1/chat/completions", GOOD)
-        assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (200, "word")
+        good = await door.post("/v1/chat/completions", GOOD)
+        assert (good.status, good.json["choices"][0]["message"]["content"]) == (200, "word")
     finally:
         offload.close()

@@ -12,12 +12,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.gateway.app import remote_media
-from services.gateway.keys import KeyRing
 from services.gateway.openapi import document
 from services.gateway.routes import create_app
-from services.gateway.service import Gateway
-from services.gateway.settings import GatewaySettings
+from tests.integration.gateway.door import make_gateway
 from tests.integration.gateway.test_fuzz import SniffingRouter
 from triptych.runtime.clock import monotonic
 from triptych.testing.offload import InlineOffload
@@ -25,21 +22,9 @@ from triptych.testing.offload import InlineOffload
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
-def application() -> Any:
-    chosen = GatewaySettings(fetch=False)
-    gateway = Gateway(
-        SniffingRouter(),
-        InlineOffload(),
-        chosen,
-        lambda: 1.0,
-        keys=KeyRing({}, monotonic),
-        media=remote_media(chosen),
-    )
-    return create_app(gateway, clock=monotonic)
-
-
 schema = schemathesis.openapi.from_dict(document())
-schema.app = application()
+gateway = make_gateway(SniffingRouter(), InlineOffload(), monotonic, fetch=False)
+schema.app = create_app(gateway, clock=monotonic)
 
 
 @pytest.mark.timeout(120)
@@ -52,5 +37,5 @@ schema.app = application()
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )
-def test_every_answer_is_one_that_the_document_describes(case: schemathesis.Case) -> None:
+def test_every_answer_is_one_that_the_document_describes(case: "schemathesis.Case[Any]") -> None:
     case.call_and_validate(checks=CHECKS)

@@ -1,0 +1,80 @@
+"""The gateway in this process, spoken to in ASGI: no sockets, so that it runs under virtual time too."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.app import remote_media
+from services.gateway.keys import KeyRing
+from services.gateway.routes import create_app
+from services.gateway.service import Gateway
+from services.gateway.settings import GatewaySettings
+from triptych.ports import Clock, Offload, Router
+
+
+def make_gateway(router: Router, offload: Offload, clock: Clock, **settings: Any) -> Gateway:
+    chosen = GatewaySettings(**settings)
+    return Gateway(router, offload, chosen, lambda: 1.0, keys=KeyRing({}, clock), media=remote_media(chosen))
+
+
+@dataclass
+class Got:
+    """What came back so far."""
+
+    status: int = 0
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Door:
+    """Sends requests to the application, as a server would."""
+
+    def __init__(self, gateway: Gateway, clock: Clock) -> None:
+        self._app = create_app(gateway, clock=clock)
+
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        request_id: str = "",
+        leave: asyncio.Event | None = None,
+        on_body: Callable[[Got], None] = lambda _: None,
+    ) -> Got:
+        """Returns when the application is done; the client closes its connection when ``leave`` is set."""
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        leave = leave or asyncio.Event()
+        got = Got()
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if leave.is_set():
+                return  # as uvicorn does
+            if message["type"] == "http.response.start":
+                got.status = message["status"]
+            else:
+                got.body.extend(message.get("body", b""))
+                on_body(got)
+
+        headers = [(b"x-request-id", request_id.encode())] if request_id else []
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": headers,
+            "query_string": b"",
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+        }
+        await self._app(scope, receive, send)
+        return got
