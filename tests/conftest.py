@@ -18,8 +18,11 @@ ENDING_S = 5.0
 
 
 def pytest_configure() -> None:
-    """Settings of whoever runs the tests do not reach them, and no test looks for models on the network."""
-    for name in [name for name in os.environ if name.startswith("TRIPTYCH_")]:  # noqa: TID251  # it is the subject
+    """Settings of whoever runs the tests do not reach them (TRIPTYCH_TEST_... tells where optional inputs are), and no
+    test looks for models on the network.
+    """
+    settings = [name for name in os.environ if name.startswith("TRIPTYCH_") and not name.startswith("TRIPTYCH_TEST_")]  # noqa: TID251  # it is the subject
+    for name in settings:
         del os.environ[name]  # noqa: TID251
     os.environ["HF_HUB_OFFLINE"] = "1"  # noqa: TID251  # read by huggingface_hub when it is imported
 

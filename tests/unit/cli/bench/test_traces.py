@@ -1,0 +1,142 @@
+"""Traces in the formats that people have; with TRIPTYCH_TEST_TRACES also the real thing."""
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from triptych.cli.bench.traces import Span, load
+from triptych.cli.bench.workload import Size, WorkloadError
+
+AZURE = """TIMESTAMP,NumImages,ContextTokens,GeneratedTokens
+2024-10-15T12:00:05.819Z,1,949,126
+2024-10-15T12:00:07.819Z,0,500,80
+2024-10-15T12:00:15.819Z,2,700,0
+"""
+PART = {
+    "text_tokens": "{10: 0.5, 20: 0.5}",
+    "image_tokens": "{4: 1.0}",
+    "image_count": "{0: 0.5, 3: 0.5}",
+    "output_tokens": "{7: 1.0, 8: 8.1e-05}",
+}
+
+
+def servegen(directory: Path, *, rows: str, dataset: object = None) -> Path:
+    (directory / "chunk-0-trace.csv").write_text(rows)
+    document = {"0": PART, "21600": {**PART, "text_tokens": "{99: 1.0}"}} if dataset is None else dataset
+    (directory / "chunk-0-dataset.json").write_text(json.dumps(document))
+    return directory
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_azures_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / ("trace.csv.gz" if zipped else "trace.csv")
+    path.write_bytes(gzip.compress(AZURE.encode()) if zipped else AZURE.encode())
+    got = load(path, Span(0, 60), Size(28, 28), random.Random(0))
+    assert [(round(r.arrival_s, 6), len(r.images), r.text_tokens, r.output_tokens) for r in got] == [
+        (0, 1, 948, 126),
+        (2, 0, 500, 80),
+        (10, 2, 698, 1),
+    ]
+
+
+def test_a_span_of_a_trace_can_be_sped_up(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE)
+    got = load(path, Span(1, 10, rate=0.4), None, random.Random(0))
+    assert [round(request.arrival_s, 6) for request in got] == [0.5, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "lacks the columns TIMESTAMP"),
+        (AZURE.replace("500", "many"), "line 3"),
+        (AZURE.replace("2024-10-15T12:00:07.819Z", "noon"), "line 3"),
+        (AZURE.splitlines()[0], "has no request"),
+        ("", "lacks the columns"),
+    ],
+)
+def test_what_is_no_azure_trace_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=said):
+        load(path, Span(0, 60), None, random.Random(0))
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(b"not gzip")
+    with pytest.raises(WorkloadError, match=r"trace\.csv\.gz"):
+        load(path, Span(0, 60), None, random.Random(0))
+
+
+@pytest.mark.parametrize("window", ["0,5,1,Gamma,1,0.2", "0,5,2,Weibull,0.6,0.1329"])
+def test_servegens_profiles_are_drawn_at_their_rates(tmp_path: Path, window: str) -> None:
+    path = servegen(tmp_path, rows=f"{window}\n600,0,0,,0,0\n")
+    got = load(path, Span(0, 1200), None, random.Random(0))
+    assert len(got) / 600 == pytest.approx(5, rel=0.1)
+    assert all(0 <= request.arrival_s < 600 for request in got), "the second window is empty"
+    assert {request.text_tokens for request in got} == {10, 20}
+    assert {request.images for request in got} == {(), (Size(56, 56),) * 3}
+    assert {request.output_tokens for request in got} == {7}
+
+
+def test_short_spans_of_bursty_profiles_keep_the_rate_asked_for(tmp_path: Path) -> None:
+    path = servegen(tmp_path, rows="0,5,2,Weibull,0.6,0.1329\n")
+    counts = [len(_loaded(path, Span(100, 20, rate=1), seed)) for seed in range(200)]
+    assert sum(counts) / len(counts) == pytest.approx(20, rel=0.1)
+
+
+def _loaded(path: Path, span: Span, seed: int) -> list[object]:
+    try:
+        return list(load(path, span, None, random.Random(seed)))
+    except WorkloadError:
+        return []
+
+
+def test_the_time_of_day_decides_what_requests_are_made_of(tmp_path: Path) -> None:
+    path = servegen(tmp_path, rows="21600,5,1,Gamma,1,0.2\n")
+    got = load(path, Span(21600, 60), Size(8, 8), random.Random(0))
+    assert {request.text_tokens for request in got} == {99}
+    assert {size for request in got for size in request.images} == {Size(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "dataset"),
+    [
+        ("0,5,1,Gauss,1,1\n", None),
+        ("0,5,1,Gamma,0,1\n", None),
+        ("0,5\n", None),
+        ("", None),
+        ("0,5,1,Gamma,1,0.2\n", {}),
+        ("0,5,1,Gamma,1,0.2\n", []),
+        ("0,5,1,Gamma,1,0.2\n", {"0": {}}),
+        ("0,5,1,Gamma,1,0.2\n", {"0": {**PART, "text_tokens": "{}"}}),
+    ],
+)
+def test_what_is_no_servegen_workload_is_refused(tmp_path: Path, rows: str, dataset: object) -> None:
+    with pytest.raises(WorkloadError):
+        load(servegen(tmp_path, rows=rows, dataset=dataset), Span(0, 60), None, random.Random(0))
+
+
+def test_a_directory_without_profiles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="not a ServeGen workload"):
+        load(tmp_path, Span(0, 60), None, random.Random(0))
+
+
+def test_the_published_workload_has_its_published_figures() -> None:
+    root = os.environ.get("TRIPTYCH_TEST_TRACES")  # noqa: TID251  # where a machine has them is not the project's to say
+    if not root:
+        pytest.skip("TRIPTYCH_TEST_TRACES does not name a directory with servegen-mm-image/")
+    path = Path(root) / "servegen-mm-image"
+    day = [load(path, Span(hour * 3600, 600), None, random.Random(hour)) for hour in range(0, 24, 6)]
+    images = [len(request.images) for part in day for request in part]
+    assert sum(images) / len(images) == pytest.approx(1.6, abs=0.4)
+    assert images.count(0) / len(images) < 0.02
+    assert 2 < sum(map(len, day)) / 2400 < 13, "requests per second"
+    fast = load(path, Span(36_000, 300, rate=4), None, random.Random(0))
+    assert len(fast) / 300 == pytest.approx(4, rel=0.25)
