@@ -14,7 +14,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores, TokenGrammar
 
 _WORD = (1 << 64) - 1
-_LIKELY = 1024
+_LIKELY = (1024, 16_384)
 """As many of the likeliest tokens are ranked before a whole vocabulary is sorted for top-p."""
 
 Logits = npt.NDArray[np.float32]
@@ -145,11 +145,11 @@ def _ranked(values: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp
 def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
     """Indices of the smallest set of largest weights that holds ``top_p`` of their sum."""
     wanted = top_p * float(weights.sum())
-    ranked = _ranked(weights, _LIKELY)
-    share = weights[ranked].cumsum()
-    if share[-1] < wanted and len(ranked) < len(weights):
-        ranked = _ranked(weights, len(weights))
+    for count in (*_LIKELY, len(weights)):
+        ranked = _ranked(weights, count)
         share = weights[ranked].cumsum()
+        if share[-1] >= wanted:
+            break
     before = np.concatenate(([0.0], share[:-1]))
     return ranked[: max(1, int((before < wanted).sum()))]
 

@@ -29,6 +29,7 @@ from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 Make = Callable[..., EngineRequest]
+SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
 
 
 @pytest.fixture
@@ -177,9 +178,171 @@ def test_seeds_differ(model_dir: Path) -> None:
     assert len({tuple(answer) for answer in run(engine).values()}) == 4
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+def test_a_repetition_penalty_equals_generates(model_dir: Path, reference: Reference, make: Make) -> None:
+    question = random_question(random.Random(4), 1)
+    engine = text_engine(model_dir)
+    engine.add(make("one", question, replace(greedy(20, ignore_eos=True), repetition_penalty=1.7)))
+    inputs = reference.inputs(question)
+    out = reference.model.generate(
+        **inputs, max_new_tokens=20, do_sample=False, repetition_penalty=1.7, eos_token_id=None
+    )
+    assert run(engine)["one"] == out[0, inputs["input_ids"].shape[1] :].tolist()
 
-SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
+
+def test_stop_ids_end_the_answer_and_min_tokens_puts_every_end_off(model_dir: Path) -> None:
+    engine = text_engine(model_dir)
+    engine.add(text_request("free", 5, 12))
+    free = run(engine)["free"]
+    ends = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=(free[2],))
+    engine.add(replace(text_request("stops", 5, 12), sampling=ends))
+    engine.add(replace(text_request("waits", 5, 12), sampling=replace(ends, min_tokens=12)))
+    outputs: list[EngineOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    answers = run(engine, outputs)
+    assert answers["stops"] == free[:3]
+    assert [o.finish_reason for o in outputs if o.request_id == "stops"][-1] is FinishReason.STOP
+    assert len(answers["waits"]) == 12
+    assert free[2] not in answers["waits"]
+
+
+def test_log_probabilities_are_those_of_the_whole_model(model_dir: Path, reference: Reference, make: Make) -> None:
+    question = random_question(random.Random(1), 1)
+    engine = text_engine(model_dir)
+    engine.add(make("one", question, replace(greedy(6, ignore_eos=True), logprobs=4)))
+    scores = []
+    while engine.has_work:
+        scores += [entry for output in engine.step() for entry in output.scores]
+    out = reference.model.generate(
+        **reference.inputs(question),
+        max_new_tokens=6,
+        do_sample=False,
+        eos_token_id=None,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    expected = torch.stack(out.logits)[:, 0].log_softmax(-1).topk(4)
+    assert [[one.token_id for one in entry.top] for entry in scores] == expected.indices.tolist()
+    for entry, values in zip(scores, expected.values.tolist(), strict=True):
+        assert [one.logprob for one in entry.top] == pytest.approx(values, abs=1e-4)
+        assert entry.chosen == entry.top[0]
+
+
+# --- several answers to one prompt -----------------------------------------------------------------------------------
+
+
+def by_choice(engine: TransformersTextEngine) -> dict[tuple[str, int], list[int]]:
+    answers: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            answers.setdefault((output.request_id, output.choice), []).extend(output.token_ids)
+    return answers
+
+
+def test_greedy_choices_all_equal_generate(model_dir: Path, reference: Reference, make: Make) -> None:
+    question = random_question(random.Random(2), 2)
+    engine = text_engine(model_dir, token_budget=16, max_sequences=8)
+    engine.add(make("one", question, replace(greedy(12), n=3)))
+    engine.add(make("other", question, greedy(12)))
+    expected = reference.answer(question, 12)
+    answers = by_choice(engine)
+    assert answers == {("one", 0): expected, ("one", 1): expected, ("one", 2): expected, ("other", 0): expected}
+
+
+def test_choices_draw_apart_and_do_not_depend_on_how_many_there_are(model_dir: Path, make: Make) -> None:
+    sampling = SamplingParams(temperature=1.5, seed=7, max_tokens=12, ignore_eos=True)
+    question = random_question(random.Random(3), 1)
+    engine = text_engine(model_dir)
+    engine.add(make("four", question, replace(sampling, n=4)))
+    engine.add(make("two", question, replace(sampling, n=2)))
+    answers = by_choice(engine)
+    assert len({tuple(answers["four", choice]) for choice in range(4)}) == 4
+    assert [answers["two", choice] for choice in range(2)] == [answers["four", choice] for choice in range(2)]
+
+
+def test_choices_get_their_memory_together_or_wait_holding_none(model_dir: Path) -> None:
+    engine = text_engine(model_dir, kv_cache_bytes=60 * SLOT_NBYTES)
+    engine.add(text_request("runs", 20, 10))
+    choices = replace(text_request("choices", 10, 5), sampling=replace(greedy(5, ignore_eos=True), n=3))
+    engine.add(choices)
+    engine.step()
+    assert engine.kv_free_slots == 30  # two of the three would fit
+    assert {name: len(answer) for name, answer in by_choice(engine).items()} == {
+        ("runs", 0): 9,
+        ("choices", 0): 5,
+        ("choices", 1): 5,
+        ("choices", 2): 5,
+    }
+    assert engine.kv_free_slots == engine.kv_slots
+
+
+def test_choices_wait_for_places_for_all_of_them(model_dir: Path) -> None:
+    engine = text_engine(model_dir, max_sequences=4)
+    engine.add(text_request("one", 5, 4))
+    engine.add(text_request("two", 5, 4))
+    engine.add(replace(text_request("choices", 5, 4), sampling=replace(greedy(4, ignore_eos=True), n=3)))
+    assert {output.request_id for output in engine.step()} == {"one", "two"}
+    assert {output.request_id for output in engine.step()} == {"one", "two"}
+    assert sum(map(len, by_choice(engine).values())) == 4 + 12
+
+
+@pytest.mark.parametrize(("n", "param"), [(0, "n"), (5, "n"), (4, None)])
+def test_more_choices_than_can_ever_run_are_refused(model_dir: Path, n: int, param: str | None) -> None:
+    engine = text_engine(model_dir, max_sequences=4, kv_cache_bytes=60 * SLOT_NBYTES)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.add(replace(text_request("choices", 10, 6), sampling=replace(greedy(6), n=n)))
+    assert caught.value.param == param
+    assert not engine.has_work
+
+
+def test_one_choice_can_be_cancelled_and_the_prompt_is_still_computed(model_dir: Path) -> None:
+    engine = text_engine(model_dir, token_budget=16)
+    sampling = SamplingParams(temperature=1.5, seed=7, max_tokens=6, ignore_eos=True, n=3)
+    engine.add(replace(text_request("a", 20, 6), sampling=sampling))
+    whole = by_choice(engine)
+    engine.add(replace(text_request("a", 20, 6), sampling=sampling))
+    assert engine.pending_tokens == 20 + 18
+    engine.step()
+    engine.cancel("a", 0)
+    assert engine.pending_tokens == 20 + 12  # the next in line begins with the prompt again
+    left = by_choice(engine)
+    assert left == {key: answer for key, answer in whole.items() if key[1]}
+    assert engine.kv_free_slots == engine.kv_slots
+
+
+def test_a_choice_that_fails_ends_its_request_once(model_dir: Path) -> None:
+    class Broken:
+        def __init__(self, *, good: bool) -> None:
+            self.good = good
+
+        def fork(self) -> "Broken":
+            self.good, good = False, self.good  # the first fork is the good one
+            return Broken(good=good)
+
+        def allowed(self) -> bytes:
+            if self.good:
+                return b"\xff" * 32
+            raise InvalidRequest("too complex")
+
+        def accept(self, token_id: int) -> None:
+            del token_id
+
+    engine = text_engine(model_dir)
+    request = text_request("bad", 5, 4)
+    engine.add(replace(request, sampling=replace(request.sampling, n=3), grammar=Broken(good=True)))
+    engine.add(text_request("fine", 5, 4))
+    outputs: list[EngineOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    errors = [output for output in outputs if output.error is not None]
+    assert [(output.request_id, type(output.error)) for output in errors] == [("bad", InvalidRequest)]
+    assert outputs.index(errors[0]) == max(i for i, output in enumerate(outputs) if output.request_id == "bad")
+    assert sum(len(output.token_ids) for output in outputs if output.request_id == "fine") == 4
+    assert engine.kv_free_slots == engine.kv_slots
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_kv_cache_is_bounded_in_bytes(model_dir: Path) -> None:
