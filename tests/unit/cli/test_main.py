@@ -1,6 +1,10 @@
 """The command as people use it, against a gateway with a router that says what it is told."""
 
 import asyncio
+import json
+import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +17,9 @@ from services.gateway.app import serve
 from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych.cli.main import app
+from triptych.domain.chat import ChatRequest, TextPart
 from triptych.domain.generation import TokenChunk
+from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, InvalidMedia, Overloaded
 
 
@@ -75,11 +81,11 @@ def test_the_version_is_the_packages() -> None:
     assert (code, out) == (0, "triptych 0.1.0\n")
 
 
-@pytest.mark.parametrize("command", [(), ("up",), ("chat",)])
+@pytest.mark.parametrize("command", [(), ("up",), ("chat",), ("status",), ("bench",)])
 def test_help_teaches_by_example(command: tuple[str, ...]) -> None:
     code, out, _ = triptych(*command, "--help")
     assert code == 0
-    assert "triptych up" in out or "triptych chat" in out
+    assert f"triptych {command[0] if command else 'up'}" in out
 
 
 def test_chat_prints_the_answer_and_where_it_was_made(gateway: Stub, tmp_path: Path) -> None:
@@ -141,3 +147,190 @@ def test_up_refuses_what_is_no_model(tmp_path: Path) -> None:
     code, _, err = triptych("up", "--model", tmp_path)
     assert code == 1
     assert "there is no config.json in it" in err
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def converse(gateway: Stub, *lines: str, arguments: Sequence[object] = ()) -> tuple[int, str, str]:
+    command = ["chat", "--url", gateway.url, *map(str, arguments)]
+    result = CliRunner().invoke(app, command, input="".join(f"{line}\n" for line in lines))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def last_request(gateway: Stub) -> ChatRequest:
+    assert gateway.router is not None
+    return gateway.router.requests[-1]
+
+
+def test_a_conversation_remembers_what_was_said(gateway: Stub, tmp_path: Path) -> None:
+    (tmp_path / "an image.png").write_bytes(b"pixels")
+    code, out, err = converse(gateway, f'/image "{tmp_path}/an image.png"', "What?", "", "And now?", "/quit", "never")
+    assert (code, err) == (0, "")
+    assert out.count("Hello") == 2
+    request = last_request(gateway)
+    assert [message.role for message in request.messages] == ["user", "assistant", "user"]
+    assert [part.data for part in request.media] == [b"pixels"]
+    assert request.messages[1].parts == (TextPart("Hello"),)
+    assert request.messages[2].parts == (TextPart("And now?"),), "an image is shown once"
+
+
+def test_a_conversation_can_start_anew_and_ends_with_the_input(gateway: Stub, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    code, _, _ = converse(gateway, "One", "/clear", "Two", arguments=["-i", tmp_path / "a.png"])
+    assert code == 0
+    assert [message.parts for message in last_request(gateway).messages] == [(TextPart("Two"),)]
+
+
+def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> None:
+    _, out, _ = converse(gateway, "/timeline", "Hi", "/timeline", "/help")
+    assert "nothing was answered yet" in out
+    assert "encoder-1" in out
+    assert "/image PATH" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/nope", "there is no /nope"),
+        ("/image", "say which"),
+        ("/image /nowhere.png", "/nowhere.png is not a file"),
+        ('/image "a', "No closing quotation"),
+    ],
+)
+def test_a_mistake_does_not_end_a_conversation(gateway: Stub, line: str, said: str) -> None:
+    code, out, _ = converse(gateway, line, "Hi")
+    assert code == 0
+    assert said in out
+    assert "Hello" in out
+
+
+def test_a_failed_turn_leaves_the_conversation_as_it_was(gateway: Stub) -> None:
+    gateway.says([Overloaded("full")])
+    code, out, _ = converse(gateway, "One", "Two")
+    assert code == 0
+    assert out.count("429: full") == 2
+    assert len(last_request(gateway).messages) == 1
+
+
+def test_a_conversation_with_nobody_does_not_begin() -> None:
+    code, _, err = triptych("chat", "--url", "http://127.0.0.1:1")
+    assert code == 1
+    assert "nothing answers" in err
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_what_is_there(gateway: Stub) -> None:
+    code, out, _ = triptych("status", "--url", gateway.url)
+    assert code == 0
+    for said in (f"{gateway.url}  ready", "models     demo", "instance   encoder-1", "instance   text-1"):
+        assert said in out
+
+
+def test_status_is_for_scripts_too(gateway: Stub) -> None:
+    assert gateway.router is not None
+    code, out, _ = triptych("status", "--url", gateway.url, "--json", "--admin", "http://127.0.0.1:1")
+    assert code == 0
+    document = json.loads(out)
+    assert (document["ready"], document["models"], document["load"]) == (True, ["demo"], {})
+    gateway.router.readiness_answer = Readiness(ready=False, missing=("encoder",))
+    try:
+        code, out, _ = triptych("status", "--url", gateway.url, "--admin", "http://127.0.0.1:1")
+    finally:
+        gateway.router.readiness_answer = Readiness(ready=True, instances=("encoder-1", "text-1"))
+    assert code == 1
+    assert "not ready: no encoder" in out
+    assert "http://127.0.0.1:1  does not answer" in out
+
+
+def test_the_address_may_come_from_the_environment(gateway: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_URL", gateway.url)
+    assert triptych("status")[0] == 0
+
+
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+
+def test_bench_loads_an_endpoint_and_reports(gateway: Stub, tmp_path: Path) -> None:
+    out_file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    options = ["--rate", 20, "--duration", 0.5, "--images", "1:1,2:1", "--image-size", "8x8", "--slo-ttft-ms", 5000]
+    code, out, err = triptych("bench", "--url", gateway.url, *options, "--json", out_file, "--plot", picture)
+    assert (code, err) == (0, "")
+    assert "attainment" in out
+    assert "100.0%" in out
+    document = json.loads(out_file.read_text())
+    (run,) = document["runs"]
+    assert run["report"]["answered"] == run["report"]["requests"] == len(run["requests"])
+    assert {entry["tokens"] for entry in run["requests"]} == {3}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_finds_the_goodput_of_a_sweep(gateway: Stub) -> None:
+    options = ["--sweep", "5,10", "--duration", 0.4, "--images", 0, "--slo-ttft-ms", 5000, "--slo-tpot-ms", 5000]
+    code, out, _ = triptych("bench", "--url", gateway.url, *options)
+    assert code == 0
+    assert "goodput 10 requests/s" in out
+
+
+def test_bench_replays_a_trace(gateway: Stub, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+        "2024-10-15T12:00:05.000Z,1,949,126\n2024-10-15T12:00:05.200Z,0,5,8\n"
+    )
+    code, out, _ = triptych("bench", "--url", gateway.url, "--trace", path, "--image-size", "8x8")
+    assert code == 0
+    assert "2 answered" in out
+    assert last_request(gateway).sampling.max_tokens in (126, 8)
+
+
+def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
+    gateway.says([Overloaded("full")])
+    code, out, _ = triptych("bench", "--url", gateway.url, "--rate", 20, "--duration", 0.3, "--images", 0)
+    assert code == 1
+    assert "HTTP 429" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "--rate 2"),
+        (["--rate", "1", "--sweep", "1,2"], 2, "give one of them"),
+        (["--sweep", "1,x"], 2, "positive rates"),
+        (["--sweep", "0"], 2, "positive rates"),
+        (["--rate", "1", "--images", "many"], 2, "is not VALUE"),
+        (["--rate", "1", "--image-size", "8"], 2, "is not a size"),
+        (["--rate", "1", "--json", "/nowhere/a.json"], 2, "no such directory"),
+        (["--trace", "/nowhere"], 2, "does not exist"),
+        (["--rate", "1", "--url", "http://127.0.0.1:1"], 1, "nothing answers"),
+    ],
+)
+def test_mistakes_in_a_bench_are_said_before_it_starts(arguments: list[str], code: int, said: str) -> None:
+    got, out, err = triptych("bench", *arguments)
+    assert (got, out) == (code, "")
+    assert said in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_needs_nothing_that_takes_time() -> None:
+    script = (
+        "import sys, triptych.cli.main\n"
+        "print([name for name in ('httpx', 'grpc', 'pydantic', 'torch', 'rich.console', 'matplotlib') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "triptych.cli.main", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of CPU"
+
+
+def test_shells_can_complete_commands() -> None:
+    environment = {"_TRIPTYCH_COMPLETE": "complete_bash", "COMP_WORDS": "triptych st", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(app, [], prog_name="triptych", env=environment)
+    assert "status" in result.stdout

@@ -1,0 +1,99 @@
+"""The live view and what it is made of, against stubs of processes."""
+
+import signal
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from triptych.cli.cluster import Exit
+from triptych.cli.live import LiveView
+from triptych.cli.load import load_line
+from triptych.cli.metrics import Samples
+
+ROUTER = """# HELP triptych_requests_total x
+# TYPE triptych_requests_total counter
+triptych_requests_total{model="m",outcome="done"} 7.0
+triptych_requests_total{model="m",outcome="failed"} 2.0
+triptych_requests_running 3.0
+process_resident_memory_bytes 1.048576e+08
+triptych_event_loop_lag_max_seconds 0.0015
+not a sample at all
+broken{a="b} c
+word x
+"""
+ENCODER = """triptych_encoder_items_pending 4.0
+triptych_arena_leased_bytes 25.0
+triptych_arena_capacity_bytes 100.0
+"""
+
+
+class StubCluster:
+    """What the view sees of a cluster."""
+
+    url = "http://127.0.0.1:8000"
+    router_target = "127.0.0.1:50051"
+    log_dir = Path("/logs")
+
+    def __init__(self) -> None:
+        self.processes: dict[str, int] = {"encoder-1": 11, "router": 12}
+        self.targets = {"encoder-1": "127.0.0.1:1", "router": "127.0.0.1:2"}
+        self.admin_urls: Mapping[str, str] = {"encoder-1": "http://encoder", "router": "http://router"}
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    pages = {"http://router/metrics": ROUTER, "http://encoder/metrics": ENCODER}
+    return httpx.Response(200, text=pages[str(request.url)])
+
+
+def seen(view: Any) -> str:
+    out = StringIO()
+    Console(file=out, width=150).print(view)
+    return out.getvalue()
+
+
+def test_samples_are_summed_over_labels() -> None:
+    samples = Samples.parse(ROUTER)
+    assert samples.total("triptych_requests_total") == 9
+    assert samples.total("triptych_requests_total", outcome="failed") == 2
+    assert samples.total("triptych_requests_total", outcome="lost") is None
+    assert samples.total("word") is None
+
+
+def test_a_load_is_one_line() -> None:
+    assert load_line(Samples.parse(ROUTER)) == "3 requests, 100 MiB, worst loop lag 1.5 ms"
+    assert load_line(Samples.parse(ENCODER)) == "4 items pending, arena 25%"
+    assert load_line(Samples.parse("")) == ""
+
+
+async def test_the_view_shows_processes_load_requests_and_problems() -> None:
+    cluster: Any = StubCluster()
+    view = LiveView(cluster)
+    assert "requests   -" in seen(view)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        await view.refresh(http, 1.0)
+        await view.refresh(http, 1.0)
+        text = seen(view)
+        assert "3 running, 9 ended (0.0/s), 2 failed, 0 refused" in text
+        assert "4 items pending, arena 25%" in text
+        assert "problems" not in text
+        del cluster.processes["encoder-1"]
+        view.ended(Exit("encoder-1", "encoder", -signal.SIGKILL))
+        await view.refresh(http, 1.0)
+    text = seen(view)
+    assert "gone" in text
+    assert "4 items pending" not in text
+    assert "encoder-1 was killed by SIGKILL; its log is /logs/encoder-1.log" in text
+
+
+@pytest.mark.parametrize("status", [404, 500])
+async def test_a_process_that_tells_nothing_is_still_shown(status: int) -> None:
+    cluster: Any = StubCluster()
+    view = LiveView(cluster)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status))) as http:
+        await view.refresh(http, 1.0)
+    assert "encoder-1" in seen(view)
