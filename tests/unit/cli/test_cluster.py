@@ -130,3 +130,19 @@ async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals
     assert running.result() == 0
     assert out.getvalue().endswith("stopped\n")
     assert cluster.processes == {}
+
+
+async def test_up_on_a_terminal_shows_what_runs_and_what_died(make: Make) -> None:
+    cluster, out = make(), StringIO()
+    console = Console(file=out, width=150, force_terminal=True)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, console, live=True))
+        while "Ctrl-C stops" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
+            await asyncio.sleep(0.02)
+        cluster.kill("encoder-1")
+        while "encoder-1 was killed by SIGKILL" not in out.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        cluster.kill("gateway")
+    assert running.result() == 1
+    assert "nothing works without the gateway: stopping" in out.getvalue()
+    assert cluster.processes == {}
