@@ -49,15 +49,17 @@ class Remote:
 
     process: asyncio.subprocess.Process
     _waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    _ended: bool = False
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     async def call(self, do: str, *, within_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Raises SiteError, Gone, and TimeoutError for what hangs."""
+        assert self.process.stdin is not None
+        if self._ended or self.process.stdin.is_closing():
+            raise Gone
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        assert self.process.stdin is not None
-        if self.process.stdin.is_closing():
-            raise Gone
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
         self.process.stdin.write(json.dumps({"id": number, "do": do, **arguments}).encode() + b"\n")
         try:
             return await asyncio.wait_for(answer, within_s)
@@ -84,6 +86,7 @@ class Remote:
                 waiting.set_exception(SiteError(*answer["error"]))
             else:
                 waiting.set_result(answer["done"])
+        self._ended = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(Gone())
