@@ -4,6 +4,8 @@ Side by side in one run, round after round, on one machine:
 
 - ``memcpy``: the same bytes copied inside the reader, one call per pull: what the memory can do.
 - ``memory``, ``shm``, ``nixl``, ``tcp``: the backends of ``triptych.transport``, each pull awaited.
+- ``socket``: blocking ``sendall`` and ``recv_into`` on one connection, without event loop, checks or deadlines: what
+  TCP on this machine can do at all.
 - ``grpc``: a grpc.aio stream of 1 MB chunks, copied to their place: what one would do without a transport.
 
 Holders are processes of their own (but for ``memcpy`` and ``memory``), everything runs on uvloop. Pulls walk over
@@ -16,9 +18,11 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +45,7 @@ from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
-MEMCPY, GRPC = "memcpy", "grpc"
+MEMCPY, SOCKET, GRPC = "memcpy", "socket", "grpc"
 HOST = "this-host"
 SLOTS = 8
 MAX_PULL_S = 60.0
@@ -150,6 +154,21 @@ def over_grpc(arena: HostArena) -> tuple[grpc.aio.Server, int]:
     return server, server.add_insecure_port("127.0.0.1:0")
 
 
+def over_sockets(arena: HostArena) -> int:
+    """A thread that sends ranges of the arena; returns its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while request := connection.recv(_RANGE.size, socket.MSG_WAITALL):
+            offset, nbytes = _RANGE.unpack(request)
+            connection.sendall(arena.memory[offset : offset + nbytes])
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
 async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> None:
     """What a holder process does: says what it offers, then its CPU time whenever it is asked, until its input ends."""
     arena = make_arena(settings, instance_id)
@@ -160,6 +179,8 @@ async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> 
                 server, offers[GRPC] = over_grpc(arena)
                 await server.start()
                 stack.push_async_callback(server.stop, None)
+            elif system == SOCKET:
+                offers[SOCKET] = over_sockets(arena)
             else:
                 transport = await open_transport(system, arena)
                 stack.push_async_callback(transport.close)
@@ -245,6 +266,8 @@ class Reader:
     async def connect(self, system: str, holder: Holder) -> None:
         if system == GRPC:
             pull = self._stream(holder.offers[GRPC])
+        elif system == SOCKET:
+            pull = self._blocking(holder.offers[SOCKET])
         else:
             if system not in self._transports:
                 self._transports[system] = await open_transport(system, self.arena)
@@ -277,6 +300,19 @@ class Reader:
             async for chunk in read(_RANGE.pack(at, nbytes + _WORD_NBYTES)):
                 self.arena.memory[at : at + len(chunk)] = chunk
                 at += len(chunk)
+
+        return pull
+
+    def _blocking(self, port: int) -> Pull:
+        connection = self._stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        async def pull(slot: int, nbytes: int) -> None:
+            at = place(self.arena, slot, nbytes)
+            end = at + nbytes + _WORD_NBYTES
+            connection.sendall(_RANGE.pack(at, end - at))
+            while at < end:
+                at += connection.recv_into(self.arena.memory[at:end])
 
         return pull
 
@@ -460,8 +496,8 @@ def main() -> None:
     settings = QUICK if options.quick else Settings()
     if options.rounds:
         settings = Settings(**{**asdict(settings), "rounds": options.rounds})
-    systems = options.systems.split(",") if options.systems else [*available_backends(), GRPC]
-    systems = [system for system in (SHM, NIXL, TCP, GRPC) if system in systems]
+    systems = options.systems.split(",") if options.systems else [*available_backends(), SOCKET, GRPC]
+    systems = [system for system in (SHM, NIXL, TCP, SOCKET, GRPC) if system in systems]
     on = machine.describe()
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))

@@ -23,6 +23,7 @@ from triptych.transport.nixl import NixlTransport
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
+from triptych.transport.tcp_wire import Tls
 
 MACHINE = "test-host"
 MAX_PULL_S = 20.0
@@ -65,8 +66,9 @@ class Site:
 class Kit:
     """Builds sites of one backend. Memory sites see each other through ``network``."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, *, tls: Tls | None = None) -> None:
         self.backend = backend
+        self.tls = tls
         self.network = MemoryNetwork()
 
     @contextlib.asynccontextmanager
@@ -93,7 +95,11 @@ class Kit:
             transport = await ShmTransport.listen(arena, machine=MACHINE, max_pull_s=max_pull_s)
         elif self.backend == "tcp":
             transport = await TcpTransport.listen(
-                arena, machine=MACHINE, check=check, limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s)
+                arena,
+                machine=MACHINE,
+                check=check,
+                limits=TcpLimits(max_pull_s=max_pull_s, idle_s=idle_s),
+                tls=self.tls,
             )
         else:
             transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=max_pull_s)

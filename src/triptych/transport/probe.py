@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from triptych.domain.instance import TransportOffer
@@ -85,35 +87,68 @@ def _endpoints(offers: Iterable[TransportOffer]) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(offer.backend, offer.host, rdma=offers_rdma(offer)) for offer in offers)
 
 
+@dataclass(slots=True)
+class _Link:
+    peer: Peer
+    users: int = 0
+
+
 class PeerBook:
-    """Links to holders, one for each incarnation, made on first use and shared by all who ask meanwhile."""
+    """Links to holders, one for each incarnation, made on first use and shared by all who ask meanwhile.
+
+    A link that failed leaves the book at once, so that the next one who asks gets a new one; it is closed when its last
+    user has left, never under those who still read over it.
+    """
 
     def __init__(self, connect: Callable[[Sequence[TransportOffer]], Awaitable[Peer]], *, limit: int) -> None:
-        """Beyond ``limit`` links the one that was used least recently is closed."""
+        """Beyond ``limit`` links the one that was used least recently leaves the book."""
         self._connect = connect
         self._limit = limit
-        self._peers: dict[tuple[str, int], Peer] = {}
+        self._links: dict[tuple[str, int], _Link] = {}
         self._pending: dict[tuple[str, int], asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._links)
 
     def by_backend(self) -> dict[tuple[str, ...], int]:
         """How many links there are over each backend."""
-        return dict(Counter((peer.backend,) for peer in self._peers.values()))
+        return dict(Counter((link.peer.backend,) for link in self._links.values()))
 
-    async def get(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
-        """The link to a holder. Raises TransferFailed; all who waited for the same attempt get the same answer."""
+    async def meet(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
+        """Make sure that there is a link. Raises TransferFailed; all who wait for one attempt get the same answer."""
+        return (await self._link((instance_id, epoch), offers)).peer
+
+    @asynccontextmanager
+    async def use(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> AsyncIterator[Peer]:
+        """The link, for one read. A body that fails (TransferFailed) or is given up takes the link out of the book."""
         key = (instance_id, epoch)
-        while (peer := self._peers.pop(key, None)) is None:
+        link = await self._link(key, offers)
+        link.users += 1
+        try:
+            yield link.peer
+        except (TransferFailed, asyncio.CancelledError):
+            if self._links.get(key) is link:
+                del self._links[key]
+            raise
+        finally:
+            link.users -= 1
+            if link.users == 0 and self._links.get(key) is not link:
+                await link.peer.close()
+
+    async def close(self) -> None:
+        while self._links:
+            await self._retire(next(iter(self._links)))
+
+    async def _link(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> _Link:
+        while (link := self._links.pop(key, None)) is None:
             pending = self._pending.get(key)
             if pending is None:
                 return await self._make(key, offers)
             await asyncio.shield(pending)
-        self._peers[key] = peer
-        return peer
+        self._links[key] = link
+        return link
 
-    async def _make(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> Peer:
+    async def _make(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> _Link:
         if len(self._pending) >= self._limit:
             raise Overloaded(f"{self._limit} links to holders are being made, which is the limit")
         pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,20 +163,15 @@ class PeerBook:
             del self._pending[key]
             if not pending.done():
                 pending.set_result(None)  # there is a link, or the one who made it left: look again
-        self._peers[key] = peer
+        link = self._links[key] = _Link(peer)
         instance_id, epoch = key
-        for other in [(i, e) for i, e in self._peers if i == instance_id and e < epoch]:
-            await self.forget(*other)
-        while len(self._peers) > self._limit:
-            await self.forget(*next(iter(self._peers)))
-        return peer
+        for other in [(i, e) for i, e in self._links if i == instance_id and e < epoch]:
+            await self._retire(other)
+        while len(self._links) > self._limit:
+            await self._retire(next(iter(self._links)))
+        return link
 
-    async def forget(self, instance_id: str, epoch: int) -> None:
-        """Close a link that failed; the next one who asks makes a new one."""
-        peer = self._peers.pop((instance_id, epoch), None)
-        if peer is not None:
-            await peer.close()
-
-    async def close(self) -> None:
-        while self._peers:
-            await self.forget(*next(iter(self._peers)))
+    async def _retire(self, key: tuple[str, int]) -> None:
+        link = self._links.pop(key)
+        if link.users == 0:
+            await link.peer.close()

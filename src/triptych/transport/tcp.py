@@ -1,7 +1,7 @@
 """Plain TCP: the backend that needs no extra wheel and reaches every host.
 
-The holder checks each read against its leases, so a ticket's nonce is what gives access. The stream is not encrypted:
-where that matters, run it on an isolated network.
+The holder checks each read against its leases, so a ticket's nonce is what gives access. Without ``Tls`` the stream is
+not encrypted: then it belongs on an isolated network.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from triptych.ports import LeaseCheck
 from triptych.transport.arena import HostArena
 from triptych.transport.tcp_holder import Serving, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
-from triptych.transport.tcp_wire import TcpOffer
+from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer, Tls
 
 BACKEND = TCP
 
@@ -21,12 +21,15 @@ BACKEND = TCP
 class TcpTransport:
     """Listens from ``listen`` until ``close``."""
 
-    def __init__(self, arena: HostArena, *, machine: str, check: LeaseCheck, limits: TcpLimits) -> None:
+    def __init__(
+        self, arena: HostArena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: Tls | None
+    ) -> None:
         """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``."""
         self._arena = arena
         self._machine = machine
         self._check = check
         self._limits = limits
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._advertised = ("", 0)
         self._serving: set[Serving] = set()
@@ -42,15 +45,21 @@ class TcpTransport:
         limits: TcpLimits,
         bind_host: str = "127.0.0.1",
         advertised_host: str | None = None,
+        tls: Tls | None = None,
     ) -> Self:
         """Serve ``arena`` on a port that the system chooses.
 
         ``advertised_host`` is the address under which readers reach ``bind_host``, when that is another one. Raises
         OSError when it cannot be bound.
         """
-        transport = cls(arena, machine=machine, check=check, limits=limits)
+        transport = cls(arena, machine=machine, check=check, limits=limits, tls=tls)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(transport._accept, bind_host, 0)
+        if tls is None:
+            server = await loop.create_server(transport._accept, bind_host, 0)
+        else:
+            server = await loop.create_server(
+                transport._accept, bind_host, 0, ssl=tls.listener, ssl_handshake_timeout=TLS_HANDSHAKE_S
+            )
         transport._server = server
         transport._advertised = (advertised_host or bind_host, server.sockets[0].getsockname()[1])
         return transport
@@ -74,7 +83,11 @@ class TcpTransport:
 
     async def connect(self, offer: TransportOffer) -> TcpPeer:
         peer = TcpPeer(
-            self._arena, TcpOffer.parse(offer), max_pull_s=self._limits.max_pull_s, closed=self._peers.discard
+            self._arena,
+            TcpOffer.parse(offer),
+            max_pull_s=self._limits.max_pull_s,
+            tls=self._tls,
+            closed=self._peers.discard,
         )
         self._peers.add(peer)
         try:
@@ -101,10 +114,12 @@ class TcpTransport:
     def _accept(self) -> asyncio.Protocol:
         if len(self._serving) >= self._limits.max_connections:
             return _Refusing()
-        serving = Serving(self._arena, self._check, self._limits)
-        serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
+        return Serving(self._arena, self._check, self._limits, begun=self._begun)
+
+    def _begun(self, serving: Serving) -> None:
+        """Only now: a TLS handshake that fails tells its protocol nothing."""
         self._serving.add(serving)
-        return serving
+        serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
 
 
 class _Refusing(asyncio.Protocol):

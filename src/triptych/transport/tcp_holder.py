@@ -6,6 +6,7 @@ write buffer, bytes sent in one turn of the event loop, the time a read may take
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,7 +34,10 @@ class TcpLimits:
 class Serving(asyncio.Protocol):
     """One connection of a reader. ``gone`` is set when it is over."""
 
-    def __init__(self, arena: HostArena, check: LeaseCheck, limits: TcpLimits) -> None:
+    def __init__(
+        self, arena: HostArena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
+    ) -> None:
+        self._begun = begun
         self._arena = arena
         self._check = check
         self._limits = limits
@@ -54,6 +58,7 @@ class Serving(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by what it does
         self._transport.set_write_buffer_limits(high=_CHUNK_NBYTES)
         self._watch_time()
+        self._begun(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._transport = None

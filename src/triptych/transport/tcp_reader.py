@@ -14,7 +14,17 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
 from triptych.transport.arena import PROBE_NBYTES, HostArena, probed_nbytes
 from triptych.transport.slot import check_ticket
-from triptych.transport.tcp_wire import LEASE_ID_NBYTES, NO_LEASE, REPLY, REPLY_MAGIC, Read, Status, TcpOffer
+from triptych.transport.tcp_wire import (
+    LEASE_ID_NBYTES,
+    NO_LEASE,
+    REPLY,
+    REPLY_MAGIC,
+    TLS_HANDSHAKE_S,
+    Read,
+    Status,
+    TcpOffer,
+    Tls,
+)
 
 _LINKS = 2
 """Connections to one holder: a second one lets small embeddings pass a large one."""
@@ -147,12 +157,19 @@ class TcpPeer:
     """A holder that is read over a few connections, opened when they are needed."""
 
     def __init__(
-        self, arena: HostArena, offer: TcpOffer, *, max_pull_s: float, closed: Callable[["TcpPeer"], None]
+        self,
+        arena: HostArena,
+        offer: TcpOffer,
+        *,
+        max_pull_s: float,
+        tls: Tls | None,
+        closed: Callable[["TcpPeer"], None],
     ) -> None:
         self._arena = arena
         self._offer = offer
         self._nbytes = probed_nbytes(offer.probe) or 0
         self._max_pull_s = max_pull_s
+        self._tls = tls
         self._on_close = closed
         self._links: list[Link] = []
         self._opening = asyncio.Lock()
@@ -229,9 +246,8 @@ class TcpPeer:
             if least is not None and (least.due_nbytes == 0 or len(self._links) >= _LINKS):
                 return least
             self._check_open()
-            loop = asyncio.get_running_loop()
             try:
-                _, link = await loop.create_connection(Link, self._offer.host, self._offer.port)
+                link = await self._connect()
             except OSError:
                 raise TransferFailed("the holder does not take connections") from None
             if self._closed:
@@ -240,6 +256,16 @@ class TcpPeer:
             self._check_open()
             self._links.append(link)
             return link
+
+    async def _connect(self) -> Link:
+        loop, host, port = asyncio.get_running_loop(), self._offer.host, self._offer.port
+        if self._tls is None:
+            _, link = await loop.create_connection(Link, host, port)
+        else:
+            _, link = await loop.create_connection(
+                Link, host, port, ssl=self._tls.reader, ssl_handshake_timeout=TLS_HANDSHAKE_S
+            )
+        return link
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ and nothing else. Whoever gets something else than this drops the connection.
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from ssl import SSLContext
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module calls its exception "error"
 
@@ -28,6 +29,21 @@ REQUEST_MAGIC, REPLY_MAGIC = b"TRPQ", b"TRPA"
 _VERSION = 1
 _OFFER = Struct(f"<B{PROBE_NBYTES}sHB")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}", re.ASCII)
+
+
+TLS_HANDSHAKE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How streams are encrypted: a holder listens with one context, a reader connects with the other.
+
+    What certificates each side demands of the other is set in the contexts. A reader that checks names checks the
+    host that the offer names.
+    """
+
+    listener: SSLContext
+    reader: SSLContext
 
 
 class Status(IntEnum):

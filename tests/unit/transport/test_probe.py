@@ -6,7 +6,7 @@ import pytest
 from tests.contract.transport_kit import Kit
 from triptych.domain.embedding import Ticket
 from triptych.domain.instance import TransportOffer
-from triptych.errors import TransferFailed
+from triptych.errors import LeaseLost, TransferFailed
 from triptych.policy.transport import Endpoint, rank_backends
 from triptych.transport.probe import PeerBook, TransportSet, available_backends
 
@@ -87,7 +87,7 @@ async def test_all_who_ask_at_once_share_one_attempt_and_its_failure() -> None:
     for error in (None, TransferFailed("down")):
         connector = Connector(error)
         book = PeerBook(connector, limit=4)
-        asking = asyncio.gather(*(book.get("e", 1, []) for _ in range(5)), return_exceptions=True)
+        asking = asyncio.gather(*(book.meet("e", 1, []) for _ in range(5)), return_exceptions=True)
         await asyncio.sleep(0)
         connector.go.set()
         got = await asking
@@ -100,8 +100,8 @@ async def test_when_the_one_who_connects_leaves_another_takes_over() -> None:
     connector = Connector()
     book = PeerBook(connector, limit=4)
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(book.get("e", 1, []))
-        second = group.create_task(book.get("e", 1, []))
+        first = group.create_task(book.meet("e", 1, []))
+        second = group.create_task(book.meet("e", 1, []))
         await asyncio.sleep(0)
         first.cancel()
         connector.go.set()
@@ -113,11 +113,41 @@ async def test_a_new_incarnation_and_the_limit_close_old_links() -> None:
     connector = Connector()
     connector.go.set()
     book = PeerBook(connector, limit=2)
-    await book.get("a", 1, [])
-    await book.get("a", 2, [])
-    await book.get("b", 1, [])
-    await book.get("c", 1, [])
+    await book.meet("a", 1, [])
+    await book.meet("a", 2, [])
+    await book.meet("b", 1, [])
+    await book.meet("c", 1, [])
     assert [link.closed for link in connector.links] == [True, True, False, False]
-    await book.forget("b", 1)
     await book.close()
     assert all(link.closed for link in connector.links)
+
+
+async def _read_until_it_fails(book: PeerBook, failure: BaseException) -> None:
+    async with book.use("e", 1, []):
+        raise failure
+
+
+@pytest.mark.parametrize("failure", [TransferFailed("broken"), asyncio.CancelledError()])
+async def test_a_link_that_failed_is_replaced_at_once_and_closed_when_its_last_user_leaves(
+    failure: BaseException,
+) -> None:
+    connector = Connector()
+    connector.go.set()
+    book = PeerBook(connector, limit=2)
+    async with book.use("e", 1, []) as held:
+        with pytest.raises(type(failure)):
+            await _read_until_it_fails(book, failure)
+        assert await book.meet("e", 1, []) is not held
+        assert [link.closed for link in connector.links] == [False, False]
+    assert [link.closed for link in connector.links] == [True, False]
+    await book.close()
+
+
+async def test_what_a_holder_says_no_to_does_not_cost_the_link() -> None:
+    connector = Connector()
+    connector.go.set()
+    book = PeerBook(connector, limit=2)
+    with pytest.raises(LeaseLost):
+        await _read_until_it_fails(book, LeaseLost("gone"))
+    assert await book.meet("e", 1, []) is connector.links[0]
+    await book.close()

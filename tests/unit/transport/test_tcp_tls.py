@@ -1,0 +1,110 @@
+"""TCP under TLS: the same pulls, encrypted, and nobody without the right certificate."""
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.contract.transport_kit import Kit, Site, tensor_of
+from triptych.domain.embedding import DType
+from triptych.errors import TransferFailed
+from triptych.transport import slot
+from triptych.transport.tcp_wire import Tls
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for loopback, and its key."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-days", "1", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:prime256v1", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=20,
+    )
+    return cert, key
+
+
+def mutual(own: tuple[Path, Path], trusted: Path) -> Tls:
+    """Both sides show their certificate, and demand that the other's is ``trusted``."""
+    listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(trusted))
+    listener.verify_mode = ssl.CERT_REQUIRED
+    reader = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(trusted))
+    for context in (listener, reader):
+        context.load_cert_chain(*map(str, own))
+    return Tls(listener, reader)
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    own = certificate(tmp_path_factory.mktemp("member"), "member")
+    return mutual(own, own[0])
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    own = certificate(tmp_path_factory.mktemp("stranger"), "stranger")
+    return mutual(own, own[0])
+
+
+async def pull(holder: Site, reader: Site, nbytes: int) -> None:
+    peer = await reader.transport.connect(holder.transport.offer())
+    try:
+        sent = tensor_of("t", DType.U8, (nbytes,), nbytes)
+        ticket = holder.put(nbytes.to_bytes(8, "big"), [sent])
+        await peer.pull(ticket, reader.arena.base)
+        slot.verify(reader.arena.memory, reader.arena.base, ticket)
+        assert slot.tensors(reader.arena.memory, reader.arena.base, ticket)["t"].data == sent.data
+    finally:
+        await peer.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_embeddings_arrive_under_tls(member: Tls, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def run() -> None:
+        kit = Kit("tcp", tls=member)
+        async with kit.site("holder", nbytes=24 << 20) as holder, kit.site("reader", nbytes=24 << 20) as reader:
+            for nbytes in (1, 1000, 64 << 10, 8 << 20):
+                await pull(holder, reader, nbytes)
+
+    with asyncio.Runner(debug=True, loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+async def test_a_pull_that_is_given_up_under_tls_writes_nothing_more(member: Tls) -> None:
+    kit = Kit("tcp", tls=member)
+    async with kit.site("holder", nbytes=24 << 20) as holder, kit.site("reader", nbytes=24 << 20) as reader:
+        peer = await reader.transport.connect(holder.transport.offer())
+        ticket = holder.put(b"k", [tensor_of("t", DType.U8, (16 << 20,), 1)])
+        at, end = reader.arena.base, reader.arena.base + ticket.slot_nbytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.003):
+                await peer.pull(ticket, at)
+        reader.arena.memory[at:end] = bytes(end - at)
+        await asyncio.sleep(0.05)
+        assert reader.arena.memory[at:end] == bytes(end - at)
+        await peer.pull(ticket, at)
+        slot.verify(reader.arena.memory, at, ticket)
+        await peer.close()
+
+
+@pytest.mark.parametrize("theirs", ["stranger", "plain"])
+async def test_without_the_right_certificate_nobody_reads_or_is_read(member: Tls, stranger: Tls, theirs: str) -> None:
+    outside = stranger if theirs == "stranger" else None
+    async with (
+        Kit("tcp", tls=member).site("in", max_pull_s=2) as inside,
+        Kit("tcp", tls=member).site("also-in") as third,
+        Kit("tcp", tls=outside).site("out", max_pull_s=2) as other,
+    ):
+        for holder, reader in ((inside, other), (other, inside)):
+            with pytest.raises(TransferFailed):
+                await pull(holder, reader, 1000)
+        await pull(inside, third, 1000)
