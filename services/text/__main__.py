@@ -4,6 +4,7 @@ import sys
 
 from triptych.runtime.process import run
 from triptych.runtime.settings import load_or_exit
+from triptych.runtime.telemetry import Telemetry
 
 from .app import app
 from .settings import TextSettings
@@ -11,7 +12,15 @@ from .settings import TextSettings
 
 def main() -> None:
     settings = load_or_exit(TextSettings, sys.argv[1:])
-    run("text", app(settings), log_level=settings.log_level, drain_s=settings.drain_s)
+    telemetry = Telemetry.of("text", settings)
+    run(
+        "text",
+        app(settings, telemetry),
+        log_level=settings.log_level,
+        drain_s=settings.drain_s,
+        log_format=settings.log_format,
+        telemetry=telemetry,
+    )
 
 
 if __name__ == "__main__":

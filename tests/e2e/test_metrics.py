@@ -65,9 +65,13 @@ class Scrape:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    json_logs = {name: ("--log-format", "json") for name in ("router", "encoder")}
+    json_logs = dict.fromkeys(("router", "encoder"), ("--log-format", "json"))
     async with LocalCluster(encoders=2, options=json_logs, log_dir=tmp_path_factory.mktemp("logs")) as running:
         yield running
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.log"))}
 
 
 async def scraped(cluster: LocalCluster, client: httpx.AsyncClient) -> Scrape:
@@ -137,7 +141,7 @@ async def test_logs_have_the_request_and_neither_prompt_nor_media(cluster: Local
         )
         text_of(answer)
     image = (DIGITS / "4_b.png").read_bytes()
-    logs = {path.stem: path.read_text() for path in sorted(Path(cluster.log_dir).glob("*.log"))}
+    logs = logs_in(cluster.log_dir)
     everything = "\n".join(logs.values())
     for never in (secret, base64.b64encode(image)[:64].decode(), repr(image[:32])[2:-1]):
         assert never not in everything

@@ -11,7 +11,10 @@ from triptych.runtime.telemetry import Telemetry
 
 _WATCHES = ("/WatchLoad", "/Watch")
 """Streams that last as long as their client: neither their time nor a trace of them means anything."""
-_UNTRACED = ("/grpc.", "/triptych.v1.Encoder/Release", "/triptych.v1.Encoder/Describe", "/triptych.v1.Text/Describe")
+_HOUSEKEEPING = ("/Release", "/Describe")
+"""Calls in the background, of which a trace of the request that happened to set them off has no use."""
+_ENTRANCES = frozenset({"/triptych.v1.Router/Chat", "/triptych.v1.Router/Tokenize"})
+"""Where a trace begins when the caller has none; everywhere else a call is traced only as part of one."""
 
 
 class CallObserver:
@@ -29,7 +32,7 @@ class CallObserver:
         carrier = incoming(metadata)
         logs.request_id.set(carrier.get(REQUEST_ID, ""))
         span: tracing.Span | None = None
-        if self._tracing is not None and not method.endswith(_WATCHES) and not method.startswith(_UNTRACED):
+        if self._tracing is not None and _is_traced(method, carrier):
             span = self._tracing.serve(method.rsplit(".", 1)[-1], carrier)
             tracing.enter(span)
         return Call(self, method, span)
@@ -41,6 +44,11 @@ class CallObserver:
         if child is None:
             child = self._children[method, code] = self._seconds.labels(method.rsplit(".", 1)[-1], code)
         child.observe(seconds)
+
+
+def _is_traced(method: str, carrier: dict[str, str]) -> bool:
+    belongs = tracing.HEADERS[0] in carrier or method in _ENTRANCES
+    return belongs and not method.endswith(_WATCHES + _HOUSEKEEPING)
 
 
 class Call:

@@ -8,12 +8,13 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from triptych.errors import Unavailable
+from triptych.runtime.tasks import TaskScope
 
 logger = logging.getLogger(__name__)
 
@@ -39,39 +40,42 @@ Route = Callable[[], Awaitable[Answer]]
 
 
 @asynccontextmanager
-async def serve(host: str, port: int, routes: dict[str, Route]) -> AsyncGenerator[int]:
+async def serve(host: str, port: int, routes: Mapping[str, Route]) -> AsyncGenerator[int]:
     """Answer GET and HEAD at ``routes``. Yields the port. Raises Unavailable when it is taken."""
-    open_connections = 0
+    async with TaskScope("admin", limit=_MAX_CONNECTIONS) as connections:
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_connections
-        open_connections += 1
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                connections.spawn(_serve_one(reader, writer, routes), name="connection")
+            except RuntimeError:  # too many, or it is ending
+                writer.transport.abort()
+
         try:
-            async with asyncio.timeout(_REQUEST_S):
-                if open_connections <= _MAX_CONNECTIONS:
-                    await _exchange(reader, writer, routes)
-                writer.close()
-                await writer.wait_closed()
-        except _CUT:
-            writer.transport.abort()
+            server = await asyncio.start_server(connected, host, port, limit=_MAX_HEAD_NBYTES)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise Unavailable(f"cannot listen on admin port {port} of {host}: {reason}") from None
+        try:
+            bound: int = server.sockets[0].getsockname()[1]
+            logger.info("admin port on http://%s:%d", host, bound)
+            yield bound
         finally:
-            open_connections -= 1
+            server.close()
 
+
+async def _serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: Mapping[str, Route]) -> None:
     try:
-        server = await asyncio.start_server(connected, host, port, limit=_MAX_HEAD_NBYTES)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise Unavailable(f"cannot listen on admin port {port} of {host}: {reason}") from None
-    try:
-        bound: int = server.sockets[0].getsockname()[1]
-        logger.info("admin port on http://%s:%d", host, bound)
-        yield bound
+        async with asyncio.timeout(_REQUEST_S):
+            await _exchange(reader, writer, routes)
+            writer.close()
+            await writer.wait_closed()
+    except _CUT:
+        pass
     finally:
-        server.close()
-        await server.wait_closed()
+        writer.transport.abort()
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: dict[str, Route]) -> None:
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: Mapping[str, Route]) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
     route = routes.get(target.split("?", 1)[0])

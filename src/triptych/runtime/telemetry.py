@@ -61,10 +61,11 @@ class Telemetry:
             scope = await stack.enter_async_context(TaskScope("telemetry", limit=1))
             scope.spawn(self._lag.run(), name="loop-lag")
             if self._admin_port:
-                await stack.enter_async_context(admin.serve(self._admin_host, self._admin_port, self._routes()))
+                await stack.enter_async_context(admin.serve(self._admin_host, self._admin_port, self.routes()))
             yield
 
-    def _routes(self) -> dict[str, admin.Route]:
+    def routes(self) -> dict[str, admin.Route]:
+        """What the admin port answers."""
         return {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}
 
     async def _health(self) -> admin.Answer:

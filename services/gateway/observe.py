@@ -1,0 +1,122 @@
+"""Around the whole application: what is counted of every exchange, and where a trace begins."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import Histogram
+from prometheus_client.core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.ports import Clock
+from triptych.runtime import logs, tracing
+from triptych.runtime.metrics import CONTENT_TYPE, Metrics, gauge
+from triptych.runtime.telemetry import Telemetry
+
+_ROUTES = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/tokenize",
+        "/openapi.json",
+        "/health",
+        "/ready",
+        "/metrics",
+    }
+)
+"""Paths that may be labels; what else clients ask for is one of the two below, or ``other``."""
+_PREFIXES = ("/v1/models/", "/v1/requests/")
+_TRACED = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+class Observed:
+    """An ASGI application that measures another one."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, clock: Clock) -> None:
+        self._app = app
+        self._tracing = telemetry.tracing
+        self._clock = clock
+        self._seconds = telemetry.metrics.histogram(
+            "triptych_http_seconds", "Time from a request's head to the end of its answer", ("route", "status")
+        )
+        self._children: dict[tuple[str, int], Histogram] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        route, began_s, status = route_of(scope["path"]), self._clock(), 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        logs.request_id.set("")  # a connection's next request may run in the context of the last
+        span = self._span(route, scope)
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            self._observe(route, status, self._clock() - began_s)
+            if span is not None:
+                span.note({"http.route": route, "http.response.status_code": status})
+                span.end("" if 0 < status < 500 else str(status))
+
+    def _span(self, route: str, scope: Scope) -> tracing.Span | None:
+        if self._tracing is None or route not in _TRACED:
+            return None
+        carrier = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name.decode("latin-1") in tracing.HEADERS
+        }
+        span = self._tracing.serve(f"{scope['method']} {route}", carrier)
+        tracing.enter(span)
+        return span
+
+    def _observe(self, route: str, status: int, seconds: float) -> None:
+        child = self._children.get((route, status))
+        if child is None:
+            child = self._children[route, status] = self._seconds.labels(route, str(status))
+        child.observe(seconds)
+
+
+def route_of(path: str) -> str:
+    """The route that a path belongs to, as a label: one of a few, whatever clients ask for."""
+    if path in _ROUTES:
+        return path
+    return next((f"{prefix}..." for prefix in _PREFIXES if path.startswith(prefix)), "other")
+
+
+class MetricsEndpoint:
+    """``GET /metrics``: what the admin port of this process says too."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def __call__(self, request: Request) -> Response:
+        del request
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+class Admitted(Protocol):
+    """What the gateway holds at any time."""
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+def watch(metrics: Metrics, admitted: Admitted) -> None:
+    """Read ``admitted`` at every scrape."""
+
+    def read() -> Iterable[Metric]:
+        yield gauge("triptych_http_requests_running", "Requests that are being answered", admitted.requests)
+        yield gauge("triptych_http_body_bytes", "Bytes of bodies that they hold", admitted.nbytes)
+
+    metrics.watch(read)

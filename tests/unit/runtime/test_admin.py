@@ -1,0 +1,110 @@
+"""The admin port answers three paths, and bears with whatever else connects."""
+
+import asyncio
+import json
+from contextlib import suppress
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from triptych.errors import Unavailable
+from triptych.runtime import admin
+from triptych.runtime.telemetry import Telemetry
+
+
+async def _ok() -> admin.Answer:
+    return admin.Answer.json(HTTPStatus.OK, {"status": "ok"})
+
+
+async def _broken() -> admin.Answer:
+    raise RuntimeError("a defect")
+
+
+ROUTES = {"/health": _ok, "/broken": _broken}
+
+
+async def exchange(port: int, request: bytes) -> bytes:
+    """All that comes back; nothing when the connection was cut."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        writer.write_eof()
+        return await reader.read()
+    except OSError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_get_and_head_and_what_is_neither() -> None:
+    async with (
+        admin.serve("127.0.0.1", 0, ROUTES) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        answer = await client.get("/health?verbose=1")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        head = await client.head("/health")
+        assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "16")
+        assert (await client.post("/health", content=b"x" * 100_000)).status_code == 405
+        missing = await client.get("/etc/passwd")
+        assert (missing.status_code, missing.json()) == (404, {"paths": ["/broken", "/health"]})
+        broken = await client.get("/broken")
+        assert (broken.status_code, broken.json()) == (500, {"error": "see the log"})
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 10_000],
+)
+async def test_nonsense_ends_its_own_connection_only(nonsense: bytes) -> None:
+    async with admin.serve("127.0.0.1", 0, ROUTES) as port:
+        assert b"200" not in await exchange(port, nonsense)
+        assert (await exchange(port, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_connections_are_bounded_and_free_again() -> None:
+    async with admin.serve("127.0.0.1", 0, ROUTES) as port:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        assert await exchange(port, b"GET /health HTTP/1.1\r\n\r\n") == b""
+        for _, writer in idle:
+            writer.transport.abort()
+        async with asyncio.timeout(5):
+            while not (await exchange(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200"):
+                pass
+
+
+async def test_it_ends_at_once_whoever_is_connected() -> None:
+    async with admin.serve("127.0.0.1", 0, ROUTES) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.transport.abort()
+
+
+async def test_a_taken_port_is_one_clear_error() -> None:
+    async with admin.serve("127.0.0.1", 0, ROUTES) as port:
+        with pytest.raises(Unavailable, match=f"admin port {port}"):
+            async with admin.serve("127.0.0.1", port, ROUTES):
+                pass
+
+
+async def test_ready_says_what_is_missing_and_health_does_not_care() -> None:
+    telemetry = Telemetry()
+    async with (
+        admin.serve("127.0.0.1", 0, telemetry.routes()) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        starting = await client.get("/ready")
+        assert (starting.status_code, starting.json()) == (503, {"ready": False, "missing": ["it is starting"]})
+        assert (await client.get("/health")).status_code == 200
+
+        async def nothing() -> tuple[str, ...]:
+            return ()
+
+        telemetry.missing = nothing
+        assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": []}
+        assert "process_cpu_seconds_total" in (await client.get("/metrics")).text

@@ -1,0 +1,87 @@
+"""A record says by itself which request it belongs to, for people and for machines."""
+
+import asyncio
+import json
+import logging
+from io import StringIO
+
+import pytest
+
+from triptych.runtime import logs
+
+
+def logger_into(stream: StringIO, formatter: logging.Formatter) -> logging.Logger:
+    logger = logging.Logger("services.some")  # noqa: LOG001 - one of its own, that no other test sees
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    return logger
+
+
+def test_text_names_the_request_after_the_message() -> None:
+    stream = StringIO()
+    logger = logger_into(stream, logs.TextFormatter(logs.FORMAT))
+    logger.info("before")
+    token = logs.request_id.set("r-1")
+    try:
+        logger.info("during")
+    finally:
+        logs.request_id.reset(token)
+    before, during = stream.getvalue().splitlines()
+    assert before.endswith("services.some: before")
+    assert during.endswith("services.some: during [r-1]")
+
+
+async def test_tasks_started_for_a_request_inherit_its_id_and_nobody_else_gets_it() -> None:
+    stream = StringIO()
+    logger = logger_into(stream, logs.JsonFormatter())
+
+    async def work(name: str) -> None:
+        await asyncio.sleep(0)
+        logger.info("work of %s", name)
+
+    async def request(name: str) -> None:
+        logs.request_id.set(name)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work(name))
+
+    await asyncio.gather(request("a"), request("b"))
+    logger.info("nobody's")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert {(line["message"], line.get("request_id")) for line in lines} == {
+        ("work of a", "a"),
+        ("work of b", "b"),
+        ("nobody's", None),
+    }
+
+
+def test_json_is_one_object_per_line_with_fields_and_the_exception() -> None:
+    stream = StringIO()
+    logger = logger_into(stream, logs.JsonFormatter())
+    logger.info("done %d", 1, extra={logs.FIELDS: {"total_s": 0.5, "outcome": "done"}})
+    try:
+        int("of\nseveral lines")
+    except ValueError:
+        logger.exception("failed")
+    done, failed = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (done["message"], done["total_s"], done["outcome"], done["level"]) == ("done 1", 0.5, "done", "INFO")
+    assert done["time"].endswith("+00:00")
+    assert "ValueError: invalid literal" in failed["exception"]
+    assert "\n" in failed["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_configure_sets_level_and_format(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        root.handlers.clear()
+        logs.configure("WARNING", log_format)
+        logging.getLogger("x").info("not this")
+        logging.getLogger("x").warning("this")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "this" in line
+    assert line.startswith("{") is (log_format == "json")
