@@ -46,6 +46,7 @@ proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 
 bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
+	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
 
 model: $(STAMP)  ## Train the demo model anew and evaluate it (about 20 minutes)
 	$(BIN)/python examples/demo_model/train.py --out build/demo-model
