@@ -1,0 +1,78 @@
+"""What goes along with a call is short, well formed, and says nothing that is not asked for."""
+
+import asyncio
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from triptych.rpc.context import REQUEST_ID, incoming, outgoing
+from triptych.rpc.observer import CallObserver
+from triptych.runtime import logs, tracing
+from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tracing import Tracing
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def in_a_task_of_its_own(work: object) -> object:
+    return await asyncio.create_task(work)  # type: ignore[arg-type]  # noqa: TID251 - each call has its own context
+
+
+def test_without_request_and_trace_nothing_is_sent() -> None:
+    assert outgoing() == ()
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 129, "new\nline", "ü"])
+def test_what_is_no_request_id_is_neither_sent_nor_taken(bad: str) -> None:
+    assert outgoing(bad) == ()
+    assert incoming([(REQUEST_ID, bad), ("other", "x")]) == {}
+
+
+def test_binary_metadata_is_no_request_id() -> None:
+    assert incoming([(REQUEST_ID, b"r")]) == {}
+
+
+async def test_a_call_takes_on_its_callers_request_and_trace_and_hands_them_on() -> None:
+    telemetry = Telemetry(tracing=Tracing(TracerProvider()))
+    observer = CallObserver(telemetry)
+
+    async def call() -> dict[str, str]:
+        observed = observer.begin("/triptych.v1.Encoder/Encode", [(REQUEST_ID, "r-1"), ("traceparent", TRACEPARENT)])
+        handed_on = dict(outgoing())
+        observed.code = "OK"
+        observed.end()
+        return handed_on
+
+    handed_on = await in_a_task_of_its_own(call())
+    assert isinstance(handed_on, dict)
+    assert handed_on[REQUEST_ID] == "r-1"
+    version, trace_id, span_id, flags = handed_on["traceparent"].split("-")
+    assert (version, trace_id, flags) == tuple(TRACEPARENT.split("-")[i] for i in (0, 1, 3))
+    assert span_id != TRACEPARENT.split("-")[2]
+    assert logs.request_id.get() == ""
+    assert tracing.current() is None
+    text = telemetry.metrics.render().decode()
+    assert 'triptych_rpc_server_seconds_count{code="OK",method="Encoder/Encode"} 1.0' in text
+
+
+async def test_background_calls_and_watches_begin_no_trace() -> None:
+    observer = CallObserver(Telemetry(tracing=Tracing(TracerProvider())))
+
+    async def span_of(method: str, *metadata: tuple[str, str]) -> tracing.Span | None:
+        observer.begin(method, metadata)
+        return tracing.current()
+
+    traced = {
+        method: await in_a_task_of_its_own(span_of(method)) is not None
+        for method in ("/triptych.v1.Router/Chat", "/triptych.v1.Router/Readiness", "/grpc.health.v1.Health/Check")
+    }
+    assert traced == dict.fromkeys(traced, False) | {"/triptych.v1.Router/Chat": True}
+    for method in ("/triptych.v1.Encoder/Release", "/triptych.v1.Text/WatchLoad"):
+        assert await in_a_task_of_its_own(span_of(method, ("traceparent", TRACEPARENT))) is None
+
+
+def test_a_watch_is_not_timed() -> None:
+    telemetry = Telemetry()
+    observer = CallObserver(telemetry)
+    observer.observe("/triptych.v1.Encoder/WatchLoad", "CANCELLED", 3600.0)
+    assert "triptych_rpc_server_seconds_count" not in telemetry.metrics.render().decode()
