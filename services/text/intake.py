@@ -8,8 +8,7 @@ requests may wait for it, and once it has begun it goes on when they have left.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,17 +77,6 @@ class _Wanted:
     outcome: asyncio.Future[machine.Acquired | _Refusal]
 
 
-@dataclass(slots=True)
-class _Lane:
-    """The link to one holder, while pulls are under way over it."""
-
-    users: int = 0
-    backend: str = ""
-    """Over which it goes; empty until there is a link."""
-    broken: bool = False
-    """The last pull over the link failed. It is closed when nobody uses it, not under those who still do."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Journey:
     backend: str
@@ -118,7 +106,6 @@ class Intake:
     _pulls: dict[int, _Pull] = field(init=False, default_factory=dict)
     _journeys: dict[bytes, _Journey] = field(init=False, default_factory=dict)
     """Of what is in the cache."""
-    _lanes: dict[tuple[str, int], _Lane] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = machine.ImageCacheMachine(
@@ -212,12 +199,19 @@ class Intake:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     async def _pull(self, start: machine.StartPull) -> None:
-        ticket, lane = start.ticket, _Lane()
+        """Pull and check one embedding.
+
+        That it is finite was checked by the encoder before it computed the checksum, and is checked again by the
+        text engine when the request is added.
+        """
+        ticket, started_s, backend = start.ticket, self.clock(), ""
         try:
-            async with self._lane(ticket.holder, ticket.epoch) as lane:
-                started_s = self.clock()
-                async with asyncio.timeout(self.limits.max_pull_s):
-                    backend = await self._read(ticket, start.offset, lane)
+            async with asyncio.timeout(self.limits.max_pull_s):
+                holder = await self.holders.find(ticket.holder, ticket.epoch)
+                async with self.peers.use(ticket.holder, ticket.epoch, holder.info.offers) as peer:
+                    backend = peer.backend
+                    await peer.pull(ticket, start.offset)
+                await self.offload.run(verify, self.arena.memory, start.offset, ticket)
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.limits.max_pull_s:g} s")
         except TriptychError as reason:
@@ -233,41 +227,10 @@ class Intake:
             self._handle(machine.Pulled(start.pull_id))
             return
         logger.info("a pull from %s failed: %s", ticket.holder, error)
-        self.record.pull_failed(lane.backend, error)
+        self.record.pull_failed(backend, error)
         self._pulls.pop(start.pull_id).failed.set_result(True)
         self._turn(turns.Ended(start.pull_id))
         self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
-
-    async def _read(self, ticket: Ticket, offset: int, lane: _Lane) -> str:
-        """Pull and check one embedding. Returns the backend that did it.
-
-        That it is finite was checked by the encoder before it computed the checksum, and is checked again by the
-        text engine when the request is added.
-        """
-        holder = await self.holders.find(ticket.holder, ticket.epoch)
-        peer = await self.peers.get(ticket.holder, ticket.epoch, holder.info.offers)
-        lane.backend = peer.backend
-        try:
-            await peer.pull(ticket, offset)
-        except TransferFailed:
-            lane.broken = True
-            raise
-        lane.broken = False
-        await self.offload.run(verify, self.arena.memory, offset, ticket)
-        return peer.backend
-
-    @asynccontextmanager
-    async def _lane(self, holder: str, epoch: int) -> AsyncIterator[_Lane]:
-        lane = self._lanes.setdefault((holder, epoch), _Lane())
-        lane.users += 1
-        try:
-            yield lane
-        finally:
-            lane.users -= 1
-            if lane.users == 0:
-                del self._lanes[holder, epoch]
-                if lane.broken:
-                    await self.peers.forget(holder, epoch)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

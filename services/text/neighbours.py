@@ -39,7 +39,7 @@ class Neighbours:
         while True:
             try:
                 info = (await self._holders.describe(place)).info
-                await self._peers.get(info.instance_id, info.epoch, info.offers)
+                await self._peers.meet(info.instance_id, info.epoch, info.offers)
             except (TriptychError, TimeoutError) as error:
                 if failures == 0:
                     logger.info("encoder %d of %d cannot be met yet: %s", place + 1, len(self._holders), error)

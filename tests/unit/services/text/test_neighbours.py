@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import pytest
+
 from services.text.holders import HolderDirectory
 from services.text.neighbours import Neighbours
 from tests.unit.services.panels import encoder_panel, under_virtual_time
@@ -55,7 +57,7 @@ def test_a_first_pull_finds_its_link_made() -> None:
             await asyncio.sleep(CONNECT_S + 0.01)
             began_s = asyncio.get_running_loop().time()
             info = await panel.service.describe()
-            await book.get(info.instance_id, info.epoch, info.offers)
+            await book.meet(info.instance_id, info.epoch, info.offers)
             assert asyncio.get_running_loop().time() == began_s
             await asyncio.sleep(10)
             assert len(book.made_s) == 1, "a link that stands is not made again"
@@ -69,7 +71,7 @@ def test_a_pull_that_comes_while_the_link_is_made_shares_the_attempt() -> None:
         async with encoder_panel(network=network) as panel, met(network, panel.service) as book:
             await asyncio.sleep(CONNECT_S / 2)
             info = await panel.service.describe()
-            await book.get(info.instance_id, info.epoch, info.offers)
+            await book.meet(info.instance_id, info.epoch, info.offers)
             assert asyncio.get_running_loop().time() < CONNECT_S + 0.001
             assert len(book.made_s) == 1
 
@@ -117,7 +119,11 @@ def test_a_link_that_failed_is_made_again_without_a_pull() -> None:
         network = MemoryNetwork()
         async with encoder_panel(network=network) as panel, met(network, panel.service) as book:
             await asyncio.sleep(0.5)
-            await book.forget("encoder", 1)
+            info = await panel.service.describe()
+            with pytest.raises(TransferFailed):
+                async with book.use(info.instance_id, info.epoch, info.offers):
+                    raise TransferFailed("broken")
+            assert len(book) == 0
             await asyncio.sleep(1.2)
             assert len(book) == 1
 
