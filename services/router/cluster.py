@@ -10,7 +10,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
-from triptych.errors import InstanceLost, Overloaded, TransferFailed, TriptychError, Unavailable
+from triptych.errors import DeadlineExceeded, Overloaded, TransferFailed, TriptychError, Unavailable
 from triptych.machine.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.cluster_events import (
     ArenaRefused,
@@ -52,6 +52,8 @@ class Applicant(Protocol):
 
     def pool_lost(self, error: TriptychError) -> None: ...
 
+    def instance_silent(self, name: str) -> None: ...
+
 
 class Cluster:
     """The router's instances. All methods but ``watch`` and ``release`` return at once."""
@@ -82,7 +84,7 @@ class Cluster:
             ),
         )
         self._applicants: dict[int, Applicant] = {}
-        self._watching: dict[str, asyncio.Timeout] = {}
+        self._doubted = {name: asyncio.Event() for name in (*encoders, *texts)}
         self._alarm: asyncio.TimerHandle | None = None
 
     # --- what it knows -----------------------------------------------------------------------------------------------
@@ -158,9 +160,8 @@ class Cluster:
             self.feed(ArenaRefused(name))
         elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
             self.feed(InstanceSuspected(name))
-            if (watching := self._watching.get(name)) is not None:
-                # Ask it again right away, rather than when its stream happens to notice.
-                watching.reschedule(asyncio.get_running_loop().time())
+            # Ask it again right away, rather than when its stream happens to notice.
+            self._doubted[name].set()
 
     def release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Give leases back in the background, and after that the credits that go with them."""
@@ -223,14 +224,18 @@ class Cluster:
 
     async def _watch(self, name: str, instance: Encoder | Text) -> None:
         """Ask who it is, then follow its load; when that breaks, begin again, less and less often while it is away."""
+        doubted = self._doubted[name]
         delay_s = self._settings.reconnect_min_s
         while True:
+            # A doubt from before the answer is settled by it; one from later ends the watch that follows.
+            doubted.clear()
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
                     info = await instance.describe()
                 self.feed(InstanceSeen(name, info))
                 delay_s = self._settings.reconnect_min_s
-                await self._follow(name, instance.watch_load())
+                if await self._follow(name, instance.watch_load(), doubted):
+                    continue
             except TimeoutError:
                 logger.debug("%s is silent", name)
             except TriptychError as error:
@@ -239,15 +244,70 @@ class Cluster:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
-    async def _follow(self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad]) -> None:
-        """Take load reports in until they stop. Raises TimeoutError on silence and when a call has failed."""
-        loop = asyncio.get_running_loop()
-        async with aclosing(loads), asyncio.timeout(self._settings.max_silence_s) as watching:
-            self._watching[name] = watching
+    async def _follow(
+        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], doubted: asyncio.Event
+    ) -> bool:
+        """Take load reports in until they stop, or there is a reason to ask who it is again; whether nothing is wrong.
+
+        An instance that says nothing at all may have been stopped: the calls that wait for it are given up too.
+        """
+        news = _News()
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._take_in(name, loads, news), name=f"loads of {name}")
+            asked = group.create_task(_tell(doubted, news), name=f"doubts about {name}")
             try:
+                while not news.over and not doubted.is_set() and await news.within(self._settings.max_silence_s):
+                    pass
+            finally:
+                reading.cancel()
+                asked.cancel()
+        if not news.over and not doubted.is_set():
+            logger.warning("%s has said nothing for %g s", name, self._settings.max_silence_s)
+            self.feed(InstanceSuspected(name))
+            for applicant in list(self._applicants.values()):
+                applicant.instance_silent(name)
+        return news.planned
+
+    async def _take_in(
+        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], news: "_News"
+    ) -> None:
+        try:
+            async with aclosing(loads):
                 async for load in loads:
                     self.feed(LoadReported(name, load))
-                    watching.reschedule(loop.time() + self._settings.max_silence_s)
-            finally:
-                del self._watching[name]
-        raise InstanceLost(f"{name} ended its load reports")
+                    news.tell()
+        except DeadlineExceeded:
+            news.planned = True  # no call is without an end; a watch is just begun again
+        except TriptychError as error:
+            logger.debug("%s: %s", name, error.code)
+        news.over = True
+        news.tell()
+
+
+class _News:
+    """What a watch hears of."""
+
+    def __init__(self) -> None:
+        self.over = False
+        """There will be no further report."""
+        self.planned = False
+        """The reports ended because their time was over."""
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        self._event.set()
+
+    async def within(self, timeout_s: float) -> bool:
+        """Wait for news; whether there were any."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+async def _tell(doubted: asyncio.Event, news: _News) -> None:
+    await doubted.wait()
+    news.tell()

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
@@ -114,6 +114,8 @@ class Run:
         self._calls: asyncio.TaskGroup | None = None
         self._by_credit: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls_to: dict[str, set[asyncio.Task[object]]] = {}
+        self._given_up: set[asyncio.Task[object]] = set()
 
     @property
     def phase(self) -> Phase:
@@ -136,6 +138,12 @@ class Run:
 
     def pool_lost(self, error: TriptychError) -> None:
         self._feed(PoolLost(error))
+
+    def instance_silent(self, name: str) -> None:
+        """What waits for it waits no longer, as if it had died."""
+        for task in self._calls_to.get(name, ()):
+            self._given_up.add(task)
+            task.cancel()
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -221,6 +229,24 @@ class Run:
             logger.exception("request %s", self.request.request_id)
             self._feed(Failed(InternalError("the router failed on this request")))
 
+    @contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        """Around a call to an instance: raises InstanceLost within it once the instance is found silent."""
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("calls are made by tasks")
+        self._calls_to.setdefault(name, set()).add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._given_up:
+                raise
+            task.uncancel()
+            raise InstanceLost("the instance does not answer any more") from None
+        finally:
+            self._calls_to[name].discard(task)
+            self._given_up.discard(task)
+
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
 
@@ -254,7 +280,8 @@ class Run:
             lease_s=effect.lease_s,
         )
         try:
-            result = await self._cluster.encoder(effect.encoder).encode(request)
+            with self._call(effect.encoder):
+                result = await self._cluster.encoder(effect.encoder).encode(request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
             if isinstance(error, InvalidMedia):
@@ -274,7 +301,8 @@ class Run:
         asked_s = self._clock()
         request = LeaseRequest(effect.key, effect.generation, effect.lease_s, self._left_s())
         try:
-            ticket = await self._cluster.encoder(effect.encoder).lease(request)
+            with self._call(effect.encoder):
+                ticket = await self._cluster.encoder(effect.encoder).lease(request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
             self._cluster.call_failed(effect.encoder, error)
@@ -303,7 +331,8 @@ class Run:
             timeout_s=self._left_s(),
         )
         try:
-            await self._stream(effect.attempt, granted.text, request)
+            with self._call(granted.text):
+                await self._stream(effect.attempt, granted.text, request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
             self._cluster.call_failed(granted.text, error)

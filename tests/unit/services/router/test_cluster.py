@@ -1,0 +1,92 @@
+"""Instances that fail at once, are doubted, say nothing, or are watched for longer than a watch lasts."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from services.router.settings import RouterSettings
+from tests.unit.services.router.fakes import FakeText, ask, bench, collect, image
+from tests.unit.services.router.test_service import now_s, until, virtual
+from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
+from triptych.domain.instance import TextLoad
+from triptych.errors import DeadlineExceeded, InstanceLost
+
+
+@virtual
+async def test_calls_that_fail_one_turn_of_the_loop_apart_are_each_taken_in() -> None:
+    async with bench() as made:
+        for _ in range(10):
+            made.router.cluster.call_failed("text-0", InstanceLost("gone"))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert isinstance((await collect(made.router, ask("next")))[-1], ChatFinished)
+
+
+@virtual
+async def test_an_instance_that_was_doubted_for_nothing_is_back_at_once_although_it_never_stopped_reporting() -> None:
+    async with bench() as made:
+        text = made.texts[0]
+        for number in range(50):
+            text.failures.append(InstanceLost("gone"))
+            with pytest.raises(InstanceLost):
+                await collect(made.router, ask(f"lost {number}"))
+            await asyncio.sleep(0.11 + number * 0.001)
+            assert isinstance((await collect(made.router, ask(f"next {number}")))[-1], ChatFinished)
+
+
+@virtual
+async def test_a_watch_whose_time_is_over_is_begun_again_without_a_doubt() -> None:
+    async with bench() as made:
+        text = made.texts[0]
+        watch, watches = text.watch_load, 0
+
+        async def watch_for_a_while() -> AsyncGenerator[TextLoad]:
+            nonlocal watches
+            watches += 1
+            async with aclosing(watch()) as loads:
+                for _ in range(3):
+                    yield await anext(loads)
+            raise DeadlineExceeded("the call's time is over")
+
+        text.watch_load = watch_for_a_while  # type: ignore[method-assign]
+        made.router.cluster.call_failed("text-0", InstanceLost("gone"))
+        await asyncio.sleep(0.2)
+        for _ in range(1000):
+            assert made.router.cluster.has_text
+            await asyncio.sleep(0.001)
+        assert watches > 5
+
+
+class Stopped(FakeText):
+    """As under SIGSTOP: connections stand, nothing is said."""
+
+    stopped = False
+
+    async def spend(self, duration_s: float) -> None:
+        await super().spend(duration_s)
+        if self.stopped:
+            await asyncio.sleep(10_000)
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+        async with aclosing(super().generate(request)) as events:
+            async for event in events:
+                yield event
+
+
+@virtual
+async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> None:
+    settings = RouterSettings(max_silence_s=3)
+    async with bench(texts=2, settings=settings) as made:
+        text = made.texts[0]
+        text.__class__ = Stopped
+        for encoder in made.encoders:
+            encoder.encode_s = 0.5
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)]))) for n in range(6)]
+        await asyncio.sleep(0.45)
+        text.stopped = True  # type: ignore[attr-defined]
+        stopped_s = now_s()
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert 2 < now_s() - stopped_s < 5
