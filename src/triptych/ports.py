@@ -223,7 +223,7 @@ class TokenGrammar(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token that is allowed."""
+        """Go on with a token that is allowed. Raises as ``allowed`` does."""
         ...
 
 

@@ -27,13 +27,16 @@ class JsonGrammar:
 
     def allowed(self) -> bytes:
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise InvalidRequest("the response format has become too complex to follow", param=_PARAM)
+        self._check()
         return mask
 
     def accept(self, token_id: int) -> None:
-        if not self._matcher.consume_token(token_id):
-            raise ValueError(f"token {token_id} is not allowed here")
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():  # of tokens that are allowed nothing else can go wrong
+            raise InvalidRequest("the response format has become too complex to follow", param=_PARAM)
 
 
 class Grammars:

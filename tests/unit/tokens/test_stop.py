@@ -58,3 +58,32 @@ def test_a_stop_string_over_several_pieces_is_found(pieces: list[str]) -> None:
 
 def test_without_stop_strings_everything_passes_at_once() -> None:
     assert StopStrings(()).feed("text") == ("text", False)
+
+
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    early=st.lists(letters, max_size=4),
+    late=st.lists(letters, max_size=4),
+)
+def test_what_is_complete_too_early_is_passed_over(stops: list[str], early: list[str], late: list[str]) -> None:
+    stop = StopStrings(stops)
+    out = "".join(stop.feed(piece, counts=False).text for piece in early)
+    passed = len("".join(early))
+    text = "".join(early) + "".join(late)
+    ends = [end for end in range(passed + 1, len(text) + 1) if text[:end].endswith(tuple(stops))] if stops else []
+    stopped = False
+    for piece in late:
+        result = stop.feed(piece)
+        out += result.text
+        stopped = result.stopped
+    if ends:
+        starts = [ends[0] - len(one) for one in stops if text[: ends[0]].endswith(one)]
+        # Of what had been sent before nothing can be taken back.
+        assert stopped
+        assert out == text[: min(starts)] or (
+            min(starts) < passed and text[: min(starts)].startswith(out[: min(starts)])
+        )
+        assert len(out) < ends[0]
+    else:
+        assert not stopped
+        assert out + stop.flush() == text

@@ -89,3 +89,18 @@ def test_a_missing_or_broken_tokenizer_is_a_bad_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModel, match="cannot be read"):
         load(tmp_path)
+
+
+def test_the_bytes_of_tokens_add_up_to_the_text(model_dir: Path) -> None:
+    tokenizer = Tokenizer.load(ModelFiles.load(model_dir))
+    text = "the digits are seven, \u00dcn\u00efc\u00f6d\u00e9 \u6570\u5b57 \U0001f642"
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids).strip() == text.encode()
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
+
+
+def test_special_tokens_are_their_own_bytes(byte_level_dir: Path) -> None:
+    tokenizer = Tokenizer.load(ModelFiles.load(byte_level_dir))
+    end = tokenizer.token_to_id("<|end|>")
+    assert end is not None
+    assert tokenizer.token_bytes(end) == b"<|end|>"

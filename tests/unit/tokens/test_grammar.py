@@ -1,0 +1,167 @@
+"""Answers under a response format parse and validate, whatever a model would rather say."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from triptych.demo import MODEL_DIR
+from triptych.domain.sampling import Grammar, ResponseFormat
+from triptych.errors import InvalidRequest
+from triptych.families.model_files import ModelFiles
+from triptych.testing.model import fake_tokenizer
+from triptych.tokens.grammar import MAX_CACHED, Grammars, JsonGrammar
+from triptych.tokens.tokenizer import Tokenizer
+
+OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
+ANSWER = {
+    "type": "object",
+    "properties": {
+        "digits": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+        "word": {"type": "string", "maxLength": 4},
+        "sure": {"enum": [True, False, "\u6570\u5b57"]},
+    },
+    "required": ["digits", "word", "sure"],
+    "additionalProperties": False,
+}
+
+
+def schema(document: object) -> ResponseFormat:
+    return ResponseFormat(Grammar.JSON_SCHEMA, json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(ModelFiles.load(MODEL_DIR))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer)
+
+
+def allowed(grammar: JsonGrammar) -> list[int]:
+    mask = int.from_bytes(grammar.allowed(), "little")
+    return [token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1]
+
+
+def random_answer(grammar: JsonGrammar, tokenizer: Tokenizer, chance: Random, limit: int = 600) -> str | None:
+    """What a model of random logits says; None when it does not come to an end."""
+    token_ids: list[int] = []
+    while len(token_ids) < limit:
+        token_ids.append(chance.choice(allowed(grammar)))
+        grammar.accept(token_ids[-1])
+        if token_ids[-1] in tokenizer.eos_ids:
+            return b"".join(map(tokenizer.token_bytes, token_ids[:-1])).decode()
+    return None
+
+
+def check(answer: Any) -> None:
+    """By hand what ANSWER asks for."""
+    assert set(answer) == {"digits", "word", "sure"}
+    assert len(answer["digits"]) <= 3
+    assert all(isinstance(digit, int) and 0 <= digit <= 9 for digit in answer["digits"])
+    assert len(answer["word"]) <= 4
+    assert answer["sure"] in (True, False, "\u6570\u5b57")
+
+
+def test_random_answers_of_a_schema_validate(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    answers = [random_answer(grammars.start(schema(ANSWER)), tokenizer, Random(seed)) for seed in range(60)]
+    ended = [answer for answer in answers if answer is not None]
+    assert len(ended) == 60
+    assert len(set(ended)) > 50
+    for answer in ended:
+        check(json.loads(answer))
+
+
+def test_random_objects_parse(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    answers = [random_answer(grammars.start(OBJECT), tokenizer, Random(seed)) for seed in range(60)]
+    ended = [answer for answer in answers if answer is not None]
+    assert len(ended) > 20
+    assert all(isinstance(json.loads(answer), dict) for answer in ended)
+
+
+def test_the_end_comes_only_where_the_grammar_accepts(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    (eos,) = tokenizer.eos_ids
+    grammar = grammars.start(OBJECT)
+    for token_id in tokenizer.encode('{"a": 1}'):
+        assert eos not in allowed(grammar)
+        grammar.accept(token_id)
+    assert allowed(grammar) == [eos]
+
+
+def test_forks_go_their_own_ways(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    first = grammars.start(OBJECT)
+    second = first.fork()
+    for token_id in tokenizer.encode("{}"):
+        first.accept(token_id)
+    assert allowed(second) == allowed(grammars.start(OBJECT))
+
+
+def test_a_recursive_schema_is_followed(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    tree = {
+        "type": "object",
+        "properties": {"left": {"$ref": "#"}, "value": {"type": "integer"}},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    grammar = grammars.start(schema(tree))
+    for token_id in tokenizer.encode('{"left": {"left": {"value": 1}, "value": 2}, "value": 3}'):
+        assert token_id in allowed(grammar)
+        grammar.accept(token_id)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nope",
+        "[]",
+        "{",
+        '{"type": "objectx"}',
+        '{"$ref": "https://example.com/schema"}',
+        '{"type": "string", "pattern": "(a"}',
+        '{"not": {"type": "string"}}',
+        '{"type": "integer", "minimum": 5, "maximum": 3}',
+        '{"a":' * 5000,
+        "[" * 30_000,
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(grammars: Grammars, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="the JSON schema cannot be followed") as caught:
+        grammars.start(ResponseFormat(Grammar.JSON_SCHEMA, text))
+    assert caught.value.param == "response_format"
+    assert len(caught.value.message) < 400
+
+
+def test_a_schema_that_grows_too_large_ends_in_an_error_not_in_time_or_memory(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    patterns = (f"^(.*a.{{{length}}}|.*b.{{1000}}|.*c.{{3000}})$" for length in range(2000, 2003))
+    for pattern in patterns:
+        with pytest.raises(InvalidRequest, match="too complex"):
+            random_answer(grammars.start(schema({"type": "string", "pattern": pattern})), tokenizer, Random(1), 3000)
+    wide = [{"properties": {f"{a}{b}": {"type": "string"} for b in range(50)}} for a in range(60)]
+    with pytest.raises(InvalidRequest, match="too complex"):
+        random_answer(grammars.start(schema({"anyOf": wide})), tokenizer, Random(1), 3000)
+
+
+def test_the_last_grammars_are_kept(grammars: Grammars) -> None:
+    for length in range(MAX_CACHED + 5):
+        grammars.start(schema({"type": "string", "maxLength": length}))
+    assert len(grammars._cached) == MAX_CACHED
+
+
+@pytest.mark.parametrize("response_format", [OBJECT, schema(ANSWER)])
+def test_a_tokenizer_without_bytes_takes_no_format(response_format: ResponseFormat) -> None:
+    with pytest.raises(InvalidRequest, match="tokenizer"):
+        Grammars(fake_tokenizer()).start(response_format)
+
+
+def test_a_sentencepiece_tokenizer_is_held_to_a_schema(llama_dir: Path) -> None:
+    tokenizer = Tokenizer.load(ModelFiles.load(llama_dir))
+    answer = random_answer(Grammars(tokenizer).start(schema(ANSWER)), tokenizer, Random(1))
+    assert answer is not None
+    check(json.loads(answer))
