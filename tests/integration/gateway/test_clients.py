@@ -1,0 +1,157 @@
+"""Clients that people have, unchanged, against the whole system with the demo model: the official one and LangChain's."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+
+from tests.e2e.reference import Question, answer
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+SEEN = Question("What digits are shown?", ("3_a", "1_a"))
+SCHEMA = {
+    "type": "object",
+    "properties": {"digit": {"enum": [1, 2]}},
+    "required": ["digit"],
+    "additionalProperties": False,
+}
+
+
+ASK: dict[str, Any] = SEEN.body()
+CONTENT: list[Any] = ASK["messages"][0]["content"]
+TO_THE_POINT: dict[str, Any] = {"frequency_penalty": 2.0, "max_tokens": 120}
+"""JSON may have any number of spaces, and the demo model likes them."""
+RIGHT = answer(SEEN).text
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        openai.DefaultAsyncHttpxClient(trust_env=False) as http,
+        openai.AsyncOpenAI(base_url=cluster.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
+    ):
+        yield made
+
+
+@contextmanager
+def blocking(cluster: LocalCluster) -> Iterator[openai.OpenAI]:
+    with (
+        openai.DefaultHttpxClient(trust_env=False) as http,
+        openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
+    ):
+        yield made
+
+
+async def test_the_official_client_sees_images(client: openai.AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(**ASK)
+    assert whole.choices[0].message.content == RIGHT
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == answer(SEEN).prompt_tokens
+    stream = await client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == RIGHT
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_the_official_synchronous_client_sees_images(cluster: LocalCluster) -> None:
+    def ask() -> tuple[str | None, str]:
+        with blocking(cluster) as client:
+            whole = client.chat.completions.create(**ASK)
+            with client.chat.completions.create(**ASK, stream=True) as stream:
+                pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+            return whole.choices[0].message.content, "".join(pieces)
+
+    assert await asyncio.to_thread(ask) == (RIGHT, RIGHT)
+
+
+async def test_the_official_client_gets_choices_and_logprobs(client: openai.AsyncOpenAI) -> None:
+    got = await client.chat.completions.create(**ASK, n=2, logprobs=True, top_logprobs=2)
+    assert [choice.message.content for choice in got.choices] == [RIGHT, RIGHT]
+    logprobs = got.choices[1].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(entry.token for entry in logprobs.content).startswith(RIGHT)
+    for entry in logprobs.content:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 2
+        assert entry.top_logprobs[0].token == entry.token, "greedy"
+
+
+async def test_the_official_client_holds_answers_to_a_schema(client: openai.AsyncOpenAI) -> None:
+    got = await client.chat.completions.create(
+        **{**ASK, **TO_THE_POINT},
+        response_format={"type": "json_schema", "json_schema": {"name": "digit", "schema": SCHEMA, "strict": True}},
+    )
+    assert json.loads(got.choices[0].message.content or "")["digit"] in (1, 2)
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(
+            **ASK, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}
+        )
+
+
+async def test_the_official_client_completes_raw_prompts(client: openai.AsyncOpenAI) -> None:
+    whole = await client.completions.create(model=MODEL_ID, prompt="What", max_tokens=4, temperature=0, logprobs=1)
+    assert whole.choices[0].logprobs is not None
+    assert whole.usage is not None
+    assert len(whole.choices[0].logprobs.tokens or []) == whole.usage.completion_tokens
+    stream = await client.completions.create(model=MODEL_ID, prompt="What", max_tokens=4, temperature=0, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
+
+
+async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**ASK, tools=tools)
+    assert refused.value.param == "tools"
+    audio: Any = [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
+    with pytest.raises(openai.BadRequestError, match="input_audio"):
+        await client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": audio}])
+    with pytest.raises(openai.NotFoundError):
+        await client.chat.completions.create(**{**ASK, "model": "other"})
+
+
+async def test_tokenize_counts_the_positions_of_images_too(cluster: LocalCluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url, trust_env=False) as rest:
+        got = (await rest.post("/tokenize", json={"messages": ASK["messages"]})).json()
+    assert got["count"] == len(got["tokens"]) == answer(SEEN).prompt_tokens
+
+
+async def test_langchain_sees_images(cluster: LocalCluster) -> None:
+    async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
+        with openai.DefaultHttpxClient(trust_env=False) as blocking_http:
+            model = ChatOpenAI(
+                model=MODEL_ID,
+                base_url=cluster.url + "/v1",
+                api_key="none",  # type: ignore[arg-type]
+                temperature=0,
+                max_retries=0,
+                max_completion_tokens=TO_THE_POINT["max_tokens"],
+                http_client=blocking_http,
+                http_async_client=http,
+            )
+            question = [HumanMessage(content=CONTENT)]
+            whole = await model.ainvoke(question)
+            assert whole.content == RIGHT
+            assert whole.response_metadata["finish_reason"] == "stop"
+            assert "".join([str(chunk.content) async for chunk in model.astream(question)]) == RIGHT
+            assert (await asyncio.to_thread(model.invoke, question)).content == RIGHT
+            model.frequency_penalty = TO_THE_POINT["frequency_penalty"]
+            held = model.with_structured_output({"title": "digit", **SCHEMA}, method="json_schema")
+            assert (await held.ainvoke(question))["digit"] in (1, 2)
