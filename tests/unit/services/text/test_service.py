@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from services.text.service import TextService
 from tests.unit.services.panels import (
     ITEM_TOKENS,
     VOCABULARY,
@@ -21,7 +23,8 @@ from tests.unit.services.panels import (
     under_virtual_time,
 )
 from triptych.domain.embedding import Ticket
-from triptych.domain.generation import FinishReason, Ready, TextRequest
+from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.domain.stage import Role
 from triptych.errors import (
     ContextTooLong,
@@ -384,6 +387,131 @@ def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() 
             engine.broken = False
             again = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             assert (await answer(p.text.service, again.request)).token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Ready], dict[int, list[TextEvent]]]:
+    """The stream taken apart; after its end a choice says no more."""
+    readies: list[Ready] = []
+    choices: dict[int, list[TextEvent]] = {}
+    async with aclosing(service.generate(request)) as stream:
+        async for event in stream:
+            if isinstance(event, Ready):
+                readies.append(event)
+                continue
+            said = choices.setdefault(event.choice, [])
+            assert not said or not isinstance(said[-1], Finished)
+            said.append(event)
+    return readies, choices
+
+
+def sampled(request: TextRequest, **changes: Any) -> TextRequest:
+    return replace(request, sampling=replace(request.sampling, **changes))
+
+
+def test_several_answers_come_of_one_pull_and_one_place() -> None:
+    async def scenario() -> None:
+        pulls: list[str] = []
+
+        async def count(reader: str, ticket: Ticket) -> None:
+            pulls.append(reader)
+
+        async with panels(before_pull=count) as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            readies, choices = await by_choice(p.text.service, sampled(asked.request, n=3))
+            assert (len(readies), len(pulls)) == (1, 1)
+            assert sorted(choices) == [0, 1, 2]
+            answers = {}
+            for choice, events in choices.items():
+                *chunks, finished = events
+                tokens = [token for chunk in chunks if isinstance(chunk, TokenChunk) for token in chunk.token_ids]
+                assert isinstance(finished, Finished)
+                assert (finished.reason, finished.completion_tokens) == (FinishReason.STOP, len(tokens))
+                assert finished.prefill_s > 0
+                answers[choice] = tuple(tokens)
+            assert answers[0] == asked.expected
+            assert len(set(answers.values())) == 3
+            assert p.text.service.load().running_requests == 0
+
+    under_virtual_time(scenario)
+
+
+def test_a_stop_string_ends_its_choice_alone() -> None:
+    async def scenario() -> None:
+        engine = FakeTextEngine(VOCABULARY)
+        async with text_panel(MemoryNetwork(), [], engine=engine) as text:
+            request = sampled(question("hello", []).request, n=3)
+            _, whole = await by_choice(text.service, request)
+            texts = {
+                choice: "".join(e.text for e in events if isinstance(e, TokenChunk)) for choice, events in whole.items()
+            }
+            stop = next(letter for letter in texts[1] if letter not in texts[0] + texts[2])
+            _, stopped = await by_choice(text.service, sampled(request, stop=(stop,)))
+            cut = {
+                choice: "".join(e.text for e in events if isinstance(e, TokenChunk))
+                for choice, events in stopped.items()
+            }
+            assert cut == texts | {1: texts[1][: texts[1].index(stop)]}
+            assert text.service.load().pending_tokens == 0
+
+    under_virtual_time(scenario)
+
+
+def test_an_engine_that_gives_one_choice_up_fails_the_request_once() -> None:
+    async def scenario() -> None:
+        async with text_panel(MemoryNetwork(), []) as text:
+            text.engine.failures.append(ValueError("secret"))
+            with pytest.raises(EngineFailure):
+                await by_choice(text.service, sampled(question("hello", []).request, n=4))
+            assert not text.engine.has_work
+            assert (await answer(text.service, question("next", []).request)).token_ids
+
+    under_virtual_time(scenario)
+
+
+def test_a_reader_who_leaves_cancels_all_choices() -> None:
+    async def scenario() -> None:
+        async with text_panel(MemoryNetwork(), [], engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as text:
+            async with aclosing(text.service.generate(sampled(question("hello", []).request, n=4))) as stream:
+                assert isinstance(await anext(stream), Ready)
+                assert isinstance(await anext(stream), TokenChunk)
+                assert text.engine.has_work
+            await asyncio.sleep(0.2)
+            assert not text.engine.has_work
+
+    under_virtual_time(scenario)
+
+
+def test_log_probabilities_name_the_bytes_of_their_tokens() -> None:
+    async def scenario() -> None:
+        async with text_panel(MemoryNetwork(), []) as text:
+            asked = question("hello", [])
+            _, choices = await by_choice(text.service, sampled(asked.request, logprobs=2))
+            chunks = [event for event in choices[0] if isinstance(event, TokenChunk)]
+            for chunk in chunks:
+                assert [entry.chosen.token_id for entry in chunk.logprobs] == list(chunk.token_ids)
+                assert [entry.chosen.token for entry in chunk.logprobs] == [
+                    chr(one).encode() for one in chunk.token_ids
+                ]
+                assert all(len(entry.top) == 2 and entry.top[0] == entry.chosen for entry in chunk.logprobs)
+            assert sum(len(chunk.logprobs) for chunk in chunks) == len(asked.expected)
+            _, choices = await by_choice(text.service, asked.request)
+            assert all(event.logprobs == () for event in choices[0] if isinstance(event, TokenChunk))
+
+    under_virtual_time(scenario)
+
+
+def test_a_response_format_that_cannot_be_followed_is_refused_before_anything_is_pulled() -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            with pytest.raises(InvalidRequest, match="response format"):
+                await answer(
+                    p.text.service, sampled(asked.request, response_format=ResponseFormat(Grammar.JSON_OBJECT))
+                )
+            await asyncio.sleep(1.0)
+            assert p.encoder.holdings.memory.leases == 0
 
     under_virtual_time(scenario)
 

@@ -1,0 +1,70 @@
+"""One choice's text: where it ends, and what is told of its tokens."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.text.answer import Answer
+from services.text.engine_loop import Tokens
+from triptych.domain.generation import FinishReason
+from triptych.domain.sampling import SamplingParams
+from triptych.ports import ScoredToken, Scores
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+class Letters:
+    """Token 97 is ``a``."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def flush(self) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+
+def said(text: str, reason: FinishReason | None = None) -> Tokens:
+    ids = tuple(map(ord, text))
+    return Tokens(0, ids, tuple(Scores(ScoredToken(token, -0.5), ()) for token in ids), reason)
+
+
+def answer(*pieces: Tokens, **sampling: object) -> tuple[str, int, int, FinishReason | None]:
+    """Text, tokens, log-probabilities and reason."""
+    one = Answer(Letters(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
+    text, scores, reason = "", 0, None
+    for piece in map(one.feed, pieces):
+        text += piece.chunk.text
+        scores += len(piece.chunk.logprobs)
+        assert len(piece.chunk.logprobs) == len(piece.chunk.token_ids)
+        reason = piece.finish_reason
+        if reason is not None:
+            break
+    return text, one.completion_tokens, scores, reason
+
+
+def test_tokens_are_counted_and_told_as_far_as_a_stop_string_needed_them() -> None:
+    assert answer(said("ab"), said("cdef"), stop=("cd",)) == ("ab", 4, 4, STOP)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "expected"),
+    [(0, ("", 2, 2, STOP)), (2, ("", 2, 2, STOP)), (3, ("ab", 4, 4, STOP)), (5, ("ababx", 5, 5, LENGTH))],
+)
+def test_a_stop_string_counts_from_min_tokens_on(
+    min_tokens: int, expected: tuple[str, int, int, FinishReason | None]
+) -> None:
+    assert answer(said("aba"), said("bx", LENGTH), stop=("ab",), min_tokens=min_tokens) == expected
+
+
+def test_a_stop_string_that_was_passed_over_is_not_found_again() -> None:
+    # "ab" is complete too early, and still held back as the beginning of the other one.
+    assert answer(said("ab"), said("z", LENGTH), stop=("ab", "abcd"), min_tokens=3) == ("abz", 3, 3, LENGTH)
+
+
+def test_a_stop_ids_text_is_not_part_of_the_answer() -> None:
+    assert answer(said("ab", STOP), stop_token_ids=(ord("b"),)) == ("a", 2, 2, STOP)
+    assert answer(said("ab", LENGTH), stop_token_ids=(ord("b"),)) == ("ab", 2, 2, LENGTH)
+    assert answer(said("ab", STOP)) == ("ab", 2, 2, STOP)
