@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import os
 import socket
 import statistics
 import struct
@@ -498,10 +499,11 @@ def main() -> None:
         settings = Settings(**{**asdict(settings), "rounds": options.rounds})
     systems = options.systems.split(",") if options.systems else [*available_backends(), SOCKET, GRPC]
     systems = [system for system in (SHM, NIXL, TCP, SOCKET, GRPC) if system in systems]
-    on = machine.describe()
+    on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))
     measured = uvloop.run(run(settings, systems))
+    on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
     rows, small_rows = report(measured), small(measured)
     show(rows, small_rows)
     if options.json:
