@@ -17,7 +17,10 @@ from tests.integration.transport.remote import (
     site,
 )
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"pulls between hosts were NOT tested: {why_not()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=f"pulls between hosts were NOT tested: {why_not()}"),
+]
 
 BACKENDS = ["tcp", nixl]
 MAX_PULL_S = 1.0
