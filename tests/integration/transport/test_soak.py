@@ -36,12 +36,13 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
 
 @dataclass
 class Place:
-    """Where a holder lives, dies and lives again; ``link`` is the reader's to this incarnation."""
+    """Where a holder lives, dies and lives again; ``link`` is the reader's, to the incarnation ``linked``."""
 
     backends: tuple[str, ...]
     name: str
     remote: Remote | None = None
     link: int | None = None
+    linked: Remote | None = None
     epoch: int = 0
     keys: int = 0
     die: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,9 +70,12 @@ class Soak:
                 place.remote = remote
                 await place.die.wait()
                 place.remote = None
-            if place.link is not None:
-                await self.reader.call("disconnect", peer=place.link)
-                place.link = None
+            await self.cut(place)
+
+    async def cut(self, place: Place) -> None:
+        link, place.link = place.link, None
+        if link is not None:
+            await self.reader.call("disconnect", peer=link)
 
     async def trouble(self) -> None:
         """Every so often something happens to one of them."""
@@ -89,9 +93,8 @@ class Soak:
             remote.signal(signal.SIGSTOP)
             await asyncio.sleep(self.chance.uniform(0.1, 1.5 * MAX_PULL_S))
             remote.signal(signal.SIGCONT)
-        elif what == "cut" and place.link is not None:
-            link, place.link = place.link, None
-            await self.reader.call("disconnect", peer=link)
+        elif what == "cut":
+            await self.cut(place)
 
     # --- the reader
 
@@ -166,9 +169,11 @@ class Soak:
 
     async def link(self, place: Place, remote: Remote) -> int:
         async with place.meeting:
+            if place.linked is not remote:
+                await self.cut(place)
             if place.link is None:
                 offers = await remote.call("offers")
-                place.link = await self.reader.call("connect", offers=offers)
+                place.link, place.linked = await self.reader.call("connect", offers=offers), remote
             return place.link
 
     async def run(self, duration_s: float) -> None:
@@ -186,9 +191,7 @@ class Soak:
     async def settle(self) -> dict[str, dict[str, int]]:
         """No pull runs: no byte is set aside and no link is left. What the lasting processes still have."""
         for place in self.places:
-            if place.link is not None:
-                await self.reader.call("disconnect", peer=place.link)
-                place.link = None
+            await self.cut(place)
         async with asyncio.timeout(20):
             while self.set_aside:
                 await self.end_quarantine()
