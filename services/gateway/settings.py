@@ -18,6 +18,8 @@ class GatewaySettings(ServiceSettings):
     """TCP port to listen on; 0 takes a free one and logs it."""
     router: str = Field(default="127.0.0.1:50051", pattern=r"^.+:\d{1,5}$")
     """HOST:PORT of the router."""
+    mount_router: str = ""
+    """Command line of a router to run in this process, instead of the one at ``router``: one hop less per token."""
     keys: Path | None = None
     """File of API keys (python -m services.gateway.keys new NAME). With it everything but /health needs a key."""
     allow_anyone: bool = False

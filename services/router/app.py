@@ -24,17 +24,17 @@ from .settings import RouterSettings
 
 
 class RouterApp:
-    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+    """What ``runtime.process`` runs. ``port`` is the one that is listened on, ``service`` what answers there."""
 
     def __init__(self, service: RouterService, server: RpcServer, scope: TaskScope) -> None:
-        self._service = service
+        self.service = service
         self._server = server
         self._scope = scope
         self.port = server.port
 
     async def drain(self) -> None:
         await self._server.announce_drain()
-        await self._service.drain()
+        await self.service.drain()
 
     async def failed(self) -> str:
         return await self._scope.failed()

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -90,7 +91,8 @@ class LocalCluster:
     """Processes that start together, are ready when the context is entered, and are gone when it is left.
 
     ``options`` are further flags by service (``{"encoder": ("--transports", "tcp")}``). ``port`` is the gateway's,
-    ``router_port`` the router's; 0 takes a free one. ``threads`` bounds what each torch process computes with. Children die with this process, however it ends.
+    ``router_port`` the router's; 0 takes a free one. With ``mount_router`` the router runs in the gateway's process, where
+    its options hold too. ``threads`` bounds what each torch process computes with. Children die with this process, however it ends.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class LocalCluster:
         text: int = 1,
         port: int = 0,
         router_port: int = 0,
+        mount_router: bool = False,
         threads: int = 1,
         options: Mapping[str, Sequence[str]] = _NO_OPTIONS,
         log_dir: Path | None = None,
@@ -112,6 +115,7 @@ class LocalCluster:
         self._options = options
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
+        self._mount_router = mount_router
         self._plans = self._plan(encoders, text, port, router_port)
         self._children: dict[str, _Child] = {}
         self._watchers = TaskScope("cluster", limit=len(self._plans))
@@ -130,7 +134,7 @@ class LocalCluster:
     @property
     def router_target(self) -> str:
         """``host:port`` of the router's gRPC."""
-        return self._target("router")
+        return _address(self._router_port)
 
     @property
     def processes(self) -> Mapping[str, int]:
@@ -223,7 +227,7 @@ class LocalCluster:
         ports = _free_ports(2 * (encoders + text + 2))
         admin_ports = iter(ports[: len(ports) // 2])
         *engine_ports, free_router_port, free_port = ports[len(ports) // 2 :]
-        router_port = router_port or free_router_port
+        self._router_port = router_port or free_router_port
         encoder_ports, text_ports = engine_ports[:encoders], engine_ports[encoders:]
         encoder_targets = ("--encoders", ",".join(map(_address, encoder_ports)))
         text_targets = ("--text", ",".join(map(_address, text_ports)))
@@ -241,10 +245,16 @@ class LocalCluster:
             )
             for (service, number), port in zip(names, engine_ports, strict=True)
         )
+        router = (*model, *encoder_targets, *text_targets)
+        gateway_port = port or free_port
+        if self._mount_router:
+            own = ("--host", HOST, "--port", str(self._router_port), *self._options.get("router", ()))
+            mount = (f"--mount-router={shlex.join((*router, *own))}",)
+            return (*engines, _Plan("gateway", "gateway", gateway_port, next(admin_ports), mount))
         return (
             *engines,
-            _Plan("router", "router", router_port, next(admin_ports), (*model, *encoder_targets, *text_targets)),
-            _Plan("gateway", "gateway", port or free_port, next(admin_ports), ("--router", _address(router_port))),
+            _Plan("router", "router", self._router_port, next(admin_ports), router),
+            _Plan("gateway", "gateway", gateway_port, next(admin_ports), ("--router", self.router_target)),
         )
 
     def _target(self, name: str) -> str:

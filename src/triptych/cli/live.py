@@ -41,7 +41,7 @@ class LiveView:
         self._loads = dict(
             zip(admin, await asyncio.gather(*(scrape(http, url) for url in admin.values())), strict=True)
         )
-        router = self._loads.get("router")
+        router = self._router_samples()
         finished = router.total("triptych_requests_total") if router is not None else None
         if finished is not None and self._finished is not None:
             self._rate = max(0.0, finished - self._finished) / since_s
@@ -59,8 +59,12 @@ class LiveView:
         parts.append(Text("Ctrl-C stops", style="dim"))
         return Group(*parts)
 
+    def _router_samples(self) -> Samples | None:
+        """What the router tells; the gateway tells it where the router runs there."""
+        return self._loads.get("router", self._loads.get("gateway"))
+
     def _requests(self) -> Text:
-        router = self._loads.get("router")
+        router = self._router_samples()
         if router is None:
             return Text("requests   -", style="dim")
         running = router.total("triptych_requests_running") or 0

@@ -65,6 +65,9 @@ def up(
     router_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the router's gRPC, for the SDK; 0 takes a free one.")
     ] = DEFAULT_ROUTER_PORT,
+    mount_router: Annotated[
+        bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
+    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
     log_dir: Annotated[
         Path | None,
@@ -85,7 +88,14 @@ def up(
 
     try:
         cluster = LocalCluster(
-            model, encoders=encoders, text=text, port=port, router_port=router_port, threads=threads, log_dir=log_dir
+            model,
+            encoders=encoders,
+            text=text,
+            port=port,
+            router_port=router_port,
+            mount_router=mount_router,
+            threads=threads,
+            log_dir=log_dir,
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
     except ClusterError as error:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--router")
+parser.add_argument("--mount-router")
 parser.add_argument("--instances", default="")
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--broken", action="store_true")
@@ -29,7 +30,7 @@ if arguments.broken:
     sys.exit("there is nothing to serve")
 if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if arguments.router:
+if arguments.router or arguments.mount_router:
     HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
 while True:
     signal.pause()

@@ -1,4 +1,5 @@
 import asyncio
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,9 +26,9 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     monkeypatch.setattr(module, "_module", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def build(**options: tuple[str, ...]) -> LocalCluster:
+    def build(*, mount_router: bool = False, **options: tuple[str, ...]) -> LocalCluster:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
-        return LocalCluster("demo", drain_s=0.1, options={"gateway": gateway, **options})
+        return LocalCluster("demo", drain_s=0.1, mount_router=mount_router, options={"gateway": gateway, **options})
 
     return build
 
@@ -57,6 +58,16 @@ async def test_every_process_is_told_where_the_others_are(make: Make) -> None:
         assert encoders in commands["text-1"]
         assert cluster.targets["text-1"] in commands["router"]
         assert cluster.router_target in commands["gateway"]
+
+
+async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -> None:
+    async with make(mount_router=True, router=("--max-choices", "3")) as cluster:
+        assert list(cluster.processes) == ["encoder-1", "encoder-2", "text-1", "gateway"]
+        command = psutil.Process(cluster.processes["gateway"]).cmdline()
+        (mount,) = (shlex.split(flag.split("=", 1)[1]) for flag in command if flag.startswith("--mount-router="))
+    assert mount[mount.index("--text") + 1] == cluster.targets["text-1"]
+    assert mount[mount.index("--port") + 1] == cluster.router_target.rsplit(":", 1)[1]
+    assert mount[-2:] == ["--max-choices", "3"]
 
 
 async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(make: Make) -> None:

@@ -1,0 +1,21 @@
+"""A cluster whose router runs in the gateway's process: the same answers, over REST and over gRPC."""
+
+import pytest
+
+from tests.e2e.client import post, rest, stream, text_of
+from tests.e2e.reference import Question, answer
+from triptych.cli.cluster import LocalCluster
+from triptych.rpc.stubs import RouterStub
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+TWO = Question("What digits are shown?", ("3_a", "1_a"))
+
+
+async def test_a_mounted_router_answers_as_one_of_its_own_does() -> None:
+    async with LocalCluster(encoders=2, mount_router=True) as cluster, rest(cluster.url) as client:
+        assert "router" not in cluster.processes
+        assert text_of(await post(client, TWO.body())) == answer(TWO).text
+        router = RouterStub(cluster.router_target)
+        assert (await stream(router, "by-grpc", TWO)).token_ids == answer(TWO).token_ids
+        await router.close()
