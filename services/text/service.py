@@ -88,6 +88,7 @@ class TextService:
             machine.QueueLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_running=settings.max_running_requests,
+                # Those that fetch together fit the image cache; bytes on their way are the intake's to bound.
                 max_fetching_nbytes=intake.memory.capacity_bytes,
             )
         )

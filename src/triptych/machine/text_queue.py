@@ -79,7 +79,8 @@ class QueueLimits:
     """Requests that are not RUNNING."""
     max_running: int
     max_fetching_nbytes: int
-    """Bytes of all requests that are FETCHING; a request that is larger than this fetches alone."""
+    """Bytes of all requests that are FETCHING; a request that is larger than this fetches alone. How many of them are
+    on their way at a time is ``machine.pull_queue``'s."""
 
 
 @dataclass(slots=True)
