@@ -78,7 +78,7 @@ class ParsedChat:
         return replace(self, messages=tuple(messages), remote=())
 
 
-def parse(body: bytes, max_image_bytes: int) -> ParsedChat:
+def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
     """Read the body of a chat completion: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
@@ -102,7 +102,7 @@ def parse(body: bytes, max_image_bytes: int) -> ParsedChat:
     )
 
 
-def parse_completion(body: bytes, max_image_bytes: int) -> ParsedChat:
+def parse_completion(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
     """Read the body of a plain completion. Raises InvalidRequest."""
     del max_image_bytes  # a raw prompt brings no images
     request = _read(body, CompletionRequest)
@@ -117,7 +117,7 @@ def parse_completion(body: bytes, max_image_bytes: int) -> ParsedChat:
     )
 
 
-def parse_tokenize(body: bytes, max_image_bytes: int) -> ParsedChat:
+def parse_tokenize(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
     """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
     request = _read(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
@@ -134,7 +134,7 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(told, digest_size=32).digest()
 
 
-def _read(body: bytes, model: type[ModelT]) -> ModelT:
+def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
     try:
         document = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:

@@ -21,7 +21,7 @@ from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
-Parse = Callable[[bytes, int], ParsedChat]
+Parse = Callable[[bytearray, int], ParsedChat]
 """(body, largest image in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
 
 
@@ -107,8 +107,8 @@ class Gateway:
     def created(self) -> int:
         return int(self._wall_s())
 
-    async def read_body(self, chunks: AsyncIterator[bytes], announced_bytes: int | None, hold: Hold) -> bytes:
-        """Collect a body within its bounds. Raises RequestTooLarge, or Overloaded when all bodies together are."""
+    async def read_body(self, chunks: AsyncIterator[bytes], announced_bytes: int | None, hold: Hold) -> bytearray:
+        """Collect a body within its bounds, in one copy. Raises RequestTooLarge, or Overloaded when all bodies together are."""
         limit = self._settings.max_body_bytes
         if announced_bytes is not None:
             if announced_bytes > limit:
@@ -120,9 +120,9 @@ class Gateway:
                 raise RequestTooLarge(f"the body has more than {limit} bytes, which is the limit")
             body += chunk
             hold.grow_to(len(body))
-        return bytes(body)
+        return body
 
-    async def parse(self, how: Parse, body: bytes, hold: Hold) -> ParsedChat:
+    async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedChat:
         """A request with all of its media. Raises InvalidRequest, InvalidMedia, or Overloaded."""
         if len(body) <= self._settings.parse_inline_bytes:
             request = how(body, self._settings.max_image_bytes)

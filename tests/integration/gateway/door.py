@@ -13,6 +13,9 @@ from services.gateway.service import Gateway
 from services.gateway.settings import GatewaySettings
 from triptych.ports import Clock, Offload, Router
 
+PIECE_BYTES = 64 << 10
+"""In such pieces bodies arrive from a socket."""
+
 
 def make_gateway(router: Router, offload: Offload, clock: Clock, **settings: Any) -> Gateway:
     chosen = GatewaySettings(**settings)
@@ -47,13 +50,29 @@ class Door:
         on_body: Callable[[Got], None] = lambda _: None,
     ) -> Got:
         """Returns when the application is done; the client closes its connection when ``leave`` is set."""
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-        leave = leave or asyncio.Event()
+        return await self._ask("POST", path, body, request_id, leave or asyncio.Event(), on_body)
+
+    async def get(self, path: str) -> Got:
+        return await self._ask("GET", path, b"", "", asyncio.Event(), lambda _: None)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        request_id: str,
+        leave: asyncio.Event,
+        on_body: Callable[[Got], None],
+    ) -> Got:
+        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
+        pieces.reverse()
         got = Got()
 
         async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
+            if pieces:
+                await asyncio.sleep(0)
+                piece = pieces.pop()
+                return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
             await leave.wait()
             return {"type": "http.disconnect"}
 
@@ -69,7 +88,7 @@ class Door:
         headers = [(b"x-request-id", request_id.encode())] if request_id else []
         scope = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "path": path,
             "headers": headers,
             "query_string": b"",

@@ -52,6 +52,7 @@ def url(value: Any) -> dict[str, Any]:
         (content({"type": "image_url", "image_url": "data:"}), "messages[0].content[0].image_url"),
         (content(url(7)), "messages[0].content[0].image_url.url"),
         (content(url("ftp://example.com/a.png")), "messages[0].content[0].image_url.url"),
+        (content({"type": "image_embeds", "image_embeds": "AAAA"}), "messages[0].content[0]"),
         (content({"type": "video_url", "video_url": {"url": "data:"}}), "messages[0].content[0]"),
         (content(*[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages"),
         ({"temperature": "1"}, "temperature"),

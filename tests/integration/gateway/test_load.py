@@ -1,0 +1,110 @@
+"""Many at once: streams in bounded memory, and a health check that answers while bodies are parsed."""
+
+import asyncio
+import base64
+import gc
+import json
+import tracemalloc
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.integration.gateway.door import Door, Got, make_gateway
+from tests.unit.services.gateway.fakes import FINISH, FakeRouter
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import ChatEvent, TokenChunk
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+from triptych.testing.offload import InlineOffload
+
+STREAMS = 2000
+STREAM_BYTES = 100 << 10
+"""Most memory that one open stream may take."""
+KEPT_BYTES = 1 << 20
+IMAGE_BYTES = 2 << 20
+HEALTH_S = 0.1
+"""What nine of ten probes must stay below: the machine that runs this has others to serve."""
+PROBE_S = 0.005
+
+ASK = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+
+class HeldRouter(FakeRouter):
+    """Says one word, and the rest when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.open = 0
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        self.open += 1
+        try:
+            yield TokenChunk((1,), "word")
+            await self.go.wait()
+            for event in FINISH:
+                yield event
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.timeout(120)
+async def test_two_thousand_streams_at_once_take_bounded_memory_and_leave_none() -> None:
+    asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the memory
+    router = HeldRouter()
+    gateway = make_gateway(router, InlineOffload(), monotonic)
+    door = Door(gateway, monotonic)
+    body = json.dumps(ASK).encode()
+    await_all = asyncio.Event()
+
+    def begun(_: Got) -> None:
+        if router.open == STREAMS:
+            await_all.set()
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        async with asyncio.TaskGroup() as group:
+            streams = [
+                group.create_task(door.post("/v1/chat/completions", body, on_body=begun)) for _ in range(STREAMS)
+            ]
+            await await_all.wait()
+            assert gateway.admission.requests == STREAMS
+            held = tracemalloc.get_traced_memory()[0] - before
+            router.go.set()
+        answers = [stream.result() for stream in streams]
+        assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in answers)
+        del streams, answers
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < STREAMS * STREAM_BYTES, f"{held / STREAMS:.0f} bytes per stream"
+    assert kept < KEPT_BYTES, f"{kept} bytes are kept"
+    assert (gateway.admission.requests, gateway.admission.nbytes, router.open) == (0, 0, 0)
+
+
+@pytest.mark.timeout(120)
+async def test_health_is_answered_while_large_bodies_are_parsed() -> None:
+    asyncio.get_running_loop().set_debug(False)
+    url = "data:image/png;base64," + base64.b64encode(bytes(IMAGE_BYTES)).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = json.dumps({**ASK, "stream": False, "messages": [{"role": "user", "content": content}]}).encode()
+    loop = asyncio.get_running_loop()
+    offload = ThreadOffload(2, name="parse")
+    door = Door(make_gateway(FakeRouter(), offload, monotonic), monotonic)
+    waits_s: list[float] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            asks = [group.create_task(door.post("/v1/chat/completions", body)) for _ in range(16)]
+            while not all(ask.done() for ask in asks):
+                began_s = loop.time()
+                await asyncio.sleep(PROBE_S)  # a probe that comes while the loop is blocked waits too
+                assert (await door.get("/health")).status == 200
+                waits_s.append(loop.time() - began_s - PROBE_S)
+    finally:
+        offload.close()
+    assert {ask.result().status for ask in asks} == {200}
+    waits_s.sort()
+    assert waits_s[len(waits_s) * 9 // 10] < HEALTH_S, f"health took {waits_s[-1]:.3f} s at worst"
