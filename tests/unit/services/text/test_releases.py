@@ -1,0 +1,94 @@
+"""Leases go back in the background, together, and a holder that does not answer holds nobody up."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.text import releases
+from services.text.holders import HolderDirectory
+from services.text.releases import Releases
+from tests.unit.services.panels import encode_and_keep_only_tickets, encoder_panel, under_virtual_time
+from triptych.domain.embedding import LeaseId
+from triptych.ports import Encoder
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.links import Link, LinkedEncoder
+
+
+class Listening(LinkedEncoder):
+    """Writes down what it was given back."""
+
+    def __init__(self, link: Link[Encoder]) -> None:
+        super().__init__(link)
+        self.calls: list[int] = []
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        self.calls.append(len(lease_ids))
+        await super().release(lease_ids)
+
+
+def test_leases_that_come_up_during_a_call_go_together_with_the_next() -> None:
+    async def scenario() -> None:
+        async with encoder_panel() as panel, TaskScope("test") as scope:
+            encoder = Listening(Link[Encoder]("encoder", panel.service, latency_s=lambda: 0.1))
+            holders = HolderDirectory([encoder], scope=scope, describe_timeout_s=1.0)
+            back = Releases(holders, scope=scope, timeout_s=1.0)
+            items = await encode_and_keep_only_tickets(panel, *(f"item-{n}" for n in range(20)))
+            for number, (_, result) in enumerate(items):
+                back.add(result.ticket)
+                if number == 4:
+                    await asyncio.sleep(0.25)
+            await asyncio.sleep(1.0)
+            assert encoder.calls == [5, 15]
+            assert panel.holdings.memory.leases == 0
+            assert len(scope) == 0
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_themselves(*, gone: bool) -> None:
+    async def scenario() -> None:
+        async with (
+            encoder_panel(instance_id="good") as good,
+            encoder_panel(instance_id="bad", settle=False) as bad,
+            TaskScope("test") as scope,
+        ):
+            link = Link[Encoder]("bad", bad.service)
+            holders = HolderDirectory([LinkedEncoder(link), good.service], scope=scope, describe_timeout_s=1.0)
+            back = Releases(holders, scope=scope, timeout_s=1.0)
+            [[_, lost]] = await encode_and_keep_only_tickets(bad, "cat")
+            [[_, kept]] = await encode_and_keep_only_tickets(good, "dog")
+            if gone:
+                link.kill()
+            else:
+                link.stall()
+            back.add(lost.ticket)
+            back.add(kept.ticket)
+            await asyncio.sleep(0.2)
+            assert good.holdings.memory.leases == 0
+            await asyncio.sleep(3.0)
+            assert len(scope) == 0
+            await asyncio.sleep(lost.ticket.lease_s + 5.0)
+            assert bad.holdings.memory.leases == 0
+
+    under_virtual_time(scenario)
+
+
+def test_leases_that_wait_for_one_holder_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "_MAX_PENDING", 10)
+
+    async def scenario() -> None:
+        async with encoder_panel() as panel, TaskScope("test") as scope:
+            encoder = Listening(Link[Encoder]("encoder", panel.service))
+            holders = HolderDirectory([encoder], scope=scope, describe_timeout_s=1.0)
+            back = Releases(holders, scope=scope, timeout_s=1.0)
+            [[_, result]] = await encode_and_keep_only_tickets(panel, "cat")
+            for number in range(100):
+                back.add(replace(result.ticket, lease_id=number.to_bytes(16, "big")))
+            await asyncio.sleep(1.0)
+            assert encoder.calls == [10]
+            await panel.service.release([result.ticket.lease_id])
+
+    under_virtual_time(scenario)
