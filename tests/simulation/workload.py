@@ -1,8 +1,9 @@
 """Requests from a seed, the clients that send them, and what their answers have to be."""
 
 import asyncio
+from collections import defaultdict
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from triptych import ports
@@ -28,15 +29,28 @@ class Ask:
     request: ChatRequest
     leave_after_s: float | None = None
 
-    def right_answer(self) -> tuple[int, ...]:
-        """What a model in one piece would say."""
+    def right_answers(self) -> list[tuple[int, ...]]:
+        """What a model in one piece would say, for each choice."""
         images = [part.data for part in self.request.media]
         prompt = PROMPTS.build(self.request.messages, [inspect_image(image, MediaLimits()) for image in images])
         items = [
             Spliced(run.start, run.tokens, fake_embedding(image, run.tokens, FAKE_MODEL.hidden_size))
             for run, image in zip(prompt.runs, images, strict=True)
         ]
-        return answer_tokens(prompt.token_ids, items, vocabulary=WORDS)[: self.request.sampling.max_tokens]
+        sampling = self.request.sampling
+        return [
+            answer_tokens(prompt.token_ids, items, vocabulary=WORDS, choice=choice)[: sampling.max_tokens]
+            for choice in range(sampling.n)
+        ]
+
+
+@dataclass
+class Answer:
+    """One choice of what a client got."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    reason: FinishReason | None = None
 
 
 @dataclass
@@ -44,9 +58,8 @@ class Reply:
     """What a client got."""
 
     ask: Ask
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    reason: FinishReason | None = None
+    answers: dict[int, Answer] = field(default_factory=lambda: defaultdict(Answer))
+    """By choice."""
     finished: ChatFinished | None = None
     error: TriptychError | None = None
     left: bool = False
@@ -57,12 +70,16 @@ class Reply:
         name = self.ask.request.request_id
         assert self.error is None, f"{name}: {self.error!r}"
         assert self.finished is not None, f"{name} has no end"
-        right = self.ask.right_answer()
-        assert self.token_ids == right, f"{name}: {self.token_ids} instead of {right}"
-        assert self.text == TOKENIZER.decode(right), f"{name}: the text is {self.text!r}"
-        assert self.finished.usage.completion_tokens == len(right), f"{name}: usage {self.finished.usage}"
-        cut = self.ask.request.sampling.max_tokens == len(right)
-        assert cut or self.reason is FinishReason.STOP, f"{name} ended by {self.reason}"
+        right_answers = self.ask.right_answers()
+        assert sorted(self.answers) == list(range(len(right_answers))), f"{name}: choices {sorted(self.answers)}"
+        for choice, right in enumerate(right_answers):
+            got = self.answers[choice]
+            assert got.token_ids == right, f"{name}/{choice}: {got.token_ids} instead of {right}"
+            assert got.text == TOKENIZER.decode(right), f"{name}/{choice}: the text is {got.text!r}"
+            cut = self.ask.request.sampling.max_tokens == len(right)
+            assert cut or got.reason is FinishReason.STOP, f"{name}/{choice} ended by {got.reason}"
+        tokens = sum(map(len, right_answers))
+        assert self.finished.usage.completion_tokens == tokens, f"{name}: usage {self.finished.usage}"
 
 
 def make_asks(
@@ -87,7 +104,12 @@ def make_asks(
         for _ in range(chance.randint(1, 3)):
             words = " ".join(f"w{chance.choice(WORDS)}" for _ in range(chance.randint(1, 12)))
             parts.insert(chance.randint(0, len(parts)), TextPart(words))
-        sampling = SamplingParams(temperature=0, max_tokens=chance.choice((3, 40)))
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=chance.choice((3, 40)),
+            n=chance.choice((1, 1, 1, 3)),
+            logprobs=chance.choice((None, 2)),
+        )
         message = Message("user", tuple(parts))
         request = ChatRequest(f"r{number}", FAKE_MODEL.model_id, (message,), sampling, timeout_s)
         if rate_per_s is not None:
@@ -124,11 +146,15 @@ async def _read(router: ports.Router, reply: Reply) -> None:
         async for event in events:
             assert reply.finished is None, "an event after the last"
             match event:
-                case TokenChunk(token_ids, text):
-                    reply.token_ids += token_ids
-                    reply.text += text
-                case ChoiceFinished(reason):
-                    assert reply.reason is None, "a choice that ends twice"
-                    reply.reason = reason
+                case TokenChunk(token_ids, text, choice):
+                    answer = reply.answers[choice]
+                    assert answer.reason is None, "a token after the choice's last"
+                    answer.token_ids += token_ids
+                    answer.text += text
+                    told = tuple(entry.chosen.token_id for entry in event.logprobs)
+                    assert told == (() if reply.ask.request.sampling.logprobs is None else token_ids)
+                case ChoiceFinished(reason, choice):
+                    assert reply.answers[choice].reason is None, "a choice that ends twice"
+                    reply.answers[choice].reason = reason
                 case ChatFinished():
                     reply.finished = event

@@ -184,13 +184,15 @@ class FakeText(Mortal):
             yield Ready(
                 tuple(PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements), 0.1, 0.2
             )
+            choices = range(request.sampling.n)
             for number in range(self.tokens):
                 await self.spend(self.token_s)
-                yield TokenChunk((number,), f"w{number} ")
+                for choice in choices:
+                    yield TokenChunk((number,), f"w{number} ", choice)
                 if self.late_failures:
                     raise self.late_failures.popleft()
-            if self.finishes:
-                yield Finished(FinishReason.STOP, self.tokens, 0.3, 0.4)
+            for choice in choices if self.finishes else ():
+                yield Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice)
         finally:
             self.running -= 1
 

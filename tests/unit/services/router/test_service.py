@@ -14,7 +14,7 @@ from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
     ArenaFull,
@@ -33,6 +33,9 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.testing.virtual_time import run
+
+JSON = ResponseFormat(Grammar.JSON_OBJECT)
+"""Which no tokenizer without bytes can be held to."""
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -356,12 +359,14 @@ async def test_an_encoder_that_refuses_for_memory_sends_the_request_back_to_the_
 
 
 @virtual
-async def test_an_encoder_without_memory_for_good_ends_in_overload_not_in_a_loop() -> None:
-    async with bench(encoders=1, settings=RouterSettings(max_requeues=3)) as made:
+async def test_an_encoder_without_memory_for_good_ends_in_overload_before_the_deadline_not_in_a_loop() -> None:
+    async with bench(encoders=1) as made:
         made.encoders[0].failures.extend(ArenaFull("full") for _ in range(100))
+        started_s = now_s()
         with pytest.raises(ArenaFull):
-            await collect(made.router, ask("r", [image(1)]))
-        assert len(made.encoders[0].failures) == 96
+            await collect(made.router, ask("r", [image(1)], timeout_s=30))
+        assert 27 < now_s() - started_s < 30
+        assert len(made.encoders[0].failures) > 70
 
 
 @virtual
@@ -383,6 +388,31 @@ async def test_what_can_never_fit_is_refused_for_good() -> None:
 
 
 @virtual
+async def test_each_choice_ends_by_itself_and_usage_sums_them_up() -> None:
+    async with bench() as made:
+        events = await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=3)))
+        assert len(made.texts[0].requests) == 1
+        assert sum(len(encoder.encoded) for encoder in made.encoders) == 1
+        for choice in range(3):
+            chunks = [event for event in events if isinstance(event, TokenChunk) and event.choice == choice]
+            assert "".join(chunk.text for chunk in chunks) == "w0 w1 w2 w3 "
+        ends = [event for event in events if isinstance(event, ChoiceFinished)]
+        assert ends == [ChoiceFinished(FinishReason.STOP, choice) for choice in range(3)]
+        prompt = len(made.texts[0].requests[0].token_ids)
+        assert events[-1] == ChatFinished(Usage(prompt, 12, 4))
+        timeline = await made.router.timeline("r")
+        assert (timeline.completion_tokens, timeline.decode_s) == (12, 2.4)
+
+
+@virtual
+async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() -> None:
+    async with bench() as made:
+        made.texts[0].finishes = False
+        with pytest.raises(InstanceLost):
+            await collect(made.router, ask("r", sampling=SamplingParams(max_tokens=16, n=2)))
+
+
+@virtual
 @pytest.mark.parametrize(
     ("request_", "expected", "param"),
     [
@@ -397,6 +427,11 @@ async def test_what_can_never_fit_is_refused_for_good() -> None:
         (ask("r", timeout_s=float("nan")), InvalidRequest, "timeout"),
         (ask("r", sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
         (ask("r", sampling=SamplingParams(max_tokens=5000)), ContextTooLong, "max_tokens"),
+        (ask("r", [image(1)], sampling=SamplingParams(n=17)), InvalidRequest, "n"),
+        (ask("r", [image(1)], sampling=SamplingParams(logit_bias=((1005, 1.0),))), InvalidRequest, "logit_bias"),
+        (ask("r", [image(1)], sampling=SamplingParams(stop_token_ids=(1005,))), InvalidRequest, "stop_token_ids"),
+        (ask("r", [image(1)], sampling=SamplingParams(min_tokens=4090)), InvalidRequest, "min_tokens"),
+        (ask("r", [image(1)], sampling=SamplingParams(response_format=JSON)), InvalidRequest, "response_format"),
     ],
 )
 async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], param: str) -> None:
