@@ -1,0 +1,113 @@
+"""The clients that people have, unchanged: OpenAI's, and LangChain's on top of it."""
+
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+
+from tests.e2e.reference import DIGITS
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+on_the_modules_loop = pytest.mark.asyncio(loop_scope="module")
+
+QUESTION = "What digits are shown?"
+
+
+def image(name: str) -> dict[str, Any]:
+    data = b64encode((DIGITS / f"{name}.png").read_bytes()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}", "detail": "auto"}}
+
+
+CONTENT: list[Any] = [image("3_a"), image("7_a"), {"type": "text", "text": QUESTION}]
+MESSAGES: list[Any] = [{"role": "user", "content": CONTENT}]
+ASKED: dict[str, Any] = {"model": MODEL_ID, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 32}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def base_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    async with LocalCluster(encoders=2, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+        yield f"{running.url}/v1"
+
+
+@pytest.fixture
+def client(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def aclient(base_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+def test_openai_answers_whole(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ASKED)
+    assert answer.choices[0].message.content == "3 7"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert [model.id for model in client.models.list()] == [MODEL_ID]
+    assert client.models.retrieve(MODEL_ID).id == MODEL_ID
+
+
+def test_openai_streams(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "3 7"
+    assert chunks[-1].usage is not None
+    with client.chat.completions.stream(**ASKED) as stream:
+        assert stream.get_final_completion().choices[0].message.content == "3 7"
+
+
+@on_the_modules_loop
+async def test_openai_async(aclient: openai.AsyncOpenAI) -> None:
+    answer = await aclient.chat.completions.create(**ASKED)
+    assert answer.choices[0].message.content == "3 7"
+    stream = await aclient.chat.completions.create(**ASKED, stream=True)
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+    assert text == "3 7"
+
+
+def test_openai_choices_logprobs_and_plain_completions(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ASKED, n=2, logprobs=True, top_logprobs=2, seed=1)
+    assert [choice.message.content for choice in answer.choices] == ["3 7", "3 7"]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in logprobs.content)
+    completion = client.completions.create(model=MODEL_ID, prompt="Hello", max_tokens=4, temperature=0)
+    assert completion.choices[0].finish_reason in ("stop", "length")
+
+
+def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**{**ASKED, "model": "nobody"})
+    broken = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**ASKED, "messages": broken})
+    assert caught.value.code == "invalid_media"
+
+
+@on_the_modules_loop
+async def test_langchain_whole_streaming_and_async(base_url: str) -> None:
+    chat = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
+    message = HumanMessage(content=CONTENT)
+    answer = await chat.ainvoke([message])
+    assert answer.content == "3 7"
+    assert answer.usage_metadata is not None
+    assert "".join([str(chunk.content) async for chunk in chat.astream([message])]) == "3 7"
+
+
+def test_langchain_from_a_thread_without_a_loop(base_url: str) -> None:
+    chat = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
+    message = HumanMessage(content=CONTENT)
+    assert chat.invoke([message]).content == "3 7"
+    assert "".join(str(chunk.content) for chunk in chat.stream([message])) == "3 7"
