@@ -51,6 +51,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                             yield answer
                     call.code = "OK"
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
+                    call.code = "UNKNOWN"  # to us, where a standard service answers for itself
                     status = _status(error, method)
                     call.code = status.grpc_code
                     await _abort(context, status)
@@ -69,6 +70,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 call.code = "OK"
                 return answer  # noqa: TRY300 - what follows must not be taken for an answer
             except Exception as error:  # noqa: BLE001 - the boundary of the process
+                call.code = "UNKNOWN"  # to us, where a standard service answers for itself
                 status = _status(error, method)
                 call.code = status.grpc_code
                 await _abort(context, status)
