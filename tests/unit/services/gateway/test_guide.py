@@ -1,0 +1,44 @@
+"""What docs/rest.md shows is what the gateway takes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from services.gateway.keys import read_key_file
+from services.gateway.openai_api import parse, parse_completion, parse_tokenize
+from services.gateway.settings import GatewaySettings
+
+GUIDE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
+PARSERS = {"chat/completions": parse, "v1/completions": parse_completion, "tokenize": parse_tokenize}
+
+
+def bodies() -> list[tuple[str, str]]:
+    """(the route that the section's title names, the body)."""
+    found = []
+    for section in re.split(r"^## ", GUIDE, flags=re.MULTILINE):
+        route = next((name for name in PARSERS if name in section.splitlines()[0]), "")
+        found += [(route, body) for body in re.findall(r"```json\n(.*?)```", section, re.DOTALL)]
+    return found
+
+
+@pytest.mark.parametrize(("route", "body"), bodies())
+def test_every_body_in_the_guide_is_taken(route: str, body: str) -> None:
+    assert PARSERS[route](body.encode(), 1000)
+    assert json.loads(body)
+
+
+def test_there_is_a_body_for_every_route() -> None:
+    assert {route for route, _ in bodies()} == set(PARSERS)
+
+
+def test_the_key_file_in_the_guide_is_one(tmp_path: Path) -> None:
+    (lines,) = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    (tmp_path / "keys.toml").write_text(lines.replace('"..."', f'"{"0" * 64}"'))
+    assert read_key_file(tmp_path / "keys.toml")["alice"].concurrent == 16
+
+
+def test_every_setting_in_the_guide_exists() -> None:
+    named = set(re.findall(r"`((?:fetch|max)_[a-z_]+)`", GUIDE)) - {"max_tokens", "max_completion_tokens"}
+    assert named - {"max_model_len"} <= set(GatewaySettings.model_fields)
