@@ -1,6 +1,7 @@
 """A cluster of real processes answers as transformers' ``generate`` does, and says no to what it cannot take."""
 
 import asyncio
+import json
 import statistics
 import sys
 from collections.abc import AsyncIterator
@@ -74,6 +75,63 @@ async def test_rest_streams_the_same_text(http: httpx.AsyncClient) -> None:
     streamed = await post(http, GOOD.body(stream=True))
     assert streamed.headers["content-type"].startswith("text/event-stream")
     assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+async def test_several_answers_come_of_one_question_and_a_seed_repeats_them(http: httpx.AsyncClient) -> None:
+    greedy = (await post(http, GOOD.body(n=3, logprobs=True, top_logprobs=2))).json()
+    assert [choice["index"] for choice in greedy["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in greedy["choices"]} == {answer(GOOD).text}
+    tokens = len(answer(GOOD).token_ids)
+    assert greedy["usage"]["completion_tokens"] == 3 * tokens
+    for choice in greedy["choices"]:
+        told = choice["logprobs"]["content"]
+        assert all(entry["top_logprobs"][0]["logprob"] == entry["logprob"] <= 0 for entry in told)
+        assert "".join(entry["token"] for entry in told).startswith(answer(GOOD).text)
+    drawn = [
+        (await post(http, GOOD.body(n=3, temperature=2.0, frequency_penalty=2.0, seed=5, min_tokens=16))).json()[
+            "choices"
+        ]
+        for _ in range(2)
+    ]
+    texts = [[choice["message"]["content"] for choice in choices] for choices in drawn]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
+async def test_answers_keep_to_their_schema(http: httpx.AsyncClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"digits": {"type": "array", "items": {"enum": list(range(10))}, "maxItems": 2}},
+        "required": ["digits"],
+        "additionalProperties": False,
+    }
+    told = {"type": "json_schema", "json_schema": {"name": "digits", "schema": schema}}
+    body = GOOD.body(n=4, temperature=1.0, seed=1, max_tokens=160, response_format=told)
+    for choice in (await post(http, body)).json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        document = json.loads(choice["message"]["content"])
+        assert set(document) == {"digits"}
+        assert all(isinstance(digit, int) and digit <= 9 for digit in document["digits"])
+    whole = (await post(http, GOOD.body(response_format={"type": "json_object"}, max_tokens=160))).json()["choices"][0]
+    assert whole["finish_reason"] == "length" or isinstance(json.loads(whole["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}}, None),
+        ({"logit_bias": {"512": 1}}, "logit_bias"),
+        ({"min_tokens": 41}, "min_tokens"),
+        ({"n": 17}, "n"),
+    ],
+    ids=["schema", "logit_bias", "min_tokens", "n"],
+)
+async def test_sampling_that_makes_no_sense_is_refused_before_anything_is_encoded(
+    http: httpx.AsyncClient, fields: dict[str, Any], param: str | None
+) -> None:
+    refused = await post(http, GOOD.body(**fields))
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == (param or "response_format")
 
 
 async def test_images_of_one_request_are_spread_over_both_encoders(http: httpx.AsyncClient) -> None:

@@ -14,6 +14,8 @@ MAX_CACHED = 32
 _PARAM = "response_format"
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_REASON_CHARS = 300
+_WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
+"""Between the tokens of JSON: a space, or the beginning of an indented line."""
 
 
 class JsonGrammar:
@@ -81,11 +83,11 @@ class Grammars:
         try:
             text = LLMatcher.grammar_from_json_schema(
                 schema,
-                # Whatever the schema's own x-guidance says. White space is bounded: some models never stop with it.
+                # Whatever the schema's own x-guidance says. Some models never stop with white space.
                 overrides={
                     "item_separator": ",",
                     "key_separator": ":",
-                    "whitespace_pattern": r"[ \n]{1,32}",
+                    "whitespace_pattern": _WHITE_SPACE,
                     "lenient": False,
                 },
             )
