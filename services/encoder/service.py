@@ -90,6 +90,7 @@ class EncoderService(Generic[PreparedT]):
             arena_bytes=self._holdings.memory.capacity_bytes,
             offers=self._offers(),
             encoder_version=self._engine.version,
+            max_items=self._settings.max_waiting_items,
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:

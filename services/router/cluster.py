@@ -10,13 +10,14 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
-from triptych.errors import DeadlineExceeded, Overloaded, TransferFailed, TriptychError, Unavailable
+from triptych.errors import ArenaFull, DeadlineExceeded, EngineFailure, TransferFailed, TriptychError, Unavailable
 from triptych.machine.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.cluster_events import (
     ArenaRefused,
     ClusterEffect,
     ClusterEvent,
     CreditReturned,
+    EngineFailed,
     Granted,
     InstanceSeen,
     InstanceSuspected,
@@ -81,6 +82,8 @@ class Cluster:
                 grace_s=settings.pool_grace_s,
                 full_s=settings.arena_retry_s,
                 retry_after_s=settings.retry_after_s,
+                first_cooling_s=settings.first_cooling_s,
+                longest_cooling_s=settings.longest_cooling_s,
             ),
         )
         self._applicants: dict[int, Applicant] = {}
@@ -156,8 +159,10 @@ class Cluster:
 
     def call_failed(self, name: str, error: TriptychError) -> None:
         """Learn from a failed call: who is down gets nothing more until it is seen again."""
-        if isinstance(error, Overloaded) and name in self._encoders:
+        if isinstance(error, ArenaFull) and name in self._encoders:
             self.feed(ArenaRefused(name))
+        elif isinstance(error, EngineFailure):
+            self.feed(EngineFailed(name))
         elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
             self.feed(InstanceSuspected(name))
             # Ask it again right away, rather than when its stream happens to notice.

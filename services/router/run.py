@@ -31,6 +31,7 @@ from triptych.machine.cluster_events import (
     ItemEnded,
     TextGranted,
     TextReturned,
+    TextWorked,
 )
 from triptych.machine.request import Phase, RequestMachine
 from triptych.machine.request_events import (
@@ -48,6 +49,7 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeaveQueue,
     Misplaced,
+    Pause,
     Placed,
     PlacementRefused,
     PoolLost,
@@ -57,6 +59,7 @@ from triptych.machine.request_events import (
     RequestEffect,
     RequestEvent,
     Reserve,
+    Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
@@ -183,7 +186,7 @@ class Run:
         finally:
             self._feeding = False
 
-    def _apply(self, effects: list[RequestEffect]) -> None:
+    def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901 - one dispatch
         releases: dict[str, list[Release]] = {}
         for effect in effects:
             match effect:
@@ -199,6 +202,8 @@ class Run:
                     self._cluster.feed(EmbeddingGone(encoder, content))
                 case Reserve(wants, wait):
                     self._cluster.feed(CreditsWanted(self._number, wants, wait))
+                case Pause():
+                    self._start(partial(self._pause, effect), "pause")
                 case LeaveQueue():
                     self._cluster.feed(CreditsAbandoned(self._number))
                 case Dispatch():
@@ -249,6 +254,10 @@ class Run:
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
+
+    async def _pause(self, effect: Pause) -> None:
+        await asyncio.sleep(effect.delay_s)
+        self._feed(Resumed(effect.number))
 
     # --- its calls ---------------------------------------------------------------------------------------------------
 
@@ -348,6 +357,7 @@ class Run:
                 if not begun and not isinstance(event, Ready):
                     begun = True  # what has been passed on cannot be taken back
                     self._feed(FirstToken(attempt))
+                    self._cluster.feed(TextWorked(text))
                 match event:
                     case Ready():
                         self._feed(TextReady(attempt, event))

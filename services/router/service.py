@@ -73,7 +73,8 @@ class RouterService:
         self._limits = RequestLimits(
             max_encode_attempts=settings.max_encode_attempts,
             max_text_attempts=settings.max_text_attempts,
-            max_requeues=settings.max_requeues,
+            first_pause_s=settings.arena_retry_s,
+            longest_pause_s=settings.longest_pause_s,
             max_lease_s=settings.max_lease_s,
             min_lease_s=settings.min_lease_s,
         )

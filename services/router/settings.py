@@ -71,10 +71,14 @@ class RouterSettings(RpcServiceSettings):
     """Times that an item is encoded before its loss fails the request."""
     max_text_attempts: int = Field(default=3, ge=1)
     """Times that a request is sent to a text instance before the first token."""
-    max_requeues: int = Field(default=50, ge=0)
-    """Times that a request starts over because an encoder had no memory for one of its items."""
     arena_retry_s: float = Field(default=0.1, gt=0)
-    """How long an encoder that refused for want of memory is left alone."""
+    """How long an encoder that refused for want of memory is left alone, and the first pause of what it refused."""
+    longest_pause_s: float = Field(default=2.0, gt=0)
+    """What an encoder has no room for is tried again after pauses that double up to this, until the deadline."""
+    first_cooling_s: float = Field(default=1.0, gt=0)
+    """How long an instance whose engine failed is avoided while there is another; it doubles with each failure."""
+    longest_cooling_s: float = Field(default=30.0, gt=0)
+    """Longest such time."""
     pool_grace_s: float = Field(default=1.0, ge=0)
     """How long a request that is under way waits for a pool which has no instance left."""
 
@@ -95,6 +99,8 @@ class RouterSettings(RpcServiceSettings):
             ("default_timeout_s", "max_timeout_s"),
             ("min_lease_s", "max_lease_s"),
             ("reconnect_min_s", "reconnect_max_s"),
+            ("arena_retry_s", "longest_pause_s"),
+            ("first_cooling_s", "longest_cooling_s"),
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")

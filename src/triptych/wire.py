@@ -272,6 +272,7 @@ def instance_to_wire(info: InstanceInfo) -> common_pb2.InstanceInfo:
             for offer in info.offers
         ],
         encoder_version=info.encoder_version,
+        max_items=info.max_items,
     )
 
 
@@ -284,6 +285,7 @@ def instance_from_wire(message: common_pb2.InstanceInfo) -> InstanceInfo:
         arena_bytes=message.arena_bytes,
         offers=tuple(TransportOffer(offer.backend, offer.host, offer.metadata) for offer in message.offers),
         encoder_version=message.encoder_version,
+        max_items=message.max_items,
     )
 
 

@@ -43,6 +43,8 @@ class InstanceInfo:
     offers: tuple[TransportOffer, ...]
     encoder_version: str = ""
     """Of the software that makes embeddings: part of their identity. Empty for instances that make none."""
+    max_items: int = 0
+    """Most items that an encoder takes at the same time; 0 where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from triptych.machine.cluster_events import (
     CreditsWanted,
     EmbeddingGone,
     EmbeddingHeld,
+    EngineFailed,
     Grant,
     Granted,
     InstanceSeen,
@@ -36,6 +37,7 @@ from triptych.machine.cluster_events import (
     TextRefused,
     TextReturned,
     TextWanted,
+    TextWorked,
     Tick,
     WakeAt,
 )
@@ -62,6 +64,10 @@ class ClusterLimits:
     full_s: float
     """For how long an encoder that refused for want of memory is left alone."""
     retry_after_s: float
+    first_cooling_s: float
+    """For how long an instance whose engine failed is avoided; it doubles with each further failure ..."""
+    longest_cooling_s: float
+    """... up to this, until it does something right."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,8 @@ class _Instance:
     load: EncoderLoad | TextLoad | None = None
     reports: int = 0
     full_until_s: float = float("-inf")
+    engine_failures: int = 0
+    cooling_until_s: float = float("-inf")
     # What the router itself has there now ...
     own_tokens: int = 0
     own_items: int = 0
@@ -144,7 +152,7 @@ class ClusterMachine:
         """All instances as the policies see them."""
         return ClusterView(
             encoders=tuple(self._encoder_view(encoder, now_s) for encoder in self._encoders.values()),
-            texts=tuple(self._text_view(text) for text in self._texts.values()),
+            texts=tuple(self._text_view(text, now_s) for text in self._texts.values()),
             encoder_turn=self._encoder_turn,
             text_turn=self._text_turn,
         )
@@ -205,7 +213,12 @@ class ClusterMachine:
                 self._return(credit)
             case ArenaRefused(name):
                 self._instances[name].full_until_s = now_s + self._limits.full_s
+            case EngineFailed(name):
+                self._engine_failed(self._instances[name], now_s)
+            case TextWorked(name):
+                self._worked(self._instances[name])
             case EmbeddingHeld(name, content):
+                self._worked(self._instances[name])
                 self._hints[content] = name
                 self._hints.move_to_end(content)
                 while len(self._hints) > self._limits.max_hints:
@@ -229,6 +242,7 @@ class ClusterMachine:
             instance.load, instance.full_until_s = None, float("-inf")
             instance.reports += 1
             instance.new_tokens = instance.new_items = instance.new_bytes = 0
+            self._worked(instance)
         instance.info, instance.reachable = info, True
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
@@ -240,6 +254,17 @@ class ClusterMachine:
         instance.load = load
         instance.reports += 1
         instance.new_tokens = instance.new_items = instance.new_bytes = 0
+
+    def _engine_failed(self, instance: _Instance, now_s: float) -> None:
+        if now_s < instance.cooling_until_s:
+            return  # one bad pass fails many requests at once
+        limits = self._limits
+        cooling_s = min(limits.first_cooling_s * 2 ** min(instance.engine_failures, 30), limits.longest_cooling_s)
+        instance.engine_failures += 1
+        instance.cooling_until_s = now_s + cooling_s
+
+    def _worked(self, instance: _Instance) -> None:
+        instance.engine_failures, instance.cooling_until_s = 0, float("-inf")
 
     def _suspected(self, instance: _Instance) -> list[ClusterEffect]:
         if not instance.reachable:
@@ -273,7 +298,8 @@ class ClusterMachine:
             if isinstance(outcome, Granted):
                 effects.append(outcome)
             elif outcome is Shortage.NO_CREDIT:
-                full = [e.full_until_s for e in self._encoders.values() if e.full_until_s > now_s]
+                times = [at_s for e in self._encoders.values() for at_s in (e.full_until_s, e.cooling_until_s)]
+                full = [at_s for at_s in times if at_s > now_s]
                 return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
             elif outcome is Shortage.NO_ENCODER and now_s < head.since_s + self._limits.grace_s:
                 return effects + self._wake(head.since_s + self._limits.grace_s, "no encoder within the grace")
@@ -401,12 +427,14 @@ class ClusterMachine:
             pending_items=items,
             arena_bytes=arena_bytes,
             available_bytes=0 if now_s < encoder.full_until_s else available,
+            max_items=encoder.info.max_items if encoder.info is not None else 0,
+            cooling=now_s < encoder.cooling_until_s,
         )
 
-    def _text_view(self, text: _Instance) -> TextView:
+    def _text_view(self, text: _Instance, now_s: float) -> TextView:
         tokens, requests = text.own_tokens, text.own_items
         if isinstance(text.load, TextLoad):
             tokens = max(0, text.load.pending_tokens + text.new_tokens)
             reported = text.load.waiting_requests + text.load.running_requests
             requests = max(requests, reported + text.new_items)
-        return TextView(text.name, self._usable(text), tokens, requests)
+        return TextView(text.name, self._usable(text), tokens, requests, cooling=now_s < text.cooling_until_s)

@@ -68,6 +68,20 @@ class ArenaRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """An instance's engine failed a request before there was anything of it: it may fail all."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextWorked:
+    """A text instance gave a first token."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingHeld:
     name: str
     content: Content
@@ -109,6 +123,8 @@ ClusterEvent = (
     | ItemEnded
     | CreditReturned
     | ArenaRefused
+    | EngineFailed
+    | TextWorked
     | EmbeddingHeld
     | EmbeddingGone
     | TextWanted

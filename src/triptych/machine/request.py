@@ -4,7 +4,8 @@
 
 What is lost on the way is redone at the smallest grain (DESIGN section 4): an item is encoded again elsewhere, a lease
 is renewed, a text instance is replaced, each a bounded number of times, and all of it only until the first token. An
-arena that refuses sends the whole request back to the queue, holding nothing.
+arena that refuses sends the whole request back to the queue, holding nothing; an encoder that is busy is asked again
+later for that item alone. Both go on until the deadline, with growing pauses.
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,10 @@ from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.errors import (
+    ArenaFull,
     Cancelled,
     DeadlineExceeded,
+    EngineFailure,
     InstanceLost,
     InternalError,
     LeaseLost,
@@ -43,6 +46,7 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeaveQueue,
     Misplaced,
+    Pause,
     Placed,
     PlacementRefused,
     PoolLost,
@@ -52,12 +56,14 @@ from triptych.machine.request_events import (
     RequestEffect,
     RequestEvent,
     Reserve,
+    Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
     TextReady,
     TextRefused,
 )
+from triptych.policy.retrying import pause_s
 from triptych.policy.routing import Want
 
 KEY_NBYTES = 32
@@ -87,8 +93,10 @@ class RequestLimits:
     max_encode_attempts: int
     """Per item."""
     max_text_attempts: int
-    max_requeues: int
-    """Times that a request may start over because an arena was full."""
+    first_pause_s: float
+    """Before what was refused for want of room is tried again; it doubles from there ..."""
+    longest_pause_s: float
+    """... up to this. Only the deadline ends it."""
     max_lease_s: float
     min_lease_s: float
     """A ticket whose lease has less left is renewed before it is sent out."""
@@ -111,7 +119,13 @@ class _Item:
     renewed: bool = False
     """For the attempt to come: a lease is renewed once per attempt, however short it is."""
     attempts: int = 0
+    losses: int = 0
+    """Attempts after which the item had to be encoded again."""
+    refusals: int = 0
     avoid: frozenset[str] = frozenset()
+    engine_failure: EngineFailure | None = None
+    """An engine may fail an item once; it goes to another encoder then, or nowhere."""
+    exclude: frozenset[str] = frozenset()
     encoder_id: str = ""
 
     @property
@@ -165,9 +179,13 @@ class RequestMachine:
         # Items whose credits are asked for and not yet answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
+        # By number: the items that are asked for again when the pause is over.
+        self._pauses: dict[int, frozenset[int]] = {}
+        self._pause_number = 0
         self._text: str | None = None
         self._text_attempt = 0
         self._avoid_texts: frozenset[str] = frozenset()
+        self._engine_failed = False
         # Why the last attempt failed: what the client is told when there is no other text instance.
         self._text_error: TriptychError | None = None
         self._books = _Books(_Times(started_s=now_s))
@@ -224,18 +242,19 @@ class RequestMachine:
             assert item.ticket is None or item.result is not None, f"item {index}: ticket of nothing"  # noqa: S101
             assert bool(item.lease_ids) == (item.result is not None), f"item {index}: leases"  # noqa: S101
             assert not (item.renewing and item.result is None), f"item {index}: renews nothing"  # noqa: S101
-            assert item.attempts <= self._limits.max_encode_attempts + self._requeues, f"item {index}: attempts"  # noqa: S101
+            assert item.losses <= self._limits.max_encode_attempts, f"item {index}: attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
         if self._phase is Phase.WAITING:
-            assert len(self._reserving) == len(self._items) > 0, "waits for less than everything"  # noqa: S101
+            wanted = self._reserving.union(*self._pauses.values())
+            assert len(wanted) == len(self._items) > 0, "waits for less than everything"  # noqa: S101
         if self._phase is Phase.ENCODING:
             busy = [item for item in self._items if item.encoding or item.renewing]
-            assert busy or self._reserving, "encodes nothing"  # noqa: S101
+            assert busy or self._reserving or self._pauses, "encodes nothing"  # noqa: S101
         if self._phase is Phase.DISPATCHING:
             assert all(item.result is not None for item in self._items), "dispatched before every item was there"  # noqa: S101
             assert 0 < self._text_attempt <= self._limits.max_text_attempts, "text attempts"  # noqa: S101
-        assert self._requeues <= self._limits.max_requeues, "requeues"  # noqa: S101
+        assert not (self._phase.over and self._pauses), "pauses for nothing"  # noqa: S101
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -260,6 +279,8 @@ class RequestMachine:
                 return self._item_failed(item, credit, error, now_s)
             case LeaseFailed(item, credit, error):
                 return self._lease_failed(item, credit, error, now_s)
+            case Resumed(number):
+                return self._resumed(number)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case PoolLost(error):
@@ -310,6 +331,7 @@ class RequestMachine:
                 nbytes=self._items[index].counted.nbytes,
                 content=self._items[index].counted.content,
                 avoid=self._items[index].avoid,
+                exclude=self._items[index].exclude,
             )
             for index in sorted(wanted)
         )
@@ -332,9 +354,29 @@ class RequestMachine:
     def _placement_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
             return []
+        failures = [self._items[index].engine_failure for index in sorted(self._reserving)]
+        failure = next((failure for failure in failures if failure is not None), None)
+        if failure is not None and not isinstance(error, Overloaded):
+            return self._end(Phase.FAILED, failure, now_s)
         if self._phase is Phase.WAITING or not error.retryable:
             return self._end(Phase.FAILED, error, now_s)
         return self._requeue(error, now_s)
+
+    def _pause(self, items: Iterable[int], refusals: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """Ask for these items' places again after a while; the request ends here where that would be too late."""
+        limits = self._limits
+        delay_s = pause_s(self._request_id, refusals, first_s=limits.first_pause_s, longest_s=limits.longest_pause_s)
+        if now_s + delay_s >= self._deadline_s:
+            return self._end(Phase.FAILED, error, now_s)
+        self._pause_number += 1
+        self._pauses[self._pause_number] = frozenset(items)
+        return [Pause(self._pause_number, delay_s, error.message)]
+
+    def _resumed(self, number: int) -> list[RequestEffect]:
+        items = self._pauses.pop(number, None)
+        if items is None:
+            return []
+        return [self._reserve(items, wait=self._phase is Phase.WAITING, reason="the pause is over")]
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -354,8 +396,17 @@ class RequestMachine:
         item = self._current(index, credit)
         if item is None or item.grant is None or item.result is not None:
             return []
-        if isinstance(error, Overloaded):
+        if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
+        if isinstance(error, Overloaded):
+            # What it waits for comes free without any memory: the others may stay where they are.
+            item.avoid |= {item.grant.encoder}
+            item.refusals += 1
+            effects = self._give_up(index, error.message)
+            return effects + self._pause([index], item.refusals, error, now_s)
+        if isinstance(error, EngineFailure) and item.engine_failure is None:
+            item.engine_failure, item.exclude = error, frozenset({item.grant.encoder})
+            return self._encode_again([index], error, now_s)
         if isinstance(error, Unavailable):
             return self._encode_again([index], error, now_s)
         return self._end(Phase.FAILED, error, now_s)
@@ -398,19 +449,20 @@ class RequestMachine:
                     # An evicted embedding says nothing against its encoder.
                     item.avoid |= {item.grant.encoder}
             effects += self._give_up(index, error.message)
-            if item.attempts >= self._limits.max_encode_attempts + self._requeues:
+            item.losses += 1
+            if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(Phase.FAILED, error, now_s)
         self._phase = Phase.ENCODING
         return [*effects, self._reserve(indices, wait=False, reason=error.message)]
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Let go of everything and start over at the end of the queue."""
-        if self._requeues >= self._limits.max_requeues:
-            return self._end(Phase.FAILED, error, now_s)
         self._requeues += 1
         self._reserving = frozenset()
+        self._pauses.clear()
         effects = self._give_up_all(error.message)
-        return effects + self._queue(error.message)
+        self._phase = Phase.WAITING
+        return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
     def _give_up(self, index: int, reason: str) -> list[RequestEffect]:
         item = self._items[index]
@@ -484,7 +536,11 @@ class RequestMachine:
         return self._give_up_all("the text instance has what it needs")
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
+        if isinstance(error, EngineFailure):
+            retryable = not self._engine_failed
+            self._engine_failed = True
+        else:
+            retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
         spent = self._text_attempt >= self._limits.max_text_attempts
         if self._phase is Phase.STREAMING or spent or not retryable:
             return self._end(Phase.FAILED, _clear(error, self._books.instance_id), now_s)
@@ -509,6 +565,7 @@ class RequestMachine:
         if self._phase is Phase.WAITING:
             effects.append(LeaveQueue(phase.value))
         self._reserving = frozenset()
+        self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Which lease was lost is between the services; to the client its images did not arrive.
             error = TransferFailed("the embeddings of the request's images were lost again and again")

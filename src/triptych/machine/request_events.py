@@ -132,6 +132,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pause of this number is over."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLost:
     """There is no text instance left: it ends what has not been sent to one yet."""
 
@@ -163,6 +170,7 @@ RequestEvent = (
     | TextFinished
     | TextFailed
     | Failed
+    | Resumed
     | PoolLost
     | CallerLeft
     | DeadlinePassed
@@ -177,6 +185,15 @@ class Reserve:
 
     wants: tuple[Want, ...]
     wait: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Say Resumed after so long."""
+
+    number: int
+    delay_s: float
     reason: str
 
 
@@ -251,4 +268,4 @@ class End:
     error: TriptychError | None
 
 
-RequestEffect = Reserve | LeaveQueue | Encode | Renew | Dispatch | Abort | Release | Misplaced | End
+RequestEffect = Reserve | Pause | LeaveQueue | Encode | Renew | Dispatch | Abort | Release | Misplaced | End

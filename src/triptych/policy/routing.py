@@ -27,6 +27,15 @@ class EncoderView:
     pending_items: int
     arena_bytes: int
     available_bytes: int
+    max_items: int = 0
+    """Most items that it takes at the same time; 0 for no bound."""
+    cooling: bool = False
+    """Its engine failed lately: avoided while there is another."""
+
+    def has_room(self, want: "Want") -> bool:
+        """Whether the item fits in now, by bytes and by number."""
+        takes_more = self.max_items == 0 or self.pending_items < self.max_items
+        return takes_more and self.available_bytes >= want.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class TextView:
     usable: bool
     pending_tokens: int
     pending_requests: int
+    cooling: bool = False
+    """Its engine failed lately: avoided while there is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,8 @@ class Want:
     """The encoder that is believed to hold the embedding already: a hint, which may be stale."""
     avoid: frozenset[str] = frozenset()
     """Encoders that failed this item before: taken only when there is no other."""
+    exclude: frozenset[str] = frozenset()
+    """Encoders that must not get it."""
 
 
 class Why(Enum):
@@ -103,8 +116,14 @@ def choose_encoder(view: ClusterView, want: Want) -> Choice | None:
     do not all start at the first. The encoder that holds the embedding is taken instead while it has at most
     ``want.tokens`` more pending than the best: if the hint is right the item costs nothing there, and if it is stale
     the wait is no longer than the encoding that a right one would have saved.
+
+    An encoder that fails everything is fast, and so always the least loaded: while one whose engine failed lately is
+    cooling, items rather wait for another that can take them.
     """
-    roomy = [encoder for encoder in view.encoders if encoder.usable and encoder.available_bytes >= want.nbytes]
+    able = [encoder for encoder in view.encoders if encoder.usable and encoder.arena_bytes >= want.nbytes]
+    able = [encoder for encoder in able if encoder.name not in want.exclude]
+    able = [encoder for encoder in able if not encoder.cooling] or able
+    roomy = [encoder for encoder in able if encoder.has_room(want)]
     candidates = [encoder for encoder in roomy if encoder.name not in want.avoid] or roomy
     if not candidates:
         return None
@@ -124,7 +143,8 @@ def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...]
     content again goes to the same encoder, which encodes and keeps it once. What is short is found by trying again on
     empty arenas, so that a request is told to wait only for what can come.
     """
-    if not any(encoder.usable for encoder in view.encoders):
+    usable = {encoder.name for encoder in view.encoders if encoder.usable}
+    if not all(usable - want.exclude for want in wants) or not usable:
         return Shortage.NO_ENCODER
     choices = _place(view, wants)
     if choices is not None:
@@ -142,6 +162,7 @@ def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> st
     Ties go by number of requests, then by name, rotated as for encoders.
     """
     usable = [text for text in view.texts if text.usable and text.name not in avoid]
+    usable = [text for text in usable if not text.cooling] or usable
     if not usable:
         return None
     rank = _rotation([text.name for text in view.texts], view.text_turn)

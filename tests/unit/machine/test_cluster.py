@@ -37,7 +37,7 @@ from triptych.machine.cluster_events import (
 from triptych.policy.routing import Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
-LIMITS = ClusterLimits(max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0)
+LIMITS = ClusterLimits(max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_cooling_s=1.0, longest_cooling_s=8.0)
 ENCODERS = ("a", "b")
 TEXTS = ("t", "u")
 

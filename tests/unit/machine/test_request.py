@@ -44,6 +44,7 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeaveQueue,
     Misplaced,
+    Pause,
     Placed,
     PlacementRefused,
     PoolLost,
@@ -53,6 +54,7 @@ from triptych.machine.request_events import (
     RequestEffect,
     RequestEvent,
     Reserve,
+    Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
@@ -60,7 +62,14 @@ from triptych.machine.request_events import (
     TextRefused,
 )
 
-LIMITS = RequestLimits(max_encode_attempts=3, max_text_attempts=3, max_requeues=2, max_lease_s=30.0, min_lease_s=2.0)
+LIMITS = RequestLimits(
+    max_encode_attempts=3,
+    max_text_attempts=3,
+    first_pause_s=1.0,
+    longest_pause_s=30.0,
+    max_lease_s=30.0,
+    min_lease_s=2.0,
+)
 TENSORS = (TensorSpec("embeddings", DType.F32, (4, 8)),)
 DEADLINE_S = 100.0
 
@@ -90,6 +99,7 @@ class World:
         self.serial = 0
         self.calls: list[Encode | Renew | Dispatch | Reserve] = []
         self.aborted: list[Encode | Renew | Dispatch | Reserve] = []
+        self.pauses: list[Pause] = []
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
         self.feed(Prepared(items(count), prompt_tokens=50))
@@ -102,6 +112,8 @@ class World:
             match effect:
                 case Encode() | Renew() | Dispatch() | Reserve():
                     self.calls.append(effect)
+                case Pause():
+                    self.pauses.append(effect)
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
@@ -172,6 +184,12 @@ class World:
         for call in self.take(Renew):
             assert isinstance(call, Renew)
             self.renewed(call)
+
+    def resume(self) -> None:
+        """Let the next pause pass."""
+        pause = self.pauses.pop(0)
+        self.now_s += pause.delay_s
+        self.feed(Resumed(pause.number))
 
     def dispatched(self) -> Dispatch:
         (call,) = self.take(Dispatch)
@@ -274,7 +292,7 @@ def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
     assert isinstance(world.error, InstanceLost)
 
 
-@pytest.mark.parametrize("error", [InvalidMedia("bad"), EngineFailure("bad"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [InvalidMedia("bad"), InternalError("bad"), DeadlineExceeded("late")])
 def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) -> None:
     world = World(3)
     world.place_all()
@@ -287,9 +305,10 @@ def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) ->
     assert world.error is error
 
 
-def test_a_full_arena_sends_everything_back_to_the_queue_a_bounded_number_of_times() -> None:
+def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_until_the_deadline() -> None:
     world = World(3)
-    for attempt in range(3):
+    delays_s: list[float] = []
+    while not world.ends:
         world.place_all()
         first, second, _ = world.take(Encode)
         assert isinstance(first, Encode)
@@ -298,9 +317,75 @@ def test_a_full_arena_sends_everything_back_to_the_queue_a_bounded_number_of_tim
         world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
         assert not world.credits
         assert not world.leases
-        assert world.machine.phase is (Phase.WAITING if attempt < 2 else Phase.FAILED)
+        if not world.ends:
+            assert world.machine.phase is Phase.WAITING
+            delays_s.append(world.pauses[0].delay_s)
+            world.resume()
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, ArenaFull)
+    assert world.now_s < DEADLINE_S <= world.now_s + 30
+    assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
+
+
+def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(first)
+    for _ in range(4):
+        world.feed(ItemFailed(second.item, second.credit, Overloaded("busy")))
+        assert len(world.credits) == 1
+        world.resume()
+        (again,) = world.take(Reserve)
+        assert isinstance(again, Reserve)
+        assert ([want.item for want in again.wants], again.wait) == ([1], False)
+        world.place(again)
+        (second,) = world.take(Encode)
+        assert isinstance(second, Encode)
+    world.encoded(second)
+    assert world.dispatched()
+    assert world.machine.timeline(world.now_s, 0).items[1].encode_attempts == 5
+
+
+def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
+    world = World(1)
+    world.place_all()
+    (first,) = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
+    (again,) = world.take(Reserve)
+    assert isinstance(again, Reserve)
+    assert again.wants[0].exclude == {first.encoder}
+    world.place(again, "other")
+    (second,) = world.take(Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(second.item, second.credit, EngineFailure("failed again")))
+    world.assert_over(Phase.FAILED)
+    assert world.error.message == "failed again"
+
+
+def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None:
+    world = World(1)
+    world.place_all()
+    (first,) = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
+    world.take(Reserve)
+    world.feed(PlacementRefused(Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, EngineFailure)
+
+
+def test_a_text_engine_that_failed_is_replaced_once() -> None:
+    world = World(0)
+    first = world.dispatched()
+    world.feed(TextFailed(first.attempt, EngineFailure("failed")))
+    second = world.dispatched()
+    assert second.avoid == {"t1"}
+    world.feed(TextFailed(second.attempt, EngineFailure("failed")))
+    world.assert_over(Phase.FAILED)
 
 
 def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
@@ -499,7 +584,7 @@ def some_error(chance: Random) -> TriptychError:
 
 @settings(max_examples=300)
 @given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
-def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:
+def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901
     """Whatever fails, in whatever order answers come: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     chance = Random(seed)
@@ -515,7 +600,10 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             _answer(world, repairs[0], chance, failing)
             continue
         world.now_s += chance.choice([0.0, 0.1, 0.1, 5.0])
-        if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None):
+        if world.pauses and chance.random() < 0.3:
+            world.resume()
+            continue
+        if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
             world.feed(DeadlinePassed())
             break
         if chance.random() < 0.01:

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from services.router.settings import RouterSettings
-from tests.unit.services.router.fakes import FakeText, ask, bench, collect, image
-from tests.unit.services.router.test_service import now_s, until, virtual
+from tests.unit.services.router.fakes import Bench, FakeEncoder, FakeText, ask, bench, collect, image
+from tests.unit.services.router.test_service import now_s, virtual
+from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
-from triptych.domain.instance import TextLoad
-from triptych.errors import DeadlineExceeded, InstanceLost
+from triptych.domain.instance import InstanceInfo, TextLoad
+from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded
 
 
 @virtual
@@ -90,3 +92,68 @@ async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> No
         outcomes = await asyncio.gather(*answers)
         assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
         assert 2 < now_s() - stopped_s < 5
+
+
+class Bounded(FakeEncoder):
+    """Takes so many items at once, like the encoder service, and refuses others."""
+
+    max_items = 64
+    says = True
+    calls = 0
+
+    async def describe(self) -> InstanceInfo:
+        return replace(await super().describe(), max_items=self.max_items if self.says else 0)
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        self.calls += 1
+        if self.working >= self.max_items:
+            raise Overloaded("too many items wait")
+        return await super().encode(request)
+
+
+async def bounded(made: Bench, *, says: bool) -> list[Bounded]:
+    """The encoders of the bench, bounded from now on."""
+    pool: list[Bounded] = []
+    for encoder in made.encoders:
+        encoder.__class__ = Bounded
+        assert isinstance(encoder, Bounded)
+        encoder.says = says
+        made.router.cluster.call_failed(encoder.instance_id, InstanceLost("asked again"))
+        pool.append(encoder)
+    await asyncio.sleep(0.2)
+    return pool
+
+
+@virtual
+@pytest.mark.parametrize("says", [True, False])
+async def test_a_burst_of_more_items_than_the_encoders_take_at_once_loses_nothing(says: bool) -> None:
+    async with bench() as made:
+        pool = await bounded(made, says=says)
+        for encoder in pool:
+            encoder.encode_s = 0.3
+        images = [image(n) for n in range(240)]
+        answers = [
+            asyncio.Task(collect(made.router, ask(f"r{n}", images[4 * n : 4 * n + 4], timeout_s=100)))
+            for n in range(60)
+        ]
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert sum(len(encoder.encoded) for encoder in pool) == 240
+        calls = sum(encoder.calls for encoder in pool)
+        assert calls == 240 if says else calls < 3 * 240
+
+
+@virtual
+async def test_an_instance_that_fails_everything_fast_draws_no_requests_to_itself() -> None:
+    async with bench(encoders=2, texts=2) as made:
+        for panel in (made.encoders[0], made.texts[0]):
+            panel.failures.extend(EngineFailure("broken") for _ in range(10_000))
+        made.encoders[1].encode_s = 0.2
+        answers = []
+        for number in range(200):
+            answers.append(asyncio.Task(collect(made.router, ask(f"r{number}", [image(number)]))))
+            await asyncio.sleep(0.005)
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert 10_000 - len(made.encoders[0].failures) < 10
+        assert 10_000 - len(made.texts[0].failures) < 10
