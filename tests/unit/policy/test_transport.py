@@ -1,0 +1,22 @@
+from triptych.policy.transport import Endpoint, rank_backends
+
+
+def order(reader: list[Endpoint], holder: list[Endpoint], preferred: str | None = None) -> list[str]:
+    return [ranked.backend for ranked in rank_backends(reader, holder, preferred)]
+
+
+def ends(host: str, *, rdma: bool = False) -> list[Endpoint]:
+    return [Endpoint(backend, host, rdma=rdma) for backend in ("tcp", "nixl", "memory")]
+
+
+def test_the_order_follows_what_was_measured() -> None:
+    assert order(ends("a"), ends("a")) == ["memory", "nixl", "tcp"]
+    assert order(ends("a"), ends("b")) == ["memory", "tcp", "nixl"]
+    assert order(ends("a", rdma=True), ends("b", rdma=True)) == ["memory", "nixl", "tcp"]
+    assert order(ends("a"), ends("a"), preferred="tcp") == ["tcp", "memory", "nixl"]
+    assert order(ends("a")[:1], ends("a")[1:]) == []
+    assert order([*ends("a"), Endpoint("shm", "a")], [*ends("a"), Endpoint("shm", "a")])[:2] == ["memory", "shm"]
+
+
+def test_shared_memory_is_not_tried_between_hosts() -> None:
+    assert order([Endpoint("shm", "a")], [Endpoint("shm", "b")], preferred="shm") == []
