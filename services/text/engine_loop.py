@@ -5,6 +5,7 @@ hands the tokens to whoever waits for them. Nothing polls: without requests the 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class Sequences:
         self._on_over = on_over
         self._error: TriptychError | None = None
         self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
         self.joined_s: float | None = None
         """When the engine took it in, on the loop's clock."""
 
@@ -85,6 +87,12 @@ class Sequences:
         if self._error is not None:
             raise self._error
         return [unread.take(choice) for choice, unread in enumerate(self._choices) if unread.is_ready]
+
+    async def settled(self, within_s: float) -> None:
+        """Let tokens gather for so long, or until there will be no more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -129,6 +137,7 @@ class Sequences:
         self._over()
 
     def _over(self) -> None:
+        self._ended.set()
         self._on_over()
 
 

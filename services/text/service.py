@@ -145,6 +145,9 @@ class TextService:
                         end = _finished(piece.finish_reason, answer.completion_tokens, sequences, tokens.choice)
                         self._record.finished(end)
                         yield end
+                if answers and self._settings.stream_interval_s:
+                    async with self._deadline(job):
+                        await sequences.settled(self._settings.stream_interval_s)
         except TriptychError as error:
             self._record.failed(error)
             raise

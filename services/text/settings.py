@@ -71,6 +71,10 @@ class TextSettings(RpcServiceSettings):
     check_threads: int = Field(default=2, ge=1, le=64)
     """Threads that check what was pulled."""
 
+    stream_interval_s: float = Field(default=0.0, ge=0, le=1)
+    """An answer's messages are at least this far apart, from the first on, and carry what was ready meanwhile; 0 sends
+    each token when it is there. Fewer messages cost less on every hop; the time between tokens grows to at most this."""
+
     load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
     """Load reports to one watcher are at least this far apart."""
     load_max_interval_s: float = Field(default=1.0, gt=0, le=60)

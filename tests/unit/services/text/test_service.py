@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -346,6 +347,31 @@ def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
                 chunks = [event async for event in stream]
             assert len(chunks) == 2  # all tokens were ready together
             assert chunks[0].token_ids == slow.expected  # type: ignore[union-attr]
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("interval_s", [0.012, 0.5])
+def test_with_an_interval_an_answer_comes_in_fewer_messages_and_neither_end_waits(interval_s: float) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        async with text_panel(MemoryNetwork(), [], stream_interval_s=interval_s) as text:
+            asked = question("hello", [])
+            times: list[float] = []
+            chunks: list[TokenChunk] = []
+            async with aclosing(text.service.generate(asked.request)) as stream:
+                async for event in stream:
+                    if isinstance(event, TokenChunk):
+                        chunks.append(event)
+                        times.append(clock())
+                    elif isinstance(event, Finished):
+                        finished = event
+            assert tuple(token for chunk in chunks for token in chunk.token_ids) == asked.expected
+            assert len(chunks[0].token_ids) == 1, "the first token goes at once"
+            assert 1 < len(chunks) < len(asked.expected)
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            assert all(gap >= interval_s for gap in gaps[:-1])
+            assert times[-1] - times[0] == pytest.approx(finished.decode_s), "the end is not held back"
 
     under_virtual_time(scenario)
 

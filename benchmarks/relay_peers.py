@@ -1,0 +1,244 @@
+"""Processes that ``benchmarks.router_overhead`` runs: fake encoders and a fake text instance, and a bare relay.
+
+``peers``: the real text service over ``FakeTextEngine`` with answers of the length that is asked for, one step every
+``step_s``; encoders that answer at once with a ticket. Nothing is pulled: what lies between is measured, not they.
+
+``relay``: what a router would be if it did nothing: one grpc.aio handler that encodes the items, all at once, sends
+the text request with their tickets, and hands each event on as it comes. Same calls, same messages, no decisions.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import uvloop
+
+from services.encoder.servicer import EncoderServicer
+from services.text.intake import Arrived, Intake
+from services.text.service import TextService
+from services.text.servicer import TextServicer
+from services.text.settings import TextSettings
+from triptych.demo import MODEL_DIR
+from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import Placement
+from triptych.domain.instance import EncoderLoad, InstanceInfo
+from triptych.domain.stage import Role
+from triptych.families.model_files import ModelFiles
+from triptych.ports import EngineOutput, EngineRequest
+from triptych.rpc import limits
+from triptych.rpc.server import RpcServer
+from triptych.runtime.clock import monotonic
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.tasks import TaskScope
+from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine, fake_tensors
+from triptych.tokens.detokenize import IncrementalDetokenizer
+from triptych.tokens.grammar import Grammars
+from triptych.tokens.tokenizer import Tokenizer
+from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, router_pb2, router_pb2_grpc, text_pb2, text_pb2_grpc
+
+HOST = "127.0.0.1"
+IMAGE_TOKENS = 16
+"""Of each item in what the relay sends; it counts nothing, so it has to be told."""
+PROMPT_TOKENS = 16
+_ARENA_BYTES = 1 << 40
+_REPORT_S = 1.0
+_TIMEOUT_S = 60.0
+_PLACEHOLDER, _WORD = 0, 70
+
+
+class FixedLengthEngine(FakeTextEngine):
+    """Answers as long as they may be, a token for each running sequence every ``step_s``."""
+
+    def add(self, request: EngineRequest) -> None:
+        super().add(request)
+        for one in self._waiting[request.request_id]:
+            one.answer = tuple(one.answer[index % len(one.answer)] for index in range(one.limit))
+
+    def step(self) -> list[EngineOutput]:
+        time.sleep(self.step_s)
+        return super().step()
+
+
+class TicketPrinter:
+    """``ports.Encoder`` whose answers are there at once."""
+
+    def __init__(self, instance_id: str) -> None:
+        self._info = InstanceInfo(instance_id, 1, Role.E, FAKE_MODEL, _ARENA_BYTES, (), "fake-1")
+        self._leases = count(1)
+
+    async def describe(self) -> InstanceInfo:
+        return self._info
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        tensors = fake_tensors(request.tokens, FAKE_MODEL.hidden_size)
+        lease_id = next(self._leases).to_bytes(16, "little")
+        ticket = Ticket(
+            key=request.info.digest,
+            holder=self._info.instance_id,
+            epoch=1,
+            offset=0,
+            payload_nbytes=payload_nbytes(tensors),
+            generation=1,
+            checksum=1,
+            tensors=tensors,
+            tokens=request.tokens,
+            lease_id=lease_id,
+            lease_s=request.lease_s,
+        )
+        return EncodeResult(ticket, lease_id, cached=False, queue_s=0.0, encode_s=0.0)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        raise AssertionError(f"no lease runs out here, {request.lease_s} s were asked for")
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None: ...
+
+    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        while True:
+            yield EncoderLoad(0, 0, _ARENA_BYTES, 0, 0)
+            await asyncio.sleep(_REPORT_S)
+
+
+class NothingToPull:
+    """In place of the text service's intake."""
+
+    def __init__(self) -> None:
+        self.memory = SimpleNamespace(capacity_bytes=_ARENA_BYTES)
+        self.arena = SimpleNamespace(instance_id="text-1", epoch=1)
+        self.releases = SimpleNamespace(add=lambda _: None)
+
+    async def acquire(self, job_id: str, placements: Sequence[Placement], *, deadline_s: float) -> Arrived:
+        del job_id, placements, deadline_s
+        return Arrived((), ())
+
+    def leave(self, job_id: str) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class Relay(router_pb2_grpc.RouterServicer):
+    """A router without a router in it."""
+
+    def __init__(self, encoders: Sequence[Any], text: Any) -> None:
+        self._encoders = encoders
+        self._text = text
+
+    async def Chat(self, request: router_pb2.ChatRequest, context: Any) -> AsyncGenerator[router_pb2.ChatEvent]:  # noqa: N802
+        del context
+        parts = [part for message in request.messages for part in message.parts]
+        media = [part.media.data for part in parts if part.WhichOneof("part") == "media"]
+        encoded = await asyncio.gather(*(self._encode(request, item, data) for item, data in enumerate(media)))
+        work = text_pb2.TextRequest(
+            request_id=request.request_id,
+            model=request.model,
+            token_ids=[_PLACEHOLDER] * IMAGE_TOKENS * len(media) + [_WORD] * PROMPT_TOKENS,
+            placements=[
+                text_pb2.Placement(item=item, start=item * IMAGE_TOKENS, ticket=one.ticket)
+                for item, one in enumerate(encoded)
+            ],
+            sampling=request.sampling,
+        )
+        async for event in self._text.Generate(work, timeout=_TIMEOUT_S):
+            kind = event.WhichOneof("event")
+            if kind == "chunk":
+                yield router_pb2.ChatEvent(chunk=event.chunk)
+            elif kind == "finished":
+                finished = router_pb2.ChoiceFinished(reason=event.finished.reason)
+                yield router_pb2.ChatEvent(choice_finished=finished)
+                usage = router_pb2.Usage(completion_tokens=event.finished.completion_tokens)
+                yield router_pb2.ChatEvent(finished=router_pb2.ChatFinished(usage=usage))
+        for number, encoder in enumerate(self._encoders):
+            leases = [one.holder_lease for one in encoded[number :: len(self._encoders)]]
+            if leases:
+                await encoder.Release(encoder_pb2.ReleaseRequest(lease_ids=leases), timeout=_TIMEOUT_S)
+
+    async def _encode(self, request: router_pb2.ChatRequest, item: int, media: bytes) -> encoder_pb2.EncodeResponse:
+        encoder = self._encoders[item % len(self._encoders)]
+        message = encode_message(request.request_id, item, media)
+        answer: encoder_pb2.EncodeResponse = await encoder.Encode(message, timeout=_TIMEOUT_S)
+        return answer
+
+
+def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.EncodeRequest:
+    """What a router would send, with a digest that nobody made."""
+    return encoder_pb2.EncodeRequest(
+        request_id=request_id,
+        item=item,
+        model=FAKE_MODEL.model_id,
+        media=media,
+        info=common_pb2.MediaInfo(
+            modality=common_pb2.MODALITY_IMAGE, format="png", width=56, height=56, nbytes=len(media), digest=bytes(32)
+        ),
+        tokens=IMAGE_TOKENS,
+        lease_s=_TIMEOUT_S,
+    )
+
+
+async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: float, stream_interval_s: float) -> None:
+    async with AsyncExitStack() as stack:
+        for number, port in enumerate(encoder_ports, start=1):
+            encoder = EncoderServicer(TicketPrinter(f"encoder-{number}"))
+            await stack.enter_async_context(_server(port, "triptych.v1.Encoder", encoder.register))
+        tokenizer = Tokenizer.load(ModelFiles.load(MODEL_DIR))
+        scope = await stack.enter_async_context(TaskScope("peers"))
+        text = TextService(
+            FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s),
+            cast("Intake", NothingToPull()),
+            TextSettings(
+                model=Path(), max_running_requests=256, max_sequences=256, stream_interval_s=stream_interval_s
+            ),
+            offers=lambda: (),
+            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
+            new_grammar=Grammars(tokenizer).start,
+            scope=scope,
+            offload=ThreadOffload(1, name="offload"),
+            engine_thread=ThreadOffload(1, name="engine"),
+            chance=random.Random(0),
+            clock=monotonic,
+        )
+        text.start()
+        await stack.enter_async_context(_server(text_port, "triptych.v1.Text", TextServicer(text).register))
+        await asyncio.Event().wait()
+
+
+async def serve_relay(port: int, encoder_ports: Sequence[int], text_port: int) -> None:
+    def channel(to: int) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(f"{HOST}:{to}", options=limits.CHANNEL_OPTIONS)
+
+    encoders = [encoder_pb2_grpc.EncoderStub(channel(to)) for to in encoder_ports]
+    server = grpc.aio.server(options=limits.server_options(limits.MAX_MESSAGE_NBYTES))
+    router_pb2_grpc.add_RouterServicer_to_server(Relay(encoders, text_pb2_grpc.TextStub(channel(text_port))), server)
+    server.add_insecure_port(f"{HOST}:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+def _server(port: int, name: str, register: Any) -> RpcServer:
+    return RpcServer(host=HOST, port=port, service_name=name, register=register)
+
+
+def main() -> None:
+    """``peers TEXT_PORT ENCODER_PORTS STEP_S STREAM_INTERVAL_S``, or ``relay PORT TEXT_PORT ENCODER_PORTS``."""
+    kind, *rest = sys.argv[1:]
+    if kind == "peers":
+        text_port, encoders, step_s, interval_s = rest
+        uvloop.run(serve_peers(_ports(encoders), int(text_port), float(step_s), float(interval_s)))
+    else:
+        port, text_port, encoders = rest
+        uvloop.run(serve_relay(int(port), _ports(encoders), int(text_port)))
+
+
+def _ports(text: str) -> list[int]:
+    return [int(port) for port in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

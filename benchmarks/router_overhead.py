@@ -1,0 +1,461 @@
+"""What router and gateway add to a request, against a bare grpc.aio relay of the same hops and messages.
+
+Side by side in one run, over fake engines in processes of their own (``benchmarks.relay_peers``), everything real
+gRPC and HTTP on loopback, everything on uvloop:
+
+- ``direct``: the client calls encoders and text instance itself: what nobody adds. Only for the time to first token.
+- ``relay``: client -> relay -> encoders, text. No templates, no tokens, no hashes, no decisions, no timelines.
+- ``router``: client -> router -> encoders, text.
+- ``gateway``: REST client -> gateway -> router -> encoders, text.
+- ``mounted``: REST client -> gateway with a router in its process -> encoders, text.
+
+Time added to the first token is that of one request at a time, systems taking turns, less the median of ``direct``.
+At saturation a closed loop keeps ``concurrency`` requests open; requests per second *per core* are requests by the CPU
+seconds that the system's own processes took for them (not clients, not peers), so they hold however many cores there
+are. All of it without coalescing in the text service and with it (``--stream-interval-s``).
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import psutil
+import uvloop
+
+from benchmarks import machine
+from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
+from triptych.demo import MODEL_DIR
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.encoding import EncodeRequest
+from triptych.domain.generation import Placement, Ready, TextRequest
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import TriptychError
+from triptych.rpc.stubs import EncoderStub, RouterStub, TextStub
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.media import png
+
+RELAY, ROUTER, GATEWAY, MOUNTED, DIRECT = "relay", "router", "gateway", "mounted", "direct"
+SYSTEMS = (RELAY, ROUTER, GATEWAY, MOUNTED)
+_SIDE_PX = 56
+_START_S = 30.0
+_REQUEST_S = 60.0
+_QUESTION = "What digits are shown, in order?"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    stream_intervals_s: tuple[float, ...] = (0.0, 0.02)
+    outputs: tuple[int, ...] = (16, 128)
+    images: tuple[int, ...] = (0, 4)
+    first_tokens: int = 150
+    """Requests of each system for the time to first token."""
+    seconds: float = 4.0
+    """How long each system is kept busy."""
+    concurrency: int = 32
+    step_s: float = 0.002
+
+
+QUICK = Settings(stream_intervals_s=(0.0,), outputs=(4,), images=(0, 2), first_tokens=3, seconds=0.3, concurrency=4)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Time added to the first token, in ms; ``ratio_p50`` is to the relay's."""
+
+    system: str
+    images: int
+    stream_interval_s: float
+    added_p50_ms: float
+    added_p99_ms: float
+    ratio_p50: float
+    ratio_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """``cpu_ms``: of each process of the system, per request; ``ratio`` of requests per core to the relay's."""
+
+    system: str
+    images: int
+    output_tokens: int
+    stream_interval_s: float
+    requests: int
+    requests_per_s: float
+    requests_per_core_s: float
+    cpu_ms: dict[str, float]
+    ratio: float
+    ratio_to_relay_per_token: float
+    """... to the relay's with a message per token, whatever the text service of this row coalesces."""
+
+
+Ask = Callable[[int, int], Awaitable[float]]
+"""(images, output tokens) -> seconds to the first token; returns when the whole answer is there."""
+
+
+class Grpc:
+    """A client of anything that has the router's API."""
+
+    def __init__(self, port: int) -> None:
+        self._stub = RouterStub(f"{HOST}:{port}")
+        self._pictures = _pictures()
+
+    async def __call__(self, images: int, output_tokens: int) -> float:
+        media = (MediaPart(Modality.IMAGE, next(self._pictures)) for _ in range(images))
+        request = ChatRequest(
+            secrets.token_hex(8),
+            FAKE_MODEL.model_id,
+            (Message("user", (*media, TextPart(_QUESTION))),),
+            SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+            timeout_s=_REQUEST_S,
+        )
+        began_s, first_s = time.perf_counter(), None
+        async with aclosing(self._stub.chat(request)) as events:
+            async for _ in events:
+                first_s = first_s or time.perf_counter()
+        assert first_s is not None
+        return first_s - began_s
+
+    async def close(self) -> None:
+        await self._stub.close()
+
+
+class Direct:
+    """Does what a router does, without one."""
+
+    def __init__(self, encoder_ports: Sequence[int], text_port: int) -> None:
+        self._encoders = [EncoderStub(f"{HOST}:{port}") for port in encoder_ports]
+        self._text = TextStub(f"{HOST}:{text_port}")
+        self._pictures = _pictures()
+
+    async def __call__(self, images: int, output_tokens: int) -> float:
+        began_s, first_s = time.perf_counter(), None
+        encoded = await asyncio.gather(*(self._encode(item) for item in range(images)))
+        request = TextRequest(
+            secrets.token_hex(8),
+            FAKE_MODEL.model_id,
+            (0,) * IMAGE_TOKENS * images + (70,) * PROMPT_TOKENS,
+            tuple(Placement(item, item * IMAGE_TOKENS, ticket) for item, ticket in enumerate(encoded)),
+            SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+            timeout_s=_REQUEST_S,
+        )
+        async with aclosing(self._text.generate(request)) as events:
+            async for event in events:
+                if not isinstance(event, Ready):
+                    first_s = first_s or time.perf_counter()
+        assert first_s is not None
+        return first_s - began_s
+
+    async def _encode(self, item: int) -> Any:
+        media = next(self._pictures)
+        info = MediaInfo(Modality.IMAGE, "png", _SIDE_PX, _SIDE_PX, len(media), bytes(32))
+        encoder = self._encoders[item % len(self._encoders)]
+        request = EncodeRequest(
+            "direct", item, FAKE_MODEL.model_id, media, info, IMAGE_TOKENS, b"", _REQUEST_S, _REQUEST_S
+        )
+        return (await encoder.encode(request)).ticket
+
+    async def close(self) -> None:
+        for stub in (*self._encoders, self._text):
+            await stub.close()
+
+
+class Rest:
+    """Reads server-sent events with as little of an HTTP client as that takes, over connections that stay open."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._pictures = _pictures()
+
+    async def __call__(self, images: int, output_tokens: int) -> float:
+        body = json.dumps(self._body(images, output_tokens)).encode()
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(HOST, self._port)
+        began_s = time.perf_counter()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = bytearray(await reader.readuntil(b"\r\n\r\n"))
+        assert answer.startswith(b"HTTP/1.1 200"), bytes(answer)
+        answer += await reader.read(65536)
+        first_s = time.perf_counter()
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            got = await reader.read(65536)
+            assert got, bytes(answer[-500:])
+            answer += got
+        assert b"data: [DONE]" in answer[-64:], bytes(answer[-500:])
+        self._idle.append((reader, writer))
+        return first_s - began_s
+
+    def _body(self, images: int, output_tokens: int) -> dict[str, Any]:
+        urls = (f"data:image/png;base64,{base64.b64encode(next(self._pictures)).decode()}" for _ in range(images))
+        content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+        return {
+            "model": FAKE_MODEL.model_id,
+            "messages": [{"role": "user", "content": [*content, {"type": "text", "text": _QUESTION}]}],
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+def _pictures() -> Iterator[bytes]:
+    """Different ones, over and over: a router knows where it has seen an image."""
+    made = [png(_SIDE_PX, _SIDE_PX, seed=seed) for seed in range(64)]
+    return (made[number % len(made)] for number in count())
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a run talks to."""
+
+    ask: dict[str, Ask]
+    pids: dict[str, dict[str, int]]
+    """Of the processes of each system."""
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerator[Running]:
+    """Peers and all systems as processes of their own; gone when the context is left."""
+    encoder_1, encoder_2, text, relay, router, own_router, gateway, mounted = _free_ports(8)
+    encoders = (encoder_1, encoder_2)
+    numbers = ",".join(map(str, encoders))
+    peers = "benchmarks.relay_peers"
+    wiring = f"--model {MODEL_DIR} --encoders {','.join(f'{HOST}:{port}' for port in encoders)} --text {HOST}:{text}"
+    quiet = ("--log-level", "WARNING")
+    commands: dict[str, tuple[str, ...]] = {
+        "peers": (peers, "peers", str(text), numbers, str(settings.step_s), str(stream_interval_s)),
+        RELAY: (peers, "relay", str(relay), str(text), numbers),
+        ROUTER: ("services.router", "--port", str(router), *quiet, *wiring.split()),
+        GATEWAY: ("services.gateway", "--port", str(gateway), *quiet, "--router", f"{HOST}:{router}"),
+        MOUNTED: (
+            "services.gateway",
+            *("--port", str(mounted), *quiet),
+            f"--mount-router=--port {own_router} {wiring}",
+        ),
+    }
+    with contextlib.ExitStack() as stack:
+        processes = {name: stack.enter_context(_process(command)) for name, command in commands.items()}
+        direct, by_relay, by_router = Direct(encoders, text), Grpc(relay), Grpc(router)
+        by_gateway, by_mounted = Rest(gateway), Rest(mounted)
+        clients = (direct, by_relay, by_router, by_gateway, by_mounted)
+        ask: dict[str, Ask] = dict(zip((DIRECT, *SYSTEMS), clients, strict=True))
+        pid = {name: process.pid for name, process in processes.items()}
+        try:
+            for name, one in ask.items():
+                await _until_it_answers(name, one)
+            yield Running(
+                ask,
+                {
+                    RELAY: {RELAY: pid[RELAY]},
+                    ROUTER: {ROUTER: pid[ROUTER]},
+                    GATEWAY: {GATEWAY: pid[GATEWAY], ROUTER: pid[ROUTER]},
+                    MOUNTED: {MOUNTED: pid[MOUNTED]},
+                },
+            )
+        finally:
+            for client in clients:
+                await client.close()
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    with TemporaryFile() as log:
+        process = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)
+        try:
+            yield process
+        except BaseException:
+            log.seek(0)
+            print(f"--- {command[0]}\n{log.read()[-2000:].decode(errors='replace')}", file=sys.stderr)
+            raise
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def _until_it_answers(name: str, ask: Ask) -> None:
+    last: Exception | None = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_START_S):
+            while True:
+                try:
+                    await ask(1, 1)
+                except (TriptychError, OSError, AssertionError, asyncio.IncompleteReadError) as error:
+                    last = error
+                    await asyncio.sleep(0.1)
+                else:
+                    return
+    raise RuntimeError(f"{name} does not answer: {last}")
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+async def first_tokens(on: Running, settings: Settings, images: int, interval_s: float) -> list[FirstToken]:
+    """One request at a time, systems in turn, each turn in another order."""
+    took: dict[str, list[float]] = {name: [] for name in on.ask}
+    names = list(on.ask)
+    for turn in range(settings.first_tokens):
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
+            took[name].append(await on.ask[name](images, settings.outputs[0]))
+    base_s = statistics.median(took[DIRECT])
+    added = {name: [seconds - base_s for seconds in took[name]] for name in SYSTEMS}
+    p50, p99 = ({name: _quantile(added[name], q) for name in SYSTEMS} for q in (0.5, 0.99))
+    return [
+        FirstToken(
+            name,
+            images,
+            interval_s,
+            1e3 * p50[name],
+            1e3 * p99[name],
+            p50[name] / p50[RELAY],
+            p99[name] / p99[RELAY],
+        )
+        for name in SYSTEMS
+    ]
+
+
+async def saturate(on: Running, settings: Settings, name: str, images: int, output_tokens: int) -> dict[str, Any]:
+    """Keep one system busy; requests, seconds, and the CPU seconds of each of its processes."""
+    processes = {process: psutil.Process(pid) for process, pid in on.pids[name].items()}
+    ended = 0
+
+    async def client(until_s: float) -> None:
+        nonlocal ended
+        while time.perf_counter() < until_s:
+            await on.ask[name](images, output_tokens)
+            ended += 1
+
+    before = {process: _cpu_s(one) for process, one in processes.items()}
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(settings.concurrency):
+            group.create_task(client(began_s + settings.seconds))
+    seconds = time.perf_counter() - began_s
+    cpu_s = {process: _cpu_s(one) - before[process] for process, one in processes.items()}
+    return {"requests": ended, "seconds": seconds, "cpu_s": cpu_s}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def saturations(
+    on: Running, settings: Settings, images: int, output_tokens: int, interval_s: float, relay: dict[Any, float]
+) -> list[Saturation]:
+    """All systems, one after the other. ``relay`` keeps what the relay did with a message per token."""
+    rows: list[Saturation] = []
+    for name in SYSTEMS:
+        got = await saturate(on, settings, name, images, output_tokens)
+        # A short run can end between two ticks of the kernel's accounts.
+        per_core_s = got["requests"] / max(sum(got["cpu_s"].values()), 0.01)
+        if name == RELAY:
+            own_relay = per_core_s
+            relay.setdefault((images, output_tokens), per_core_s)
+        rows.append(
+            Saturation(
+                name,
+                images,
+                output_tokens,
+                interval_s,
+                got["requests"],
+                got["requests"] / got["seconds"],
+                per_core_s,
+                {process: 1e3 * cpu_s / got["requests"] for process, cpu_s in got["cpu_s"].items()},
+                per_core_s / own_relay,
+                per_core_s / relay[images, output_tokens],
+            )
+        )
+        _print_saturation(rows[-1])
+    return rows
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def _print_first_token(row: FirstToken) -> None:
+    print(
+        f"first token  {row.system:<8} {row.images} images  interval {row.stream_interval_s:g} s  "
+        f"+{row.added_p50_ms:6.2f} ms p50 ({row.ratio_p50:4.2f}x)  +{row.added_p99_ms:6.2f} ms p99 ({row.ratio_p99:4.2f}x)"
+    )
+
+
+def _print_saturation(row: Saturation) -> None:
+    cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in row.cpu_ms.items())
+    print(
+        f"saturation   {row.system:<8} {row.images} images  {row.output_tokens:>3} tokens  "
+        f"interval {row.stream_interval_s:g} s  {row.requests_per_core_s:7.1f} requests/s per core "
+        f"({row.ratio:4.2f}x, {row.ratio_to_relay_per_token:4.2f}x)  CPU ms: {cpu}",
+        flush=True,
+    )
+
+
+async def measure(settings: Settings) -> dict[str, Any]:
+    """Everything, in the order in which it is printed."""
+    first: list[FirstToken] = []
+    saturated: list[Saturation] = []
+    relay: dict[Any, float] = {}
+    for interval_s in settings.stream_intervals_s:
+        async with running(settings, interval_s) as on:
+            for images in settings.images:
+                rows = await first_tokens(on, settings, images, interval_s)
+                first += rows
+                for row in rows:
+                    _print_first_token(row)
+                for output_tokens in settings.outputs:
+                    saturated += await saturations(on, settings, images, output_tokens, interval_s, relay)
+    return {
+        "machine": machine.describe(),
+        "settings": asdict(settings),
+        "first_token": [asdict(row) for row in first],
+        "saturation": [asdict(row) for row in saturated],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--quick", action="store_true", help="a few requests of each kind: shows that it works")
+    defaults = Settings()
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="busy time of each system and case")
+    parser.add_argument("--first-tokens", type=int, default=defaults.first_tokens, help="requests per system and case")
+    parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="requests open at saturation")
+    arguments = parser.parse_args()
+    settings = Settings(
+        seconds=arguments.seconds, first_tokens=arguments.first_tokens, concurrency=arguments.concurrency
+    )
+    result = uvloop.run(measure(QUICK if arguments.quick else settings))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
