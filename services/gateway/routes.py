@@ -130,7 +130,8 @@ class Endpoints:
         return JSONResponse(model_body(model, since))
 
     async def timeline(self, request: Request) -> Response:
-        return JSONResponse(timeline_body(await self._gateway.timeline(request.path_params["request_id"])))
+        timeline = await self._gateway.timeline(request.path_params["request_id"], request.state.caller)
+        return JSONResponse(timeline_body(timeline))
 
 
 @dataclass(slots=True)

@@ -159,7 +159,7 @@ class Gateway:
     def _to_router(self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float) -> ChatRequest:
         tenant = "" if self._settings.tenants_share else caller.name
         return ChatRequest(
-            request_id,
+            _at_router(request_id, caller),
             request.model,
             request.messages,
             request.sampling,
@@ -189,9 +189,18 @@ class Gateway:
             logger.info("the router does not answer: %s", error.message)
             return Readiness(ready=False, missing=("router",))
 
-    async def timeline(self, request_id: str) -> Timeline:
-        """``request_id`` is what ``x-request-id`` said, or the ``id`` of the answer. Raises NotFound."""
-        return await self._router.timeline(canonical(request_id))
+    async def timeline(self, request_id: str, caller: Caller) -> Timeline:
+        """Of one of the caller's own requests: what ``x-request-id`` said, or the ``id`` of the answer.
+
+        Raises NotFound, also for requests of others.
+        """
+        own_id = canonical(request_id)
+        return replace(await self._router.timeline(_at_router(own_id, caller)), request_id=own_id)
+
+
+def _at_router(request_id: str, caller: Caller) -> str:
+    """Names of requests are each key's own: no key can ask for what another one did."""
+    return f"{caller.name}/{request_id}" if caller.name else request_id
 
 
 def canonical(request_id: str) -> str:

@@ -42,7 +42,7 @@ class RouterSettings(RpcServiceSettings):
     """Most tokens whose logits one request may shift."""
     max_schema_chars: int = Field(default=32_768, ge=1)
     """Longest JSON schema."""
-    max_request_id_chars: int = Field(default=128, ge=1)
+    max_request_id_chars: int = Field(default=256, ge=1)
     """Longest request id."""
 
     max_concurrent_requests: int = Field(default=2048, ge=1)

@@ -302,6 +302,18 @@ async def test_embeddings_of_tenants_are_kept_apart_unless_they_share(
     assert [request.tenant_salt for request in router.requests] == [b"", b""]
 
 
+async def test_the_timeline_of_a_request_is_for_the_key_that_sent_it(
+    rest: Rest, router: FakeRouter, tmp_path: Path
+) -> None:
+    keys, alice, bob = key_file(tmp_path)
+    async with rest(router, keys=keys) as client:
+        await client.post(CHAT, json=ASK, headers={**alice, "x-request-id": "mine"})
+        own = await client.get("/v1/requests/chatcmpl-mine/timeline", headers=alice)
+        assert (own.status_code, own.json()["request_id"]) == (200, "mine")
+        for name in ("mine", "alice/mine", "alice%2Fmine"):
+            assert (await client.get(f"/v1/requests/{name}/timeline", headers=bob)).status_code == 404
+
+
 def test_the_network_is_not_let_in_by_accident(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allow_anyone"):
         GatewaySettings(host="0.0.0.0")
