@@ -10,10 +10,10 @@ PYTEST_ARGS ?=
 
 export PYTHON TORCH
 
-.PHONY: help setup demo test soak lint format proto bench model clean
+.PHONY: help setup demo test soak lint format proto bench vllm-client model clean
 
 help:  ## Show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: $(STAMP)  ## Make the virtual environment
 
@@ -47,6 +47,9 @@ proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
 	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
+
+vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (makes a 3.5 GB environment under build/)
+	scripts/vllm_client.sh
 
 model: $(STAMP)  ## Train the demo model anew and evaluate it (about 20 minutes)
 	$(BIN)/python examples/demo_model/train.py --out build/demo-model

@@ -63,6 +63,10 @@ class LiveView:
         """What the router tells; the gateway tells it where the router runs there."""
         return self._loads.get("router", self._loads.get("gateway"))
 
+    def _router(self) -> Samples | None:
+        """The router may run in the gateway's process."""
+        return self._loads.get("router" if "router" in self._pids else "gateway")
+
     def _requests(self) -> Text:
         router = self._router_samples()
         if router is None:

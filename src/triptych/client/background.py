@@ -7,28 +7,40 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from triptych.errors import Cancelled
-
 T = TypeVar("T")
 _CANCEL_S = 5.0
 """How long a caller who was interrupted waits for the work to let go of what it holds."""
 
 
 class BackgroundLoop:
-    """Runs coroutines for any thread. It ends with ``close``, with its last reference, or with the interpreter."""
+    """Runs coroutines for any thread. It ends with its last reference, or with the interpreter.
+
+    All clients of a process share one (``shared``): gRPC polls for all loops at once, and a loop that ends while
+    another one goes on may be handed what it can no longer take.
+    """
+
+    _lock = threading.Lock()
+    _current: "weakref.ref[BackgroundLoop] | None" = None
+
+    @classmethod
+    def shared(cls) -> "BackgroundLoop":
+        """The one that runs, or a new one."""
+        with cls._lock:
+            running = None if cls._current is None else cls._current()
+            if running is None:
+                running = cls()
+                cls._current = weakref.ref(running)
+            return running
 
     def __init__(self) -> None:
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         thread = threading.Thread(target=asyncio.run, args=(_serve(started),), name="triptych-client", daemon=True)
         thread.start()
         self._loop, stop = started.result()
-        self._finalizer = weakref.finalize(self, _end, thread, self._loop, stop)
+        weakref.finalize(self, _end, thread, self._loop, stop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine's result. When the wait is interrupted (Ctrl-C), the work is cancelled first."""
-        if not self.alive:
-            work.close()
-            raise Cancelled("the client is closed")
         tasks: list[asyncio.Task[T]] = []
         done = threading.Event()
 
@@ -50,13 +62,6 @@ class BackgroundLoop:
             raise
         return tasks[0].result()
 
-    @property
-    def alive(self) -> bool:
-        return self._finalizer.alive
-
-    def close(self) -> None:
-        self._finalizer()
-
 
 async def _serve(started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -> None:
     stop = asyncio.Event()
@@ -66,4 +71,5 @@ async def _serve(started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event
 
 def _end(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     loop.call_soon_threadsafe(stop.set)
-    thread.join(_CANCEL_S)
+    if threading.current_thread() is not thread:
+        thread.join(_CANCEL_S)

@@ -15,6 +15,7 @@ from triptych.domain.chat import Message
 from triptych.domain.generation import FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.errors import Cancelled
 
 
 class SyncChatStream:
@@ -64,7 +65,7 @@ class Client:
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
         self._client = AsyncClient(target, model=model, timeout_s=timeout_s, retry=retry)
-        self._loop = BackgroundLoop()
+        self._background: BackgroundLoop | None = BackgroundLoop.shared()
 
     def __enter__(self) -> Self:
         return self
@@ -76,9 +77,15 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; a second time does nothing."""
-        if self._loop.alive:
-            self._loop.run(self._client.close())
-            self._loop.close()
+        background, self._background = self._background, None
+        if background is not None:
+            background.run(self._client.close())
+
+    @property
+    def _loop(self) -> BackgroundLoop:
+        if self._background is None:
+            raise Cancelled("the client is closed")
+        return self._background
 
     def chat(
         self,

@@ -88,6 +88,20 @@ def test_leaving_a_stream_early_cancels_the_request(target: str, router: Scripte
     assert router.closed.is_set()
 
 
+def test_clients_share_one_loop_and_need_not_be_closed(target: str) -> None:
+    script = (
+        "import threading\nfrom triptych import Client\n"
+        f"first, second = Client({target!r}), Client({target!r})\n"
+        "print(first.models()[0].model_id, second.chat('Hi').text)\n"
+        "left = second.stream('Hi').__enter__()\n"
+        "print(next(left).text, sum(thread.name == 'triptych-client' for thread in threading.enumerate()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
+    )
+    assert (done.stdout, done.stderr) == ("demo Hello\nHel 1\n", "")
+
+
 def test_no_thread_outlives_a_client(target: str) -> None:
     before = threading.active_count()
     for _ in range(3):
