@@ -1,9 +1,7 @@
-"""Clients that people have, unchanged, against the whole system with the demo model: the official one and LangChain's."""
+"""What clients rely on beside plain answers (``tests/e2e/test_clients.py``): right usage, schemas, refusals by name."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -50,15 +48,6 @@ async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-@contextmanager
-def blocking(cluster: LocalCluster) -> Iterator[openai.OpenAI]:
-    with (
-        openai.DefaultHttpxClient(trust_env=False) as http,
-        openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
-    ):
-        yield made
-
-
 async def test_the_official_client_sees_images(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(**ASK)
     assert whole.choices[0].message.content == RIGHT
@@ -68,30 +57,6 @@ async def test_the_official_client_sees_images(client: openai.AsyncOpenAI) -> No
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == RIGHT
     assert chunks[-1].usage == whole.usage
-
-
-async def test_the_official_synchronous_client_sees_images(cluster: LocalCluster) -> None:
-    def ask() -> tuple[str | None, str]:
-        with blocking(cluster) as client:
-            whole = client.chat.completions.create(**ASK)
-            with client.chat.completions.create(**ASK, stream=True) as stream:
-                pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
-            return whole.choices[0].message.content, "".join(pieces)
-
-    assert await asyncio.to_thread(ask) == (RIGHT, RIGHT)
-
-
-async def test_the_official_client_gets_choices_and_logprobs(client: openai.AsyncOpenAI) -> None:
-    got = await client.chat.completions.create(**ASK, n=2, logprobs=True, top_logprobs=2)
-    assert [choice.message.content for choice in got.choices] == [RIGHT, RIGHT]
-    logprobs = got.choices[1].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert "".join(entry.token for entry in logprobs.content).startswith(RIGHT)
-    for entry in logprobs.content:
-        assert entry.logprob <= 0
-        assert len(entry.top_logprobs) == 2
-        assert entry.top_logprobs[0].token == entry.token, "greedy"
 
 
 async def test_the_official_client_holds_answers_to_a_schema(client: openai.AsyncOpenAI) -> None:
@@ -104,15 +69,6 @@ async def test_the_official_client_holds_answers_to_a_schema(client: openai.Asyn
         await client.chat.completions.create(
             **ASK, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}
         )
-
-
-async def test_the_official_client_completes_raw_prompts(client: openai.AsyncOpenAI) -> None:
-    whole = await client.completions.create(model=MODEL_ID, prompt="What", max_tokens=4, temperature=0, logprobs=1)
-    assert whole.choices[0].logprobs is not None
-    assert whole.usage is not None
-    assert len(whole.choices[0].logprobs.tokens or []) == whole.usage.completion_tokens
-    stream = await client.completions.create(model=MODEL_ID, prompt="What", max_tokens=4, temperature=0, stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
 
 
 async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpenAI) -> None:
@@ -133,25 +89,17 @@ async def test_tokenize_counts_the_positions_of_images_too(cluster: LocalCluster
     assert got["count"] == len(got["tokens"]) == answer(SEEN).prompt_tokens
 
 
-async def test_langchain_sees_images(cluster: LocalCluster) -> None:
+async def test_langchain_gets_structured_answers(cluster: LocalCluster) -> None:
     async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
-        with openai.DefaultHttpxClient(trust_env=False) as blocking_http:
-            model = ChatOpenAI(
-                model=MODEL_ID,
-                base_url=cluster.url + "/v1",
-                api_key="none",  # type: ignore[arg-type]
-                temperature=0,
-                max_retries=0,
-                max_completion_tokens=TO_THE_POINT["max_tokens"],
-                http_client=blocking_http,
-                http_async_client=http,
-            )
-            question = [HumanMessage(content=CONTENT)]
-            whole = await model.ainvoke(question)
-            assert whole.content == RIGHT
-            assert whole.response_metadata["finish_reason"] == "stop"
-            assert "".join([str(chunk.content) async for chunk in model.astream(question)]) == RIGHT
-            assert (await asyncio.to_thread(model.invoke, question)).content == RIGHT
-            model.frequency_penalty = TO_THE_POINT["frequency_penalty"]
-            held = model.with_structured_output({"title": "digit", **SCHEMA}, method="json_schema")
-            assert (await held.ainvoke(question))["digit"] in (1, 2)
+        model = ChatOpenAI(
+            model=MODEL_ID,
+            base_url=cluster.url + "/v1",
+            api_key="none",  # type: ignore[arg-type]
+            temperature=0,
+            max_retries=0,
+            max_completion_tokens=TO_THE_POINT["max_tokens"],
+            http_async_client=http,
+        )
+        model.frequency_penalty = TO_THE_POINT["frequency_penalty"]
+        held = model.with_structured_output({"title": "digit", **SCHEMA}, method="json_schema")
+        assert (await held.ainvoke([HumanMessage(content=CONTENT)]))["digit"] in (1, 2)

@@ -57,7 +57,8 @@ async def cut(door: Door, cluster: SimCluster, chance: Random, number: int) -> s
         leave.set()
         await asyncio.sleep(STOPS_WITHIN_S + ENGINE_STEP_S)
         assert ask.done(), f"{request_id} still runs in the gateway"
-    assert request_id not in cluster.router._runs, f"{request_id} still runs in the router"
+    runs = {run.request.request_id for run in cluster.router._runs.values()}
+    assert request_id not in runs, f"{request_id} still runs in the router"
     for text in cluster.texts:
         waiting, computing = text.engine._waiting, text.engine._running
         assert request_id not in waiting, f"{request_id} still waits in {text.name}"
