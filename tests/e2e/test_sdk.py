@@ -1,6 +1,7 @@
 """The SDK against a cluster of real processes: its examples, right answers, cancellation, loss of a process."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -52,6 +53,7 @@ async def test_answers_equal_generate_token_for_token(client: AsyncClient) -> No
     images = [DIGITS / f"{name}.png" for name in question.images]
     got = await client.chat(question.text, images, temperature=0, max_tokens=question.max_tokens)
     assert got.choices[0].token_ids == answer(question).token_ids
+    assert len(await client.tokenize(question.text, images)) == got.usage.prompt_tokens
     timeline = await client.timeline(got.request_id)
     assert {item.encoder for item in timeline.items} <= {"encoder-1", "encoder-2"}
     assert timeline.text_instance == "text-1"
@@ -76,10 +78,16 @@ async def test_errors_come_as_they_are(client: AsyncClient) -> None:
 
 async def test_a_router_that_dies_is_one_clear_error(client: AsyncClient, cluster: LocalCluster) -> None:
     """Last in its module: nothing works after it."""
-    async with client.stream("Who are you?", temperature=0) as stream:
-        await anext(stream)
+
+    async def kill_while_it_waits() -> None:
+        await asyncio.sleep(0.3)
         cluster.kill("router")
+
+    cluster.kill("text-1", signal.SIGSTOP)  # no answer comes before the router is gone
+    try:
         with pytest.raises(TriptychError):
-            await stream.collect()
+            await asyncio.gather(client.chat("Who are you?", temperature=0, timeout_s=30), kill_while_it_waits())
+    finally:
+        cluster.kill("text-1", signal.SIGCONT)
     with pytest.raises(TriptychError):
         await client.ready(timeout_s=1)

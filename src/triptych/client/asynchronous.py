@@ -186,6 +186,21 @@ class AsyncClient:
 
     # --- look ---
 
+    async def tokenize(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float = QUERY_TIMEOUT_S,
+    ) -> tuple[int, ...]:
+        """The token ids that ``chat`` would prefill, a placeholder for each position of an image included."""
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        messages = await self._messages(prompt, images)
+        name = await self._model_for(model, end_s)
+        request = ChatRequest(uuid4().hex, name, messages, timeout_s=timeout_s)
+        return await self._attempts(lambda: self._router().tokenize(request), end_s)
+
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
         """What is served."""
         return await self._query(lambda: self._router().models(), timeout_s)

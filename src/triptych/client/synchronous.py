@@ -123,6 +123,16 @@ class Client:
         finally:
             self._loop.run(context.__aexit__(None, None, None))
 
+    def tokenize(
+        self,
+        prompt: str | Sequence[Message],
+        images: Sequence[Image] = (),
+        *,
+        model: str | None = None,
+        timeout_s: float = QUERY_TIMEOUT_S,
+    ) -> tuple[int, ...]:
+        return self._loop.run(self._client.tokenize(prompt, images, model=model, timeout_s=timeout_s))
+
     def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
         return self._loop.run(self._client.models(timeout_s=timeout_s))
 

@@ -71,7 +71,7 @@ async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -
 
 
 async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(make: Make) -> None:
-    cluster = make(text=("--broken",))
+    cluster = make(text=("--broken",), gateway=("--instances", "encoder-1,encoder-2"))
     with pytest.raises(ClusterError, match=r"text-1 ended with status 1 .*\n.*there is nothing to serve"):
         async with cluster:
             pass

@@ -37,6 +37,7 @@ async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> 
     async with behind_grpc(router) as target, AsyncClient(target) as client:
         answer = await client.chat("What?", images=[tmp_path / "a.png", b"second"], max_tokens=7, temperature=0)
         assert (await client.timeline(answer.request_id)).text_instance == "text-1"
+        assert await client.tokenize([system("Be brief."), user("Hi")]) == (0, 1)
         assert (await client.models(), (await client.ready()).ready) == ((MODEL,), True)
     assert (answer.text, answer.choices[0].token_ids) == ("Hello", (1, 2, 3))
     assert (answer.finish_reason, answer.usage, answer.model) == (FinishReason.STOP, USAGE, "demo")

@@ -54,6 +54,7 @@ def test_whole_answers_streams_and_looks(target: str) -> None:
             assert stream.usage == answer.usage
         with client.stream("What?") as stream:
             assert stream.collect().text == "Hello"
+        assert client.tokenize("What?") == (0,)
         assert client.models() == (MODEL,)
         assert client.ready().ready
         assert client.timeline(answer.request_id).text_instance == "text-1"
