@@ -16,7 +16,7 @@ from triptych.runtime.telemetry import Telemetry
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
-from .prepare import ModelPrepare
+from .prepare import ModelPrepare, SmallInline
 from .record import RouterRecord, watch
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
@@ -58,7 +58,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             texts,
             settings=settings,
             prepare=prepare,
-            offload=offload,
+            offload=SmallInline(offload, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
             clock=monotonic,
             scope=scope,
             record=RouterRecord(telemetry.metrics),

@@ -89,6 +89,7 @@ class Cluster:
         self._applicants: dict[int, Applicant] = {}
         self._doubted = {name: asyncio.Event() for name in (*encoders, *texts)}
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = 0.0
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -99,6 +100,11 @@ class Cluster:
     @property
     def has_text(self) -> bool:
         return any(text.usable for text in self._machine.snapshot(self._clock()).texts)
+
+    @property
+    def text_lost(self) -> bool:
+        """Whether there has been no text instance for the whole grace."""
+        return self._machine.text_lost
 
     @property
     def outstanding_credits(self) -> int:
@@ -206,12 +212,22 @@ class Cluster:
                     for applicant in list(self._applicants.values()):
                         applicant.pool_lost(error)
                 case WakeAt(at_s):
-                    if self._alarm is not None:
-                        self._alarm.cancel()
-                    delay_s = max(0.0, at_s - self._clock())
-                    self._alarm = asyncio.get_running_loop().call_later(delay_s, self.feed, Tick())
+                    self._wake(at_s)
                 case Noticed(name, what):
                     logger.info("%s: %s", name, what)
+
+    def _wake(self, at_s: float) -> None:
+        """The earliest time counts: an effect done before this one may have led to an event that set an earlier one."""
+        if self._alarm is not None:
+            if self._alarm_s <= at_s:
+                return
+            self._alarm.cancel()
+        self._alarm_s = at_s
+        self._alarm = asyncio.get_running_loop().call_later(max(0.0, at_s - self._clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._alarm = None
+        self.feed(Tick())
 
     # --- membership --------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """From a conversation to token ids and counted items: the blocking part of a request, to be run off the event loop."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from triptych.domain.chat import ChatRequest, MediaPart
+from triptych.domain.chat import ChatRequest, MediaPart, TextPart
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import SamplingParams
@@ -11,8 +12,14 @@ from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_image
 from triptych.policy.routing import slot_nbytes
+from triptych.ports import Offload
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
+
+T = TypeVar("T")
+
+_MAX_MESSAGES_INLINE = 16
+"""Templates loop over messages: many are slow however short they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,30 @@ class Prepare(Protocol):
     """Blocking and thread-safe. Raises InvalidRequest and what derives from it."""
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SmallInline:
+    """``ports.Offload`` for ``Prepare``: what takes less time than handing it over is done at once, on the loop.
+
+    ``max_chars`` bounds all text of such a request, ``max_media_bytes`` its items together.
+    """
+
+    inner: Offload
+    max_chars: int
+    max_media_bytes: int
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        if args and isinstance(args[0], ChatRequest) and self._is_small(args[0]):
+            return fn(*args)
+        return await self.inner.run(fn, *args)
+
+    def _is_small(self, request: ChatRequest) -> bool:
+        if request.sampling.response_format is not None or len(request.messages) > _MAX_MESSAGES_INLINE:
+            return False
+        texts = (part.text for message in request.messages for part in message.parts if isinstance(part, TextPart))
+        chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts))
+        return chars <= self.max_chars and sum(len(part.data) for part in request.media) <= self.max_media_bytes
 
 
 @dataclass(frozen=True, slots=True)

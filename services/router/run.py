@@ -121,6 +121,11 @@ class Run:
         self._given_up: set[asyncio.Task[object]] = set()
 
     @property
+    def number(self) -> int:
+        """Unlike the request's id, never used twice."""
+        return self._number
+
+    @property
     def phase(self) -> Phase:
         return self._machine.phase
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from itertools import count
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.request import RequestLimits, RequestMachine
 from triptych.policy import admission
 from triptych.ports import Clock, Encoder, Offload, Text
@@ -47,7 +48,9 @@ class RouterService:
         self._clock = clock
         self._scope = scope
         self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[int, Run] = {}
+        # The newest run of each id: one before it may still be cleaning up.
+        self._by_id: dict[str, Run] = {}
         self._media_bytes = 0
         self._tokenizing = 0
         self._numbers = count(1)
@@ -143,14 +146,15 @@ class RouterService:
 
     async def timeline(self, request_id: str) -> Timeline:
         """Of a running request so far, or of one of the last to end. Raises NotFound."""
-        run = self._runs.get(request_id)
+        run = self._by_id.get(request_id)
         timeline = self._history.get(request_id) if run is None else run.timeline()
         if timeline is None:
             raise NotFound("the request is not known, or not any more", param="request_id")
         return timeline
 
     async def readiness(self) -> Readiness:
-        return self._cluster.readiness()
+        readiness = self._cluster.readiness()
+        return replace(readiness, ready=readiness.ready and not self._draining)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -159,9 +163,11 @@ class RouterService:
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._request_bounds)
         media_bytes = self._check(request)
+        if request.timeout_s == 0:
+            raise DeadlineExceeded("the request's time was over before it came in")
         timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
         model = self._model(request.model)
-        if not self._cluster.has_text:
+        if self._cluster.text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.retry_after_s)
 
         now_s = self._clock()
@@ -188,16 +194,18 @@ class RouterService:
             self._scope.spawn(run.drive(self._over), name=f"request {request.request_id}")
         except RuntimeError:
             raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s) from None
-        self._runs[request.request_id] = run
+        self._runs[run.number] = self._by_id[request.request_id] = run
         self._idle.clear()
         self._media_bytes += media_bytes
         return run
 
     def _over(self, run: Run) -> None:
-        del self._runs[run.request.request_id]
+        del self._runs[run.number]
         self._media_bytes -= sum(len(part.data) for part in run.request.media)
         timeline = run.timeline()
-        self._history.add(timeline)
+        if self._by_id.get(run.request.request_id) is run:
+            del self._by_id[run.request.request_id]
+            self._history.add(timeline)
         self._record.over(timeline, run.finish_reason)
         if not self._runs:
             self._idle.set()
@@ -222,7 +230,8 @@ class RouterService:
         limit = self._settings.max_request_id_chars
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
-        if request_id in self._runs:
+        # One that was cancelled is over for its caller: whoever lost the connection may ask again at once.
+        if (run := self._by_id.get(request_id)) is not None and not run.phase.over:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:

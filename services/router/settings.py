@@ -55,9 +55,11 @@ class RouterSettings(RpcServiceSettings):
     """What a refused caller is told to wait."""
     prepare_threads: int = Field(default=2, ge=1, le=64)
     """Threads that hash images, render templates and tokenize."""
+    prepare_inline_chars: int = Field(default=2048, ge=0)
+    """Requests with up to so much text are prepared on the event loop: that is faster than handing them over."""
+    prepare_inline_media_bytes: int = Field(default=64 << 10, ge=0)
+    """... and with up to so many bytes of images."""
 
-    default_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """Time of a request that comes without a deadline."""
     max_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """The most time a request gets, whatever it asks for."""
     control_timeout_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
@@ -96,7 +98,6 @@ class RouterSettings(RpcServiceSettings):
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:
         for low, high in (
-            ("default_timeout_s", "max_timeout_s"),
             ("min_lease_s", "max_lease_s"),
             ("reconnect_min_s", "reconnect_max_s"),
             ("arena_retry_s", "longest_pause_s"),

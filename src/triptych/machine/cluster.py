@@ -126,6 +126,8 @@ class ClusterMachine:
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
+        self._ready_encoders: frozenset[str] = frozenset()
+        self._encoder_lost_s = float("-inf")
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -143,6 +145,11 @@ class ClusterMachine:
     def outstanding(self) -> int:
         """Credits, of items and of dispatches, that have not come back."""
         return len(self._credits)
+
+    @property
+    def text_lost(self) -> bool:
+        """Whether there has been no text instance for the whole grace, and everyone was told."""
+        return self._text_lost
 
     def info(self, name: str) -> InstanceInfo | None:
         """What the instance last said of itself."""
@@ -251,6 +258,8 @@ class ClusterMachine:
         return [Noticed(instance.name, f"restarted, {self._state(instance)}" if restarted else self._state(instance))]
 
     def _reported(self, instance: _Instance, load: EncoderLoad | TextLoad) -> None:
+        if instance.info is None:
+            return  # a report is of the process that was seen
         instance.load = load
         instance.reports += 1
         instance.new_tokens = instance.new_items = instance.new_bytes = 0
@@ -292,6 +301,10 @@ class ClusterMachine:
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
         """Grant from the head on; a head that has to wait stops all behind it, so that large requests get a turn."""
         effects: list[ClusterEffect] = []
+        ready = frozenset(name for name, encoder in self._encoders.items() if self._usable(encoder))
+        if not self._ready_encoders <= ready:
+            self._encoder_lost_s = now_s
+        self._ready_encoders = ready
         while self._waiting:
             run, head = next(iter(self._waiting.items()))
             outcome = self._assign(head.wanted, now_s)
@@ -301,12 +314,16 @@ class ClusterMachine:
                 times = [at_s for e in self._encoders.values() for at_s in (e.full_until_s, e.cooling_until_s)]
                 full = [at_s for at_s in times if at_s > now_s]
                 return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
-            elif outcome is Shortage.NO_ENCODER and now_s < head.since_s + self._limits.grace_s:
-                return effects + self._wake(head.since_s + self._limits.grace_s, "no encoder within the grace")
+            elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
+                return effects + self._wake(until_s, "no encoder within the grace")
             else:
                 effects.append(Refused(run, self._error(outcome)))
             del self._waiting[run]
         return effects
+
+    def _grace_until_s(self, waiting: _Waiting) -> float:
+        """Counted from when an encoder was lost, however long the run had waited for its turn before."""
+        return max(waiting.since_s, self._encoder_lost_s) + self._limits.grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
         wants = [replace(want, held_by=self._hints.get(want.content)) for want in wanted.wants]

@@ -179,13 +179,14 @@ class RequestMachine:
         # Items whose credits are asked for and not yet answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
-        # By number: the items that are asked for again when the pause is over.
+        # By number: the items that are asked for again when the pause is over; none where a text instance is.
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
         self._text: str | None = None
         self._text_attempt = 0
         self._avoid_texts: frozenset[str] = frozenset()
         self._engine_failed = False
+        self._text_refusals = 0
         # Why the last attempt failed: what the client is told when there is no other text instance.
         self._text_error: TriptychError | None = None
         self._books = _Books(_Times(started_s=now_s))
@@ -280,7 +281,7 @@ class RequestMachine:
             case LeaseFailed(item, credit, error):
                 return self._lease_failed(item, credit, error, now_s)
             case Resumed(number):
-                return self._resumed(number)
+                return self._resumed(number, now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case PoolLost(error):
@@ -296,8 +297,11 @@ class RequestMachine:
                 return []
             case TextChosen(_, text, instance_id):
                 self._text, self._books.instance_id = text, instance_id
+                self._text_refusals = 0
+                for sent in self._items:
+                    sent.ticket, sent.renewed = None, False
             case TextRefused(_, error):
-                return self._end(Phase.FAILED, self._text_error or error, now_s)
+                return self._text_refused(error, now_s)
             case TextReady(_, ready):
                 self._books.ready = ready
             case FirstToken():
@@ -363,7 +367,10 @@ class RequestMachine:
         return self._requeue(error, now_s)
 
     def _pause(self, items: Iterable[int], refusals: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Ask for these items' places again after a while; the request ends here where that would be too late."""
+        """Ask again after a while, for these items' places or, without any, for a text instance.
+
+        The request ends here where that would be too late.
+        """
         limits = self._limits
         delay_s = pause_s(self._request_id, refusals, first_s=limits.first_pause_s, longest_s=limits.longest_pause_s)
         if now_s + delay_s >= self._deadline_s:
@@ -372,10 +379,12 @@ class RequestMachine:
         self._pauses[self._pause_number] = frozenset(items)
         return [Pause(self._pause_number, delay_s, error.message)]
 
-    def _resumed(self, number: int) -> list[RequestEffect]:
+    def _resumed(self, number: int, now_s: float) -> list[RequestEffect]:
         items = self._pauses.pop(number, None)
         if items is None:
             return []
+        if not items:
+            return self._advance(now_s)
         return [self._reserve(items, wait=self._phase is Phase.WAITING, reason="the pause is over")]
 
     # --- items -------------------------------------------------------------------------------------------------------
@@ -525,8 +534,16 @@ class RequestMachine:
             if item.ticket is None:
                 raise AssertionError("dispatched without a ticket")
             placements.append(Placement(index, item.counted.start, item.ticket))
-            item.ticket, item.renewed = None, False
         return [Dispatch(self._text_attempt, tuple(placements), self._avoid_texts, reason)]
+
+    def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        """An instance that is away may be back within the grace; that it is not, PoolLost says."""
+        if self._text_error is not None:
+            return self._end(Phase.FAILED, self._text_error, now_s)
+        self._phase = Phase.ENCODING
+        self._text_attempt -= 1  # nothing was sent
+        self._text_refusals += 1
+        return self._pause((), self._text_refusals, error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
         if self._phase is Phase.STREAMING:

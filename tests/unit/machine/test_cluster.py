@@ -37,7 +37,9 @@ from triptych.machine.cluster_events import (
 from triptych.policy.routing import Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
-LIMITS = ClusterLimits(max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_cooling_s=1.0, longest_cooling_s=8.0)
+LIMITS = ClusterLimits(
+    max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_cooling_s=1.0, longest_cooling_s=8.0
+)
 ENCODERS = ("a", "b")
 TEXTS = ("t", "u")
 
@@ -148,6 +150,15 @@ def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
     assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
     machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).run == 2
+
+
+def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> None:
+    machine = cluster("a", "t")
+    first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
+    machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
+    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, Refused)]
+    machine.handle(CreditReturned(first.grants[0].credit), 60.1)
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).run == 2
 
 
 def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:

@@ -13,7 +13,8 @@ from tests.unit.services.router.test_service import now_s, virtual
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, TextLoad
-from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded
+from triptych.domain.timeline import Outcome
+from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded, Unavailable
 
 
 @virtual
@@ -157,3 +158,63 @@ async def test_an_instance_that_fails_everything_fast_draws_no_requests_to_itsel
         assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
         assert 10_000 - len(made.encoders[0].failures) < 10
         assert 10_000 - len(made.texts[0].failures) < 10
+
+
+@virtual
+async def test_a_short_absence_of_the_text_pool_fails_nobody() -> None:
+    async with bench() as made:
+        text = made.texts[0]
+        text.kill()
+        await asyncio.sleep(0.1)
+        assert not made.router.cluster.has_text
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)] if n % 2 else []))) for n in range(6)]
+        await asyncio.sleep(0.3)
+        text.restart()
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert len(text.requests) == 6
+        assert (await made.router.timeline("r1")).text_attempts == 1
+
+
+@virtual
+async def test_an_absence_of_the_text_pool_beyond_the_grace_ends_in_one_error_in_two_seconds() -> None:
+    async with bench() as made:
+        made.texts[0].kill()
+        await asyncio.sleep(0.1)
+        started_s = now_s()
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("r", [image(1)]))
+        assert now_s() - started_s < 2
+        started_s = now_s()
+        with pytest.raises(Unavailable):
+            await collect(made.router, ask("later", [image(1)]))
+        assert now_s() == started_s
+
+
+@virtual
+async def test_an_id_may_be_used_again_as_soon_as_its_request_was_cancelled_and_the_newest_owns_it() -> None:
+    async with bench() as made:
+        first = made.router.chat(ask("r", [image(1)]))
+        reading = asyncio.Task(anext(first))
+        await asyncio.sleep(0.005)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert made.router.running == 1, "not cleaned up yet"
+        assert isinstance((await collect(made.router, ask("r", [image(2)])))[-1], ChatFinished)
+        await asyncio.sleep(0.1)
+        assert (await made.router.timeline("r")).outcome is Outcome.DONE
+
+
+@virtual
+async def test_a_request_whose_time_is_over_when_it_comes_in_is_late_not_wrong() -> None:
+    async with bench() as made:
+        with pytest.raises(DeadlineExceeded):
+            await collect(made.router, ask("r", timeout_s=0))
+
+
+@virtual
+async def test_a_router_that_drains_is_not_ready() -> None:
+    async with bench() as made:
+        assert (await made.router.readiness()).ready
+        await made.router.drain()
+        assert not (await made.router.readiness()).ready
