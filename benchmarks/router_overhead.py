@@ -185,7 +185,7 @@ class Rest:
 
     async def __call__(self, images: int, output_tokens: int) -> float:
         body = json.dumps(self._body(images, output_tokens)).encode()
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(HOST, self._port)
+        reader, writer = await self._connection()
         began_s = time.perf_counter()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -200,6 +200,14 @@ class Rest:
         assert b"data: [DONE]" in answer[-64:], bytes(answer[-500:])
         self._idle.append((reader, writer))
         return first_s - began_s
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():  # the server closes what was idle for some seconds
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(HOST, self._port)
 
     def _body(self, images: int, output_tokens: int) -> dict[str, Any]:
         urls = (f"data:image/png;base64,{base64.b64encode(next(self._pictures)).decode()}" for _ in range(images))

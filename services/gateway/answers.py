@@ -88,6 +88,9 @@ class ChatForm:
         self._logprobs = logprobs
         self._head = {**self._id, "object": "chat.completion.chunk", **self._about}
         self._tail: Mapping[str, Any] = {"usage": None} if include_usage else {}
+        # A chunk of text is the same but for its choice and its text: it is written once, and filled in per token.
+        opening, self._closing = self._chunk(0, {"content": ""}).rsplit(b'""', 1)
+        self._before_index, self._before_text = opening.rsplit(b'"index":0', 1)
 
     def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         choices = [
@@ -108,7 +111,10 @@ class ChatForm:
     def chunk(self, event: TokenChunk) -> bytes:
         if not event.text and not (self._logprobs and event.logprobs):
             return b""
-        return self._chunk(event.choice, {"content": event.text}, self._told(event.logprobs))
+        if self._logprobs:
+            return self._chunk(event.choice, {"content": event.text}, self._told(event.logprobs))
+        text = json.dumps(event.text).encode()
+        return b'%b"index":%d%b%b%b' % (self._before_index, event.choice, self._before_text, text, self._closing)
 
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(event.choice, {}, finish_reason=event.reason.value)

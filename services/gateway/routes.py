@@ -232,15 +232,20 @@ async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
 
     exchange.streaming = True
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-    await write(form.begin(chat.request.sampling.n))
+    # Each write is a system call, and wakes the client: what nobody waits for goes with what comes at once after it.
+    held = form.begin(chat.request.sampling.n)
     async with aclosing(chat.events()) as events:
         async for event in events:
             match event:
                 case TokenChunk():
-                    await write(form.chunk(event))
+                    await write(held + form.chunk(event))
+                    held = b""
+                case ChoiceFinished() if chat.request.sampling.n == 1:
+                    held += form.finish(event)
                 case ChoiceFinished():
-                    await write(form.finish(event))
+                    await write(held + form.finish(event))
+                    held = b""
                 case ChatFinished():
-                    await write(form.usage(event.usage))
-    await exchange.send({"type": "http.response.body", "body": DONE, "more_body": False})
+                    held += form.usage(event.usage)
+    await exchange.send({"type": "http.response.body", "body": held + DONE, "more_body": False})
     exchange.streaming = False

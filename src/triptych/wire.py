@@ -290,6 +290,8 @@ def instance_from_wire(message: common_pb2.InstanceInfo) -> InstanceInfo:
 
 
 def _chunk_to_wire(chunk: TokenChunk) -> common_pb2.TokenChunk:
+    if not chunk.logprobs:  # every token passes here
+        return common_pb2.TokenChunk(token_ids=chunk.token_ids, text=chunk.text, choice=chunk.choice)
     return common_pb2.TokenChunk(
         token_ids=chunk.token_ids,
         text=chunk.text,
@@ -304,6 +306,8 @@ def _chunk_to_wire(chunk: TokenChunk) -> common_pb2.TokenChunk:
 
 
 def _chunk_from_wire(message: common_pb2.TokenChunk) -> TokenChunk:
+    if not message.logprobs:
+        return TokenChunk(tuple(message.token_ids), message.text, message.choice)
     logprobs = (
         TokenLogprobs(_alternative_from_wire(entry.chosen), tuple(_alternative_from_wire(one) for one in entry.top))
         for entry in message.logprobs

@@ -271,6 +271,25 @@ async def test_a_body_above_the_limit_is_413_announced_or_not(rest: Rest, router
     assert router.requests == []
 
 
+async def test_a_body_that_does_not_arrive_is_408_and_takes_no_room_from_others(rest: Rest, router: FakeRouter) -> None:
+    stuck = asyncio.Event()
+
+    async def chunks() -> Any:
+        yield b"{"
+        stuck.set()
+        await asyncio.Event().wait()
+
+    async with (
+        rest(router, max_body_bytes=1024, max_buffered_bytes=1100, body_timeout_s=0.3) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        slow = group.create_task(client.post(CHAT, content=chunks(), headers={"content-length": "1024"}))
+        await stuck.wait()
+        assert (await client.post(CHAT, json=ASK)).status_code == 200
+        answer = await slow
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+
+
 async def test_requests_above_the_bounds_are_429_and_come_through_later(rest: Rest) -> None:
     gate = asyncio.Event()
     router = FakeRouter([gate, *HELLO])
@@ -322,7 +341,7 @@ async def test_a_client_that_leaves_cancels_the_request_at_the_router(rest: Rest
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if len(sent) == 3:
+            if b'"content":"x"' in message.get("body", b""):
                 streaming.set()
 
         scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "root_path": ""}
