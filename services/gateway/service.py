@@ -1,5 +1,6 @@
 """The gateway as an object: requests in, domain types to the router, answers out. It knows no HTTP."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -9,7 +10,7 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InstanceLost, ModelNotFound, RequestTooLarge, Unavailable
+from triptych.errors import InstanceLost, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
 from triptych.ports import Offload, Router
 
 from .answers import CHAT_PREFIX, COMPLETION_PREFIX, WholeAnswer, WholeChoice
@@ -108,18 +109,24 @@ class Gateway:
         return int(self._wall_s())
 
     async def read_body(self, chunks: AsyncIterator[bytes], announced_bytes: int | None, hold: Hold) -> bytearray:
-        """Collect a body within its bounds, in one copy. Raises RequestTooLarge, or Overloaded when all bodies together are."""
-        limit = self._settings.max_body_bytes
-        if announced_bytes is not None:
-            if announced_bytes > limit:
-                raise RequestTooLarge(f"the body has {announced_bytes} bytes, the limit is {limit}")
-            hold.grow_to(announced_bytes)
+        """Collect a body within its bounds, in one copy.
+
+        What was only announced takes no room from others: a client that promises much and sends nothing holds nothing.
+        Raises RequestTooLarge, Overloaded when all bodies together are, RequestTimeout when it does not arrive.
+        """
+        limit, limit_s = self._settings.max_body_bytes, self._settings.body_timeout_s
+        if announced_bytes is not None and announced_bytes > limit:
+            raise RequestTooLarge(f"the body has {announced_bytes} bytes, the limit is {limit}")
         body = bytearray()
-        async for chunk in chunks:
-            if len(body) + len(chunk) > limit:
-                raise RequestTooLarge(f"the body has more than {limit} bytes, which is the limit")
-            body += chunk
-            hold.grow_to(len(body))
+        try:
+            async with asyncio.timeout(limit_s):
+                async for chunk in chunks:
+                    if len(body) + len(chunk) > limit:
+                        raise RequestTooLarge(f"the body has more than {limit} bytes, which is the limit")
+                    body += chunk
+                    hold.grow_to(len(body))
+        except TimeoutError:
+            raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
         return body
 
     async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedChat:
@@ -185,7 +192,7 @@ class Gateway:
         """A router that cannot be reached is one more stage that is missing."""
         try:
             return await self._router.readiness()
-        except Unavailable as error:
+        except TriptychError as error:
             logger.info("the router does not answer: %s", error.message)
             return Readiness(ready=False, missing=("router",))
 

@@ -10,6 +10,7 @@
     |   +-- ModelNotFound       NOT_FOUND            404
     |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
     +-- RequestTooLarge         OUT_OF_RANGE         413  the body is larger than the server takes
+    +-- RequestTimeout          DEADLINE_EXCEEDED    408  the caller did not send its request in time
     +-- Overloaded              RESOURCE_EXHAUSTED   429  a bound is reached; the same request may succeed later
     |   +-- ArenaFull           RESOURCE_EXHAUSTED   429  no registered memory for this embedding now
     |   +-- RateLimited         RESOURCE_EXHAUSTED   429  the caller's own limit is reached
@@ -98,6 +99,12 @@ class RequestTooLarge(TriptychError):
     """The body is larger than the server takes."""
 
     code, grpc_code, http_status = "request_too_large", "OUT_OF_RANGE", 413
+
+
+class RequestTimeout(TriptychError):
+    """The caller did not send its request in time."""
+
+    code, grpc_code, http_status = "request_timeout", "DEADLINE_EXCEEDED", 408
 
 
 class Overloaded(TriptychError):
