@@ -81,6 +81,7 @@ class Why(Enum):
 
     LEAST_LOADED = "least pending tokens"
     HOLDS_EMBEDDING = "holds the embedding"
+    ONLY_PACKING = "the items fit in no simpler way"
     SAME_CONTENT = "encodes the same content for this request"
     LAST_RESORT = "the only one, though it failed this item before"
 
@@ -141,7 +142,8 @@ def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...]
 
     Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. The same
     content again goes to the same encoder, which encodes and keeps it once. What is short is found by trying again on
-    empty arenas, so that a request is told to wait only for what can come.
+    empty arenas, so that a request is told to wait only for what can come; that it never fits is said only when all
+    encoders are known and no packing exists.
     """
     usable = {encoder.name for encoder in view.encoders if encoder.usable}
     if not all(usable - want.exclude for want in wants) or not usable:
@@ -149,9 +151,22 @@ def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...]
     choices = _place(view, wants)
     if choices is not None:
         return choices
-    if _place(_emptied(view), wants) is not None:
+    empty = _emptied(view)
+    if _place(empty, wants) is not None:
         return Shortage.NO_CREDIT
-    if _place(_emptied(view, revived=True), wants) is not None:
+    return _any_packing(view, empty, wants)
+
+
+def _any_packing(view: ClusterView, empty: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+    """Largest first does not find every packing: look for one before anything is called impossible."""
+    search = _Search()
+    if (choices := search.pack(view, wants)) is not None:
+        return choices
+    if search.pack(empty, wants) is not None:
+        return Shortage.NO_CREDIT
+    revived = _emptied(view, revived=True)
+    unknown = any(encoder.arena_bytes == 0 for encoder in view.encoders)
+    if unknown or search.pack(revived, wants) is not None or search.spent:
         return Shortage.NO_ENCODER
     return Shortage.NEVER_FITS
 
@@ -188,6 +203,52 @@ def _place(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | Non
         placed[want.content] = choice.encoder
         view = _with_load(view, choice)
     return tuple(sorted(choices, key=lambda choice: choice.item))
+
+
+_MAX_SEARCH_STEPS = 500
+
+
+class _Search:
+    """Looks for any packing at all, load aside, in a bounded number of steps."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether it gave up: then nothing found means nothing."""
+        return self._steps >= _MAX_SEARCH_STEPS
+
+    def pack(self, view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+        firsts = {want.content: want for want in reversed(wants)}
+        distinct = sorted(firsts.values(), key=lambda want: -want.nbytes)
+        usable = replace(view, encoders=tuple(encoder for encoder in view.encoders if encoder.usable))
+        placed = self._fill(usable, distinct)
+        if placed is None:
+            return None
+        choices: list[Choice] = []
+        for want in wants:
+            if firsts[want.content] is want:
+                choice = Choice(want.item, placed[want.content], want.tokens, want.nbytes, Why.ONLY_PACKING)
+            else:
+                choice = Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT)
+            choices.append(choice)
+        return tuple(sorted(choices, key=lambda choice: choice.item))
+
+    def _fill(self, view: ClusterView, wants: list[Want]) -> dict[Content, str] | None:
+        self._steps += 1
+        if self.spent or sum(want.nbytes for want in wants) > sum(max(0, e.available_bytes) for e in view.encoders):
+            return None
+        if not wants:
+            return {}
+        want, *rest = wants
+        for encoder in sorted(view.encoders, key=lambda encoder: encoder.available_bytes):
+            if encoder.name in want.exclude or not encoder.has_room(want):
+                continue
+            choice = Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.ONLY_PACKING)
+            if (placed := self._fill(_with_load(view, choice), rest)) is not None:
+                return placed | {want.content: encoder.name}
+        return None
 
 
 def _emptied(view: ClusterView, *, revived: bool = False) -> ClusterView:

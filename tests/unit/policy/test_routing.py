@@ -116,6 +116,35 @@ def test_items_that_no_packing_fits_are_not_told_to_wait() -> None:
     assert assign_items(pool, [want(i, nbytes=6) for i in range(3)]) is Shortage.NEVER_FITS
 
 
+def test_a_packing_that_largest_first_misses_is_found() -> None:
+    wants = [want(i, size, nbytes=size) for i, size in enumerate([6, 4, 4, 3, 3])]
+    choices = assign_items(view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=10)), wants)
+    assert not isinstance(choices, Shortage)
+    for name in "ab":
+        assert sum(choice.nbytes for choice in choices if choice.encoder == name) == 10
+    full = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=9))
+    assert assign_items(full, wants) is Shortage.NO_CREDIT
+
+
+def test_never_is_not_said_while_an_encoder_is_unknown() -> None:
+    pool = view(encoder("a", arena=5, available=5), encoder("b", usable=False, arena=0, available=0))
+    assert assign_items(pool, [want()]) is Shortage.NO_ENCODER
+
+
+def test_an_encoder_with_as_many_items_as_it_takes_gets_no_more() -> None:
+    busy = replace(encoder("a", items=4), max_items=4)
+    assert chosen(choose_encoder(view(busy, encoder("b", 900)), want())) == "b"
+    assert assign_items(view(busy), [want()]) is Shortage.NO_CREDIT
+
+
+def test_one_that_cools_is_avoided_while_another_is_able() -> None:
+    cooling = replace(encoder("a"), cooling=True)
+    assert chosen(choose_encoder(view(cooling, encoder("b", 900)), want())) == "b"
+    assert assign_items(view(cooling, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
+    assert chosen(choose_encoder(view(cooling, encoder("b", usable=False)), want())) == "a"
+    assert assign_items(view(encoder("a")), [want(exclude=frozenset({"a"}))]) is Shortage.NO_ENCODER
+
+
 def test_the_same_content_is_encoded_once() -> None:
     pool = view(encoder("a", arena=10, available=10))
     choices = assign_items(pool, [want(0), want(1, content=(b"0", b""))])
