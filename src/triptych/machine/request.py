@@ -187,6 +187,7 @@ class RequestMachine:
         self._avoid_texts: frozenset[str] = frozenset()
         self._engine_failed = False
         self._text_refusals = 0
+        self._expired_attempts = 0
         # Why the last attempt failed: what the client is told when there is no other text instance.
         self._text_error: TriptychError | None = None
         self._books = _Books(_Times(started_s=now_s))
@@ -254,7 +255,8 @@ class RequestMachine:
             assert busy or self._reserving or self._pauses, "encodes nothing"  # noqa: S101
         if self._phase is Phase.DISPATCHING:
             assert all(item.result is not None for item in self._items), "dispatched before every item was there"  # noqa: S101
-            assert 0 < self._text_attempt <= self._limits.max_text_attempts, "text attempts"  # noqa: S101
+            attempts = self._text_attempt - self._expired_attempts
+            assert 0 < attempts <= self._limits.max_text_attempts, "text attempts"  # noqa: S101
         assert not (self._phase.over and self._pauses), "pauses for nothing"  # noqa: S101
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -558,18 +560,28 @@ class RequestMachine:
             self._engine_failed = True
         else:
             retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
-        spent = self._text_attempt >= self._limits.max_text_attempts
+        lost = self._lost_items(error)
+        expired = [index for index in lost if self._items[index].expires_s <= now_s]
+        if lost == expired != [] and self._phase is Phase.DISPATCHING:
+            # It waited at the text instance for longer than a lease lasts: nobody's fault, and fresh leases will do.
+            self._expired_attempts += 1
+            self._text_error = error
+            return self._again(now_s)
+        spent = self._text_attempt - self._expired_attempts >= self._limits.max_text_attempts
         if self._phase is Phase.STREAMING or spent or not retryable:
             return self._end(Phase.FAILED, _clear(error, self._books.instance_id), now_s)
         self._text_error = _clear(error, self._books.instance_id)
         if isinstance(error, TransferFailed):
-            lost = sorted({index for index in error.items if 0 <= index < len(self._items)})
-            return (
-                self._encode_again(lost or range(len(self._items)), error, now_s) if self._items else self._again(now_s)
-            )
+            gone = [index for index in lost if index not in expired] or range(len(self._items))
+            return self._encode_again(gone, error, now_s) if self._items else self._again(now_s)
         if not isinstance(error, LeaseLost) and self._text is not None:
             self._avoid_texts |= {self._text}
         return self._again(now_s)
+
+    def _lost_items(self, error: TriptychError) -> list[int]:
+        """The items that a failed pull names, as far as there are such."""
+        named = error.items if isinstance(error, TransferFailed) else ()
+        return sorted({index for index in named if 0 <= index < len(self._items)})
 
     def _again(self, now_s: float) -> list[RequestEffect]:
         self._books.ready = None

@@ -416,6 +416,20 @@ def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> 
     assert not before & {place.ticket.lease_id for place in second.placements}
 
 
+def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_attempt() -> None:
+    world = World(2)
+    for number in range(1, 4):
+        attempt = world.up_to_text().attempt if number == 1 else world.dispatched().attempt
+        world.now_s += 30.5
+        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0, 1))))
+        if world.ends:
+            break
+        assert not world.take(Reserve)
+        world.renew_all()
+    world.feed(FirstToken(world.dispatched().attempt))
+    assert [item.encode_attempts for item in world.machine.timeline(world.now_s, 0).items] == [1, 1]
+
+
 def test_a_failed_pull_that_names_nothing_known_encodes_everything_again() -> None:
     world = World(2)
     world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=(7,))))
