@@ -1,0 +1,34 @@
+"""Chunks that are filled in are what a JSON writer would write."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.answers import ChatForm
+from triptych.domain.generation import TokenChunk
+
+
+@given(text=st.text(min_size=1), model=st.text(), choice=st.integers(0, 100), include_usage=st.booleans())
+def test_a_chunk_of_text_is_the_json_that_it_says(text: str, model: str, choice: int, include_usage: bool) -> None:
+    form = ChatForm("id", model, 7, include_usage=include_usage, logprobs=False)
+    written = form.chunk(TokenChunk((1,), text, choice))
+    assert written.isascii()
+    assert written.startswith(b"data: ")
+    assert written.endswith(b"}\n\n")
+    assert b"\n" not in written[:-2]
+    said = {
+        "id": "chatcmpl-id",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": model,
+        "choices": [{"index": choice, "delta": {"content": text}, "logprobs": None, "finish_reason": None}],
+    }
+    assert json.loads(written[6:]) == (said | {"usage": None} if include_usage else said)
+
+
+@pytest.mark.parametrize("model", ['"index":0', '""', "%b%d", ""])
+def test_a_model_may_be_named_like_what_is_filled_in(model: str) -> None:
+    form = ChatForm("id", model, 7, include_usage=False, logprobs=False)
+    assert json.loads(form.chunk(TokenChunk((1,), "x", 3))[6:])["model"] == model

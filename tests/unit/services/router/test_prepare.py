@@ -1,0 +1,56 @@
+"""What is prepared on the event loop, and what off it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from services.router.prepare import SmallInline
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.media import Modality
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+
+T = TypeVar("T")
+
+
+class Counted:
+    """``ports.Offload`` that counts what it is handed."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, fn: Callable[..., T], /, *args: object) -> T:
+        self.runs += 1
+        return fn(*args)
+
+
+def request(text: str = "hello", media: bytes = b"", messages: int = 1, **more: object) -> ChatRequest:
+    parts = (TextPart(text), *((MediaPart(Modality.IMAGE, media),) if media else ()))
+    return ChatRequest("id", "model", (Message("user", parts),) * messages, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "handed_over"),
+    [
+        (request("x" * 100), False),
+        (request("x" * 101), True),
+        (request("x" * 51, messages=2), True),
+        (request("", messages=17), True),
+        (request(media=bytes(1000)), False),
+        (request(media=bytes(1001)), True),
+        (request(tools="[" + " " * 100 + "]"), True),
+        (ChatRequest("id", "model", (), prompt="x" * 101), True),
+        (request(sampling=SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT))), True),
+    ],
+)
+async def test_only_what_takes_no_time_is_done_on_the_loop(asked: ChatRequest, handed_over: bool) -> None:
+    threads = Counted()
+    offload = SmallInline(threads, max_chars=100, max_media_bytes=1000)
+    assert await offload.run(lambda one, model: (one, model), asked, "model") == (asked, "model")
+    assert threads.runs == handed_over
+
+
+async def test_other_work_is_handed_over() -> None:
+    threads = Counted()
+    assert await SmallInline(threads, max_chars=100, max_media_bytes=1000).run(len, "abc") == 3
+    assert threads.runs == 1
