@@ -27,4 +27,4 @@ class Role(Enum):
         return self.value
 
     def serves(self, stage: Stage) -> bool:
-        return stage in self.value
+        return stage in self._value_  # asked for every instance at every event: without the descriptor of ``value``

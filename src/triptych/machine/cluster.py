@@ -423,7 +423,7 @@ class ClusterMachine:
             return "not reachable"
         if not info.role.serves(instance.stage):
             return f"does not serve {instance.stage.value}"
-        if info.model != self._model:
+        if info.model is not self._model and info.model != self._model:
             return "serves another model"
         if instance.load is not None and instance.load.draining:
             return "draining"
