@@ -47,6 +47,7 @@ proto: $(STAMP)  ## Generate src/triptych/v1 from proto/
 bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benchmarks/results/
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
 	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
+	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (makes a 3.5 GB environment under build/)
 	scripts/vllm_client.sh
