@@ -8,6 +8,7 @@ from functools import partial
 from triptych.engine.encoder import PreparedImage, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
+from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -28,26 +29,10 @@ _CONNECT_S = 5.0
 """An encoder reads nobody's memory; its transports connect to none."""
 
 
-class EncoderApp:
-    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
-
-    def __init__(self, service: EncoderService[PreparedImage], server: RpcServer, scope: TaskScope) -> None:
-        self._service = service
-        self._server = server
-        self._scope = scope
-        self.port = server.port
-
-    async def drain(self) -> None:
-        """Finish what is under way, and keep what was promised until it is fetched."""
-        await self._server.announce_drain()
-        await self._service.drain()
-
-    async def failed(self) -> str:
-        return await self._scope.failed()
-
-
 @asynccontextmanager
-async def app(settings: EncoderSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[EncoderApp]:
+async def app(
+    settings: EncoderSettings, telemetry: Telemetry | None = None
+) -> AsyncGenerator[RpcApp[EncoderService[PreparedImage]]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     compute = ThreadOffload(1, name="encoder-compute")
@@ -101,7 +86,7 @@ async def app(settings: EncoderSettings, telemetry: Telemetry | None = None) -> 
                     max_concurrent_calls=settings.max_concurrent_calls,
                 ) as server:
                     telemetry.missing = partial(_missing, service)
-                    yield EncoderApp(service, server, scope)
+                    yield RpcApp(service, server, scope)
         finally:
             await transports.close()
     finally:

@@ -9,11 +9,13 @@ import shlex
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from triptych.rpc.app import RpcApp
 from triptych.runtime.process import CannotStart
 from triptych.runtime.settings import SettingsError
 from triptych.runtime.telemetry import Telemetry
 
 from ..router import app as router  # noqa: TID252 - in the wheel the services lie within triptych
+from ..router.service import RouterService  # noqa: TID252
 from ..router.settings import RouterSettings  # noqa: TID252
 from .app import GatewayApp, serve
 from .settings import GatewaySettings
@@ -22,7 +24,7 @@ from .settings import GatewaySettings
 class GatewayWithRouter:
     """What ``runtime.process`` runs. The gateway drains first, so that its answers can end; each is vital."""
 
-    def __init__(self, gateway: GatewayApp, mounted: router.RouterApp) -> None:
+    def __init__(self, gateway: GatewayApp, mounted: RpcApp[RouterService]) -> None:
         self._gateway = gateway
         self._router = mounted
         self.port = gateway.port

@@ -6,6 +6,7 @@ from functools import partial
 
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.media.sniff import MediaLimits
+from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub, TextStub
 from triptych.runtime.clock import monotonic
@@ -23,25 +24,8 @@ from .servicer import SERVICE_NAME, RouterServicer
 from .settings import RouterSettings
 
 
-class RouterApp:
-    """What ``runtime.process`` runs. ``port`` is the one that is listened on, ``service`` what answers there."""
-
-    def __init__(self, service: RouterService, server: RpcServer, scope: TaskScope) -> None:
-        self.service = service
-        self._server = server
-        self._scope = scope
-        self.port = server.port
-
-    async def drain(self) -> None:
-        await self._server.announce_drain()
-        await self.service.drain()
-
-    async def failed(self) -> str:
-        return await self._scope.failed()
-
-
 @asynccontextmanager
-async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RouterApp]:
+async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[RouterService]]:
     """Read the model's tokenizer and template, connect to the pools, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     async with AsyncExitStack() as stack:
@@ -79,7 +63,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             )
         )
         telemetry.missing = partial(_missing, service)
-        yield RouterApp(service, server, scope)
+        yield RpcApp(service, server, scope)
 
 
 async def _missing(service: RouterService) -> tuple[str, ...]:

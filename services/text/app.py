@@ -8,6 +8,7 @@ from functools import partial
 from triptych.domain.embedding import LeaseId
 from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub
 from triptych.runtime.clock import monotonic
@@ -33,25 +34,8 @@ from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 
 
-class TextApp:
-    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
-
-    def __init__(self, service: TextService, server: RpcServer, scope: TaskScope) -> None:
-        self._service = service
-        self._server = server
-        self._scope = scope
-        self.port = server.port
-
-    async def drain(self) -> None:
-        await self._server.announce_drain()
-        await self._service.drain()
-
-    async def failed(self) -> str:
-        return await self._scope.failed()
-
-
 @asynccontextmanager
-async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextApp]:
+async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
     """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     async with AsyncExitStack() as stack:
@@ -130,7 +114,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             )
         )
         telemetry.missing = partial(_missing, service)
-        yield TextApp(service, server, scope)
+        yield RpcApp(service, server, scope)
 
 
 async def _missing(service: TextService) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NoReturn, Protocol
 
@@ -18,6 +19,7 @@ import uvloop
 
 from triptych.errors import TriptychError
 from triptych.runtime import logs
+from triptych.runtime.settings import SettingsT, load_or_exit
 from triptych.runtime.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,24 @@ class App(Protocol):
     async def failed(self) -> str:
         """Return, with what failed, once something has ended that the process is useless without."""
         ...
+
+
+def main(
+    name: str,
+    settings_class: type[SettingsT],
+    app: Callable[[SettingsT, Telemetry], AbstractAsyncContextManager[App]],
+) -> NoReturn:
+    """A service's entry point: read its settings from the command line and the rest of the world, and run its app."""
+    settings = load_or_exit(settings_class, sys.argv[1:])
+    telemetry = Telemetry.of(name, settings)
+    run(
+        name,
+        app(settings, telemetry),
+        log_level=settings.log_level,
+        drain_s=settings.drain_s,
+        log_format=settings.log_format,
+        telemetry=telemetry,
+    )
 
 
 def run(
