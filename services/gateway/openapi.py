@@ -209,10 +209,18 @@ def _errors(statuses: tuple[str, ...]) -> dict[str, Any]:
     return {status: _json(_CLOSED[status], "Error") for status in statuses}
 
 
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "One server-sent event of many. `data` is a chunk as JSON text, an error, or, at the end, [DONE].",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
+
+
 def _post(name: str, request: str, answer: str, description: str, *, streams: bool = False) -> dict[str, Any]:
     good = _json(description, answer)
     if streams:
-        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        good["content"]["text/event-stream"] = {"schema": _EVENT}
     return {
         "operationId": name,
         "parameters": _HEADERS,

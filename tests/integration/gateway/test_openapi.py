@@ -39,3 +39,17 @@ schema.app = create_app(gateway, clock=monotonic)
 )
 def test_every_answer_is_one_that_the_document_describes(case: "schemathesis.Case[Any]") -> None:
     case.call_and_validate(checks=CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("path", "ask"),
+    [
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ],
+)
+def test_a_stream_is_one_that_the_document_describes(path: str, ask: dict[str, Any]) -> None:
+    case = schema[path]["POST"].Case(body={**ask, "model": "any", "stream": True}, media_type="application/json")
+    answer = case.call_and_validate(checks=CHECKS)
+    assert answer.status_code == 200
+    assert "data: [DONE]" in answer.text
