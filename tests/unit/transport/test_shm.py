@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import mmap
 import os
 import socket
@@ -127,6 +128,7 @@ def _other() -> bytes:
 async def test_descriptors_connections_and_mappings_are_gone_after_a_hundred_links(holder: Site, reader: Site) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     await (await reader.transport.connect(holder.transport.offer())).close()
+    gc.collect()  # what other tests left behind must not go while this one counts
     before = descriptors(), _mappings()
     for _ in range(100):
         peer = await reader.transport.connect(holder.transport.offer())
@@ -137,7 +139,8 @@ async def test_descriptors_connections_and_mappings_are_gone_after_a_hundred_lin
         while holder.transport.connections:  # noqa: ASYNC110 - the holder does not tell
             await asyncio.sleep(0.001)
     assert descriptors() <= before[0]
-    assert _mappings() == before[1]
+    gc.collect()
+    assert _mappings() <= before[1]
 
 
 def _mappings() -> int:
@@ -176,6 +179,7 @@ async def test_a_listener_that_is_closed_frees_its_name() -> None:
 
 
 def test_memory_goes_with_its_last_owner() -> None:
+    gc.collect()
     before = _mappings(), descriptors()
     arena = HostArena(1 << 20, instance_id="h", epoch=1)
     assert ctypes.string_at(arena.address, 8) == b"TRIPTYCH"
