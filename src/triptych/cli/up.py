@@ -49,9 +49,10 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asy
         if stopped.is_set():
             cluster.kill_all()
         elif task is not None:
-            console.print("\nstopping; once more stops at once")
             stopped.set()
             task.cancel()
+            with contextlib.suppress(OSError):  # the terminal may be what went away
+                console.print("\nstopping; once more stops at once")
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
