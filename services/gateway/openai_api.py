@@ -66,6 +66,7 @@ class ParsedChat:
     tools: str = ""
     """The tools as JSON text; empty for none."""
     cache_salt: str = ""
+    priority: int = 0
     remote: tuple[Remote, ...] = ()
 
     def with_media(self, found: Sequence[bytes]) -> "ParsedChat":
@@ -98,6 +99,7 @@ def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         tools=json.dumps([tool.model_dump(exclude_none=True) for tool in told], ensure_ascii=False) if told else "",
         cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
         remote=remote,
     )
 
@@ -114,6 +116,7 @@ def parse_completion(body: bytes | bytearray, max_image_bytes: int) -> ParsedCha
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
     )
 
 

@@ -22,6 +22,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypeAliasType
 
+from triptych.policy.admission import MAX_PRIORITY, MIN_PRIORITY
+
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHOICES = 128
@@ -248,8 +250,9 @@ class Generation(Api):
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Taken and without effect."""
-    priority: int | None = None
-    """Taken and without effect: queues go by the time that a request has left (x-request-timeout)."""
+    priority: int | None = Field(default=None, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+    """Where requests wait, lower ones go first; those of equal priority by the time they have left (x-request-timeout).
+    Left out, it is 0."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
     """Embeddings are shared only among requests with the same salt."""
 

@@ -174,6 +174,7 @@ class Gateway:
             tenant_salt=tenant_salt(tenant, request.cache_salt),
             prompt=request.prompt,
             tools=request.tools,
+            priority=request.priority,
         )
 
     async def models(self) -> tuple[tuple[ModelInfo, ...], int]:

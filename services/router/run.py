@@ -206,7 +206,7 @@ class Run:
                 case Misplaced(encoder, content):
                     self._cluster.feed(EmbeddingGone(encoder, content))
                 case Reserve(wants, wait):
-                    self._cluster.feed(CreditsWanted(self._number, wants, wait))
+                    self._cluster.feed(CreditsWanted(self._number, wants, wait, self.request.priority))
                 case Pause():
                     self._start(partial(self._pause, effect), "pause")
                 case LeaveQueue():
@@ -343,6 +343,7 @@ class Run:
             placements=effect.placements,
             sampling=self._sampling,
             timeout_s=self._left_s(),
+            priority=self.request.priority,
         )
         try:
             with self._call(granted.text):

@@ -162,6 +162,7 @@ class RouterService:
         """Check what can be checked at once, and start the request."""
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._request_bounds)
+        admission.check_priority(request.priority)
         media_bytes = self._check(request)
         if request.timeout_s == 0:
             raise DeadlineExceeded("the request's time was over before it came in")

@@ -192,6 +192,7 @@ class TextService:
             items=len(request.placements),
             nbytes=sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements),
             deadline_s=job.deadline_s,
+            priority=request.priority,
         )
         self._jobs[job.job_id] = job
         self._happened(arrive)

@@ -421,6 +421,7 @@ def text_request_to_wire(request: TextRequest) -> text_pb2.TextRequest:
             for place in request.placements
         ],
         sampling=sampling_to_wire(request.sampling),
+        priority=request.priority,
     )
 
 
@@ -435,6 +436,7 @@ def text_request_from_wire(message: text_pb2.TextRequest, timeout_s: float) -> T
         ),
         sampling=sampling_from_wire(message.sampling),
         timeout_s=timeout_s,
+        priority=message.priority,
     )
 
 
@@ -530,6 +532,7 @@ def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
         tenant_salt=request.tenant_salt,
         prompt=request.prompt,
         tools=request.tools,
+        priority=request.priority,
     )
 
 
@@ -549,6 +552,7 @@ def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) ->
         tenant_salt=_salt(message.tenant_salt),
         prompt=message.prompt if message.HasField("prompt") else None,
         tools=message.tools,
+        priority=message.priority,
     )
 
 

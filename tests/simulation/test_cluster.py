@@ -13,6 +13,7 @@ from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.embedding import Ticket
 from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
 from triptych.errors import (
     DeadlineExceeded,
     EngineFailure,
@@ -70,6 +71,53 @@ async def play_while(cluster: SimCluster, asks: list[Ask], fault: Coroutine[Any,
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def prioritized(asks: Sequence[Ask], priority: int, name: str, timeout_s: float = 60.0) -> list[Ask]:
+    return [
+        replace(
+            ask,
+            request=replace(
+                ask.request, request_id=f"{name}{number}", priority=priority, timeout_s=timeout_s, sampling=LONG
+            ),
+        )
+        for number, ask in enumerate(asks)
+    ]
+
+
+LONG = SamplingParams(temperature=0, max_tokens=40)
+ONE_AT_A_TIME: dict[str, Any] = {"max_running_requests": 1}
+
+
+@pytest.mark.parametrize("images", [(0, 0), (2, 4)])
+def test_a_lower_priority_overtakes_who_waits_at_a_full_text_instance(images: tuple[int, int]) -> None:
+    """They come after the others, and have more time left: their number alone lets them pass."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        usual = prioritized(make_asks(4, 12, rate_per_s=None, images=images), 0, "usual")
+        late = prioritized(make_asks(5, 3, rate_per_s=None, images=images), -1, "late", timeout_s=200.0)
+        replies = await play(cluster.router, [*usual, *(replace(ask, at_s=0.03) for ask in late)])
+        check_right(replies)
+        order = [reply.ask.request for reply in sorted(replies, key=lambda reply: reply.ended_s)]
+        places = [place for place, request in enumerate(order) if request.priority == -1]
+        # Who is let in before they come, or runs when their pulls end, is not thrown out again.
+        assert places[-1] < len(usual) - 4, [request.request_id for request in order]
+        assert all(order[place].priority == 0 for place in range(places[-1] + 1, len(order)))
+
+    simulate(World(seed=4, text=ONE_AT_A_TIME), scenario)
+
+
+def test_a_higher_priority_waits_no_longer_than_its_deadline() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        usual = prioritized(make_asks(6, 60, rate_per_s=None, images=(0, 0)), 0, "usual")
+        patient = prioritized(make_asks(7, 2, rate_per_s=None, images=(0, 0)), 1, "patient", timeout_s=1.0)
+        replies = await play(cluster.router, [*usual, *(replace(ask, at_s=0.03) for ask in patient)])
+        failed = check_right_or(replies, DeadlineExceeded)
+        assert {reply.ask.request.request_id for reply in failed} == {"patient0", "patient1"}
+        for reply in failed:
+            assert reply.ended_s - reply.ask.at_s == pytest.approx(1.0, abs=0.5)
+
+    simulate(World(seed=6, text=ONE_AT_A_TIME), scenario)
 
 
 def test_a_mixed_workload_is_answered_right() -> None:

@@ -112,6 +112,7 @@ CHAT = st.builds(
     tenant_salt=st.binary(max_size=8),
     prompt=st.none() | TEXT,
     tools=TEXT,
+    priority=I64,
 )
 TEXT_REQUEST = st.builds(
     TextRequest,
@@ -121,6 +122,7 @@ TEXT_REQUEST = st.builds(
     placements=st.lists(st.builds(Placement, U32, U32, TICKET), max_size=2).map(tuple),
     sampling=SAMPLING,
     timeout_s=st.just(9.0),
+    priority=I64,
 )
 ENCODE = st.builds(
     EncodeRequest,

@@ -138,11 +138,12 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """The whole answer. ``prompt`` is a question about ``images``, or a conversation that has its own."""
         async with self.stream(
-            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling
+            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
         ) as answer:
             return await answer.collect()
 
@@ -155,6 +156,7 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[ChatStream]:
         """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
@@ -166,7 +168,13 @@ class AsyncClient:
 
         def request() -> ChatRequest:
             return ChatRequest(
-                uuid4().hex, name, messages, params, timeout_s=max(0.0, end_s - now_s()), tenant_salt=tenant_salt
+                uuid4().hex,
+                name,
+                messages,
+                params,
+                timeout_s=max(0.0, end_s - now_s()),
+                tenant_salt=tenant_salt,
+                priority=priority,
             )
 
         async with AsyncExitStack() as stack:

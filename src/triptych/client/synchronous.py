@@ -95,11 +95,14 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """The whole answer."""
         return self._loop.run(
-            self._client.chat(prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling)
+            self._client.chat(
+                prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
+            )
         )
 
     @contextmanager
@@ -111,11 +114,12 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[SyncChatStream]:
         """The answer as it comes; leaving the context cancels what is still to come."""
         context = self._client.stream(
-            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, **sampling
+            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
         )
         stream = self._loop.run(context.__aenter__())
         try:

@@ -46,6 +46,8 @@ class ChatRequest:
     """A raw prompt, tokenized as it stands; ``messages`` is empty then."""
     tools: str = ""
     """A JSON array of tools for the chat template, in the OpenAI API's form; empty for none."""
+    priority: int = 0
+    """Where requests wait, lower ones go first; those of equal priority by the time they have left."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

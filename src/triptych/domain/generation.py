@@ -35,6 +35,8 @@ class TextRequest:
     placements: tuple[Placement, ...]
     sampling: SamplingParams
     timeout_s: float
+    priority: int = 0
+    """Lower goes first, whatever time is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
 reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
-request at once or not at all; a request that cannot have them waits in a bounded first-in-first-out queue and holds
-nothing meanwhile (DESIGN section 4, "No hold-and-wait").
+request at once or not at all; a request that cannot have them waits in a bounded queue, first come, first served
+within its priority, and holds nothing meanwhile (DESIGN section 4, "No hold-and-wait").
 """
 
+from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -120,7 +121,8 @@ class ClusterMachine:
         self._model: ModelInfo | None = None
         self._credits: dict[int, _Credit] = {}
         self._next_credit = 0
-        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._waiting: list[_Waiting] = []
+        """In the order in which they are served."""
         self._hints: OrderedDict[Content, str] = OrderedDict()
         self._encoder_turn = self._text_turn = 0
         self._wake_at_s: float | None = None
@@ -213,7 +215,7 @@ class ClusterMachine:
             case CreditsWanted():
                 return self._wanted(event, now_s)
             case CreditsAbandoned(run):
-                self._waiting.pop(run, None)
+                self._waiting = [waiting for waiting in self._waiting if waiting.wanted.run != run]
             case ItemEnded(credit):
                 self._stop_work(credit)
             case CreditReturned(credit):
@@ -284,7 +286,7 @@ class ClusterMachine:
     # --- credits -----------------------------------------------------------------------------------------------------
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
-        if event.run in self._waiting:
+        if any(waiting.wanted.run == event.run for waiting in self._waiting):
             raise ValueError(f"run {event.run} waits already")
         if not event.wait:
             outcome = self._assign(event, now_s)
@@ -295,7 +297,7 @@ class ClusterMachine:
                 retry_after_s=self._limits.retry_after_s,
             )
             return [Refused(event.run, error)]
-        self._waiting[event.run] = _Waiting(event, now_s)
+        insort(self._waiting, _Waiting(event, now_s), key=lambda waiting: waiting.wanted.priority)
         return self._serve_waiting(now_s)
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
@@ -306,7 +308,7 @@ class ClusterMachine:
             self._encoder_lost_s = now_s
         self._ready_encoders = ready
         while self._waiting:
-            run, head = next(iter(self._waiting.items()))
+            head = self._waiting[0]
             outcome = self._assign(head.wanted, now_s)
             if isinstance(outcome, Granted):
                 effects.append(outcome)
@@ -317,8 +319,8 @@ class ClusterMachine:
             elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
                 return effects + self._wake(until_s, "no encoder within the grace")
             else:
-                effects.append(Refused(run, self._error(outcome)))
-            del self._waiting[run]
+                effects.append(Refused(head.wanted.run, self._error(outcome)))
+            del self._waiting[0]
         return effects
 
     def _grace_until_s(self, waiting: _Waiting) -> float:

@@ -32,11 +32,15 @@ class InstanceSuspected:
 
 @dataclass(frozen=True, slots=True)
 class CreditsWanted:
-    """A run asks for a place for each item. With ``wait`` False it is answered at once, for or against."""
+    """A run asks for a place for each item. With ``wait`` False it is answered at once, for or against.
+
+    Of runs that wait, those of the lowest ``priority`` are served first.
+    """
 
     run: int
     wants: tuple[Want, ...]
     wait: bool
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

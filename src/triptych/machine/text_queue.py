@@ -33,6 +33,7 @@ class Arrive:
     items: int
     nbytes: int
     deadline_s: float
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class TextQueue:
             return Refuse(event.request_id, f"request {event.request_id!r} is here already")
         if self.waiting >= self._limits.max_waiting:
             return Refuse(event.request_id, f"{self.waiting} requests are waiting, which is the limit")
-        waiting = Waiting(event.request_id, event.deadline_s, self._arrivals)
+        waiting = Waiting(event.request_id, event.deadline_s, self._arrivals, event.priority)
         self._arrivals += 1
         phase = Phase.QUEUED if event.items else Phase.FETCHED
         self._entries[event.request_id] = _Entry(waiting, event.tokens, event.nbytes, phase)

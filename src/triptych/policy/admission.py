@@ -20,6 +20,8 @@ MAX_BIAS = 100.0
 """In both directions: the OpenAI API's."""
 MAX_LOGPROBS = 20
 """Alternatives per token: the OpenAI API's."""
+MAX_PRIORITY = 2**31 - 1
+MIN_PRIORITY = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,11 @@ def check_items(count: int, bounds: RequestBounds) -> None:
     """Raise InvalidRequest when a request brings too many items."""
     if count > bounds.max_items:
         raise InvalidRequest(f"{count} images, at most {bounds.max_items} are allowed", param="messages")
+
+
+def check_priority(priority: int) -> None:
+    """Raise InvalidRequest for a number that no queue takes."""
+    _within("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
 
 
 def check_timeout(timeout_s: float, max_timeout_s: float) -> float:

@@ -6,21 +6,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in a queue: when its caller gives up (``deadline_s``), and how many came before it (``arrival``)."""
+    """A request in a queue: when its caller gives up (``deadline_s``), and how many came before it (``arrival``).
+
+    ``priority`` is its caller's: lower goes first.
+    """
 
     request_id: str
     deadline_s: float
     arrival: int
+    priority: int = 0
 
 
 def slack_order(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Most urgent first (DESIGN section 4.5: a text instance queues by SLO slack).
+    """The lowest priority first, as vLLM has it, and of one priority the most urgent (DESIGN section 4.5: SLO slack).
 
     Slack is the time left until the deadline. ``now_s`` is the same for all of them, so the order by slack is the order
-    by deadline (earliest deadline first), and it does not change while nothing arrives: nobody starves, because
-    every deadline is overtaken by later arrivals' deadlines in the end. Ties are served as they came.
+    by deadline (earliest deadline first), and it does not change while nothing arrives: of one priority nobody starves,
+    because every deadline is overtaken by later arrivals' deadlines in the end. Ties are served as they came.
+
+    Between priorities the order is strict, and no deadline, however near, lifts a request over it. So one of a high
+    number may wait for as long as lower ones keep coming, but never longer than until its own deadline: then its
+    caller gets one DeadlineExceeded, and its place is free.
     """
-    return sorted(waiting, key=lambda one: (one.deadline_s, one.arrival))
+    return sorted(waiting, key=lambda one: (one.priority, one.deadline_s, one.arrival))
 
 
 def batch_length(tokens: Sequence[int], *, max_items: int, max_tokens: int) -> int:

@@ -35,7 +35,9 @@ async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> 
     (tmp_path / "a.png").write_bytes(b"first")
     router = ScriptedRouter()
     async with behind_grpc(router) as target, AsyncClient(target) as client:
-        answer = await client.chat("What?", images=[tmp_path / "a.png", b"second"], max_tokens=7, temperature=0)
+        answer = await client.chat(
+            "What?", images=[tmp_path / "a.png", b"second"], max_tokens=7, temperature=0, priority=-1
+        )
         assert (await client.timeline(answer.request_id)).text_instance == "text-1"
         assert await client.tokenize([system("Be brief."), user("Hi")]) == (0, 1)
         assert (await client.models(), (await client.ready()).ready) == ((MODEL,), True)
@@ -45,7 +47,7 @@ async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> 
     assert [part.data for part in request.media] == [b"first", b"second"]
     assert request.messages[0].parts[-1] == TextPart("What?")
     assert request.sampling == SamplingParams(max_tokens=7, temperature=0)
-    assert 100 < request.timeout_s <= 120
+    assert (100 < request.timeout_s <= 120, request.priority) == (True, -1)
 
 
 async def test_an_answer_streams_as_it_comes() -> None:

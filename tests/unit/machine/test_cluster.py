@@ -111,6 +111,15 @@ def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
     assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3]
 
 
+def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
+    for run, priority in ((2, 1), (3, 0), (4, 0)):
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), 0)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
+
+
 def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)

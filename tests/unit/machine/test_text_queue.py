@@ -18,8 +18,8 @@ from triptych.machine.text_queue import (
 LIMITS = QueueLimits(max_waiting=4, max_running=2, max_fetching_nbytes=100)
 
 
-def arrive(name: str, *, items: int = 1, nbytes: int = 60, deadline_s: float = 10.0) -> Arrive:
-    return Arrive(name, 10, items, nbytes, deadline_s)
+def arrive(name: str, *, items: int = 1, nbytes: int = 60, deadline_s: float = 10.0, priority: int = 0) -> Arrive:
+    return Arrive(name, 10, items, nbytes, deadline_s, priority)
 
 
 def test_a_request_fetches_then_runs() -> None:
@@ -39,6 +39,19 @@ def test_text_alone_runs_at_once_if_there_is_room_and_the_most_urgent_is_next() 
     assert queue.handle(arrive("patient", items=0, nbytes=0, deadline_s=30.0), 0.0) == []
     assert queue.handle(arrive("urgent", items=0, nbytes=0, deadline_s=3.0), 0.0) == []
     assert queue.handle(Leave("a"), 0.0) == [StartRun("urgent")]
+
+
+def test_a_lower_priority_overtakes_who_waits_to_fetch_and_to_run_but_not_who_runs() -> None:
+    queue = TextQueue(LIMITS)
+    for name in ("a", "b"):
+        assert queue.handle(arrive(name, items=0, nbytes=0), 0.0) == [StartRun(name)]
+    assert queue.handle(arrive("fetching"), 0.0) == [StartFetch("fetching")]
+    assert queue.handle(arrive("urgent", deadline_s=1.0), 0.0) == []
+    assert queue.handle(arrive("first", deadline_s=50.0, priority=-1), 0.0) == []
+    assert queue.handle(Fetched("fetching"), 0.0) == [StartFetch("first")]
+    assert queue.handle(Fetched("first"), 0.0) == [StartFetch("urgent")]
+    assert queue.handle(Leave("a"), 0.0) == [StartRun("first")]
+    assert queue.handle(Leave("b"), 0.0) == [StartRun("fetching")]
 
 
 def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -> None:

@@ -11,6 +11,16 @@ def test_the_earliest_deadline_is_first_and_ties_are_served_as_they_came() -> No
     assert [one.request_id for one in slack_order(waiting)] == ["first", "second", "late"]
 
 
+def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
+    waiting = [
+        Waiting("urgent", 1.0, 0),
+        Waiting("last", 0.5, 1, 1),
+        Waiting("first", 9.0, 2, -1),
+        Waiting("next", 5.0, 3),
+    ]
+    assert [one.request_id for one in slack_order(waiting)] == ["first", "urgent", "next", "last"]
+
+
 @given(
     tokens=st.lists(st.integers(0, 50), max_size=20),
     max_items=st.integers(1, 10),

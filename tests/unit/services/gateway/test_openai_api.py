@@ -119,7 +119,7 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     [
         {"n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "response_format": {"type": "text"}},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "modalities": ["text"]},
-        {"user": "u", "priority": 3, "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0},
+        {"user": "u", "priority": 0, "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0},
         {name: None for name in ChatCompletionRequest.model_fields if name not in ("model", "messages")},
         {"user": "u", "metadata": {"deep": [[1]]}, "store": True, "unknown": [None]},
     ],

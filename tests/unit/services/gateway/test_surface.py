@@ -364,5 +364,17 @@ async def test_what_the_template_refuses_reaches_the_client_by_name(rest: Rest) 
 
 async def test_the_answer_is_the_same_whether_fields_are_unknown_or_not(rest: Rest) -> None:
     async with rest(FakeRouter(HELLO)) as client:
-        answer = await client.post(CHAT, json={**ASK, "user": "u", "priority": 1, "service_tier": "auto", "new": {}})
+        answer = await client.post(CHAT, json={**ASK, "user": "u", "service_tier": "auto", "new": {}})
     assert answer.status_code == 200
+
+
+async def test_a_priority_reaches_the_router_if_it_is_one(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        for path, fields in ((CHAT, ASK), ("/v1/completions", {"model": "demo", "prompt": "p"})):
+            for priority in (-7, None, 2**31 - 1):
+                assert (await client.post(path, json={**fields, "priority": priority})).status_code == 200
+                assert router.requests[-1].priority == (priority or 0)
+        for wrong in (2**31, -(2**31) - 1, 0.5, "1", True):
+            answer = await client.post(CHAT, json={**ASK, "priority": wrong})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+    assert len(router.requests) == 6

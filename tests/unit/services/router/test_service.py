@@ -424,6 +424,7 @@ async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() 
         (ask(""), InvalidRequest, "request_id"),
         (ask("x" * 257), InvalidRequest, "request_id"),
         (ask("r", timeout_s=-1), InvalidRequest, "timeout"),
+        (replace(ask("r"), priority=2**31), InvalidRequest, "priority"),
         (ask("r", timeout_s=float("nan")), InvalidRequest, "timeout"),
         (ask("r", sampling=SamplingParams(temperature=-1)), InvalidRequest, "temperature"),
         (ask("r", sampling=SamplingParams(max_tokens=5000)), ContextTooLong, "max_tokens"),
