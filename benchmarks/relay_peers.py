@@ -39,7 +39,7 @@ from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine, fake_tensors
+from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine, fake_tensors
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ PROMPT_TOKENS = 16
 _ARENA_BYTES = 1 << 40
 _REPORT_S = 1.0
 _TIMEOUT_S = 60.0
-_PLACEHOLDER, _WORD = 0, 70
+_WORD = 70
 
 
 class FixedLengthEngine(FakeTextEngine):
@@ -139,7 +139,7 @@ class Relay(router_pb2_grpc.RouterServicer):
         work = text_pb2.TextRequest(
             request_id=request.request_id,
             model=request.model,
-            token_ids=[_PLACEHOLDER] * IMAGE_TOKENS * len(media) + [_WORD] * PROMPT_TOKENS,
+            token_ids=[FAKE_PLACEHOLDER_ID] * IMAGE_TOKENS * len(media) + [_WORD] * PROMPT_TOKENS,
             placements=[
                 text_pb2.Placement(item=item, start=item * IMAGE_TOKENS, ticket=one.ticket)
                 for item, one in enumerate(encoded)

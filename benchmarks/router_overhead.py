@@ -47,7 +47,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import EncoderStub, RouterStub, TextStub
-from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
 
 RELAY, ROUTER, GATEWAY, MOUNTED, DIRECT = "relay", "router", "gateway", "mounted", "direct"
@@ -149,7 +149,7 @@ class Direct:
         request = TextRequest(
             secrets.token_hex(8),
             FAKE_MODEL.model_id,
-            (0,) * IMAGE_TOKENS * images + (70,) * PROMPT_TOKENS,
+            (FAKE_PLACEHOLDER_ID,) * IMAGE_TOKENS * images + (70,) * PROMPT_TOKENS,
             tuple(Placement(item, item * IMAGE_TOKENS, ticket) for item, ticket in enumerate(encoded)),
             SamplingParams(max_tokens=output_tokens, ignore_eos=True),
             timeout_s=_REQUEST_S,

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from triptych.engine.encoder import PreparedImage, TransformersEncoderEngine
+from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
 from triptych.rpc.app import RpcApp
@@ -32,7 +32,7 @@ _CONNECT_S = 5.0
 @asynccontextmanager
 async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
-) -> AsyncGenerator[RpcApp[EncoderService[PreparedImage]]]:
+) -> AsyncGenerator[RpcApp[EncoderService[PreparedMedia]]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     compute = ThreadOffload(1, name="encoder-compute")
@@ -95,7 +95,7 @@ async def app(
         compute.close()
 
 
-async def _missing(service: EncoderService[PreparedImage]) -> tuple[str, ...]:
+async def _missing(service: EncoderService[PreparedMedia]) -> tuple[str, ...]:
     return ("it is draining",) if service.load().draining else ()
 
 

@@ -87,7 +87,7 @@ class ModelPrepare:
                 content=(info.digest, request.tenant_salt),
                 start=run.start,
                 tokens=run.tokens,
-                nbytes=slot_nbytes(model, run.tokens),
+                nbytes=slot_nbytes(self.builder.family.outputs(info, model.dtype)),
                 param=param,
             )
             for info, run, param in zip(infos, prompt.runs, params, strict=True)
@@ -112,7 +112,7 @@ class ModelPrepare:
             info = inspect_image(part.data, self.limits)
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
-            self.builder.family.count_tokens(info)
+            self.builder.family.layout(info)
         except TriptychError as error:
             # The sniffer knows bytes, not where they came from; the client wants to know which image it was.
             error.param = error.param or param

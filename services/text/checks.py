@@ -1,8 +1,11 @@
 """What a request must be before anything is spent on it."""
 
+from collections.abc import Set as AbstractSet
+
 from triptych.domain.embedding import TensorSpec
-from triptych.domain.generation import Placement, TextRequest
+from triptych.domain.generation import TextRequest
 from triptych.errors import ContextTooLong, InternalError, InvalidRequest, ModelNotFound
+from triptych.families.base import Run, filled_positions
 from triptych.ports import TextEngine
 from triptych.transport.slot import check_ticket
 
@@ -25,14 +28,18 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
         raise ContextTooLong(
             f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the limit is {model.context_length}"
         )
-    _check_layout(request)
+    _check_layout(request, engine.placeholder_ids)
     for placement in request.placements:
         check_ticket(placement.ticket)
-        _check_tensors(placement, engine.expected(placement.tokens))
+        if not engine.accepts(placement.tokens, placement.ticket.tensors):
+            raise InternalError(
+                f"item {placement.item} comes as {_named(placement.ticket.tensors)}, "
+                f"the model takes other tensors for {placement.tokens} positions"
+            )
 
 
-def _check_layout(request: TextRequest) -> None:
-    """Each item has a run of its own, of one repeated placeholder id, inside the prompt."""
+def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> None:
+    """Each item has placeholders of its own, inside the prompt."""
     if len({placement.item for placement in request.placements}) != len(request.placements):
         raise InvalidRequest("an item is placed twice")
     end = 0
@@ -41,22 +48,8 @@ def _check_layout(request: TextRequest) -> None:
             raise InvalidRequest(f"item {placement.item} has {placement.tokens} tokens, it needs at least 1")
         if placement.start < end:
             raise InvalidRequest(f"item {placement.item} starts at {placement.start}, before {end} where it may")
-        end = placement.start + placement.tokens
-        if end > len(request.token_ids):
-            raise InvalidRequest(
-                f"item {placement.item} ends at position {end}, the prompt has {len(request.token_ids)}"
-            )
-        if len(set(request.token_ids[placement.start : end])) != 1:
-            raise InvalidRequest(
-                f"positions {placement.start} to {end - 1} are not one run of a placeholder for item {placement.item}"
-            )
-
-
-def _check_tensors(placement: Placement, expected: tuple[TensorSpec, ...]) -> None:
-    if placement.ticket.tensors != expected:
-        raise InternalError(
-            f"item {placement.item} comes as {_named(placement.ticket.tensors)}, the model takes {_named(expected)}"
-        )
+        filled = filled_positions(request.token_ids, Run(placement.start, placement.tokens), placeholder_ids)
+        end = filled[-1] + 1
 
 
 def _named(tensors: tuple[TensorSpec, ...]) -> str:

@@ -135,7 +135,7 @@ class Intake:
             raise await self._whole_failure(outcome, placements)
         memory = self.arena.memory
         inputs = tuple(
-            EmbeddingInput(one.start, one.tokens, tensors(memory, slot.offset, slot.ticket))
+            EmbeddingInput(one.start, one.tokens, tensors(memory, slot.offset, slot.ticket), slot.ticket.key)
             for one, slot in zip(placements, outcome.slots, strict=True)
         )
         reports = tuple(self._report(one, cached=hit) for one, hit in zip(placements, outcome.hits, strict=True))

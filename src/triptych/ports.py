@@ -9,6 +9,7 @@ across the network; the simulator and the tests use that. Every method raises on
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -200,11 +201,16 @@ class EncoderEngine(Protocol[PreparedT]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    """One item's tensors and the placeholder run they replace (``start``, ``tokens`` prompt positions)."""
+    """One item's tensors, for the first ``tokens`` placeholders at or after prompt position ``start``.
+
+    ``key`` is the whole identity of the item: equal keys, equal tensors. Empty where it is not known; nothing of the
+    request is kept for others then.
+    """
 
     start: int
     tokens: int
     tensors: Mapping[str, Tensor]
+    key: bytes = b""
 
 
 class TokenGrammar(Protocol):
@@ -279,8 +285,13 @@ class TextEngine(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
-    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
-        """What an item of so many tokens must bring; checked by the service before anything is spliced."""
+    @property
+    def placeholder_ids(self) -> AbstractSet[int]:
+        """The token ids whose places in a prompt items fill."""
+        ...
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        """Whether an item that fills so many positions may bring such tensors; asked before anything is pulled."""
         ...
 
     def add(self, request: EngineRequest) -> None:

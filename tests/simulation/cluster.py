@@ -108,7 +108,7 @@ class EncoderNode(_Node):
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
-        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().count_tokens)
+        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
         self.holdings = Holdings(
             arena, limits, clock=cluster.clock, chance=cluster.chance(self.name), offload=InlineOffload()
         )

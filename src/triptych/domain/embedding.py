@@ -81,6 +81,10 @@ class EmbeddingIdentity:
         return digest.digest()
 
 
+EMBEDS = "embeds"
+"""Name of the tensor [tokens, hidden size] whose rows take the places of an item's placeholders."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A named, dense, row-major tensor. ``shape`` is in elements; a size of zero in any dimension is allowed."""

@@ -14,8 +14,10 @@ class Modality(Enum):
 class MediaInfo:
     """What is known of an item from its bytes alone, without decoding pixels.
 
-    ``width`` and ``height`` are in pixels, after the EXIF orientation is applied. ``digest`` is the whole 32-byte
-    BLAKE2b digest of the bytes: never truncated, never a client's.
+    ``width`` and ``height`` are in pixels, after the EXIF orientation is applied; 0 for audio. ``digest`` is the whole
+    32-byte BLAKE2b digest of the bytes: never truncated, never a client's. ``frames`` are all that a video has
+    (1 for an image), shown over ``duration_s``; ``samples`` are those of one channel of audio at ``sample_rate_hz``.
+    Decoders hold an item to what stands here: one that turns out otherwise is refused.
     """
 
     modality: Modality
@@ -24,6 +26,10 @@ class MediaInfo:
     height: int
     nbytes: int
     digest: bytes
+    frames: int = 1
+    duration_s: float = 0.0
+    samples: int = 0
+    sample_rate_hz: int = 0
 
     @property
     def pixels(self) -> int:

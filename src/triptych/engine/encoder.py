@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import PIL
 import torch
@@ -15,18 +14,17 @@ import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
-from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.images import decode_image
+from triptych.engine.checkpoint import DTYPES, open_checkpoint
 from triptych.engine.registry import halves_of
 from triptych.engine.split import Half, load_half
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.errors import EngineFailure, InvalidMedia
-from triptych.families.model_files import BadModel
+from triptych.families.base import count_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """An image after preprocessing: float32 features on the CPU."""
+class PreparedMedia:
+    """An item after preprocessing: float32 features on the CPU."""
 
     features: Mapping[str, torch.Tensor]
     tokens: int
@@ -55,10 +53,10 @@ class TransformersEncoderEngine:
         halves = halves_of(checkpoint)
         self._device = torch.device(device)
         model = load_half(checkpoint, Half.ENCODER, dtype=DTYPES[dtype], device=self._device)
-        self._half = halves.encoder(model, checkpoint.family)
-        self._processor = _load_processor(checkpoint)
+        self._half = halves.encoder(model, checkpoint)
+        self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
-        settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
+        settings = json.dumps(dict(self._half.settings), sort_keys=True, default=str)
         self._processor_digest = blake2b(settings.encode(), digest_size=32, person=b"triptych-proc").digest()
 
     @property
@@ -81,21 +79,17 @@ class TransformersEncoderEngine:
     def processor_digest(self) -> bytes:
         return self._processor_digest
 
-    def prepare(self, media: bytes, info: MediaInfo) -> PreparedImage:
-        """Decode and preprocess one image, as the checkpoint's own processor does. Thread-safe. Raises InvalidMedia."""
-        image = decode_image(media, info)
-        if not getattr(self._processor, "do_convert_rgb", False) and image.mode != "RGB":
-            image = image.convert("RGB")
+    def prepare(self, media: bytes, info: MediaInfo) -> PreparedMedia:
+        """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe. Raises InvalidMedia."""
+        tokens = count_tokens(self._family, info)
         try:
-            batch = self._processor(images=[image], return_tensors="pt")
-            features = {name: value[0] for name, value in batch.items() if isinstance(value, torch.Tensor)}
-            tokens = self._half.tokens(features)
+            features = self._half.prepare(media, info)
         except (ValueError, OSError, ArithmeticError) as error:
-            raise InvalidMedia(f"the {info.width}x{info.height} image cannot be processed") from error
-        return PreparedImage(features=features, tokens=tokens, outputs=self._half.outputs(tokens))
+            raise InvalidMedia(f"the {info.width}x{info.height} {info.modality.value} cannot be processed") from error
+        return PreparedMedia(features, tokens, self._family.outputs(info, self._model_info.dtype))
 
     @torch.inference_mode()
-    def encode(self, batch: Sequence[PreparedImage]) -> list[tuple[Tensor, ...]]:
+    def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
         """One pass over a batch. The tensors are views that keep the pass's memory alive until they are dropped.
 
         Raises EngineFailure when any item fails; encode the items one by one to find out which.
@@ -112,19 +106,3 @@ class TransformersEncoderEngine:
             ]
         except (RuntimeError, ValueError) as error:
             raise EngineFailure(f"the encoder failed on a batch of {len(batch)}") from error
-
-
-def _load_processor(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way.
-
-    By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision.
-    """
-    settings = dict(checkpoint.files.image_processor)
-    name = str(settings.get("image_processor_type", "none at all")).removesuffix("Fast").removesuffix("Pil") + "Pil"
-    processor: Any = getattr(transformers, name, None)
-    if processor is None:
-        raise BadModel(f"transformers {transformers.__version__} has no image processor {name}")
-    try:
-        return processor.from_dict(settings)
-    except (ValueError, TypeError, ImportError) as error:
-        raise BadModel(f"the image processor {name} cannot be made: {error}") from error

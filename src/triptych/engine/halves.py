@@ -1,17 +1,20 @@
 """What differs between families inside the engines: the seam that a new family fills.
 
-An encoder half turns the features of an item (what the checkpoint's processor makes of it) into the tensors that
-cross the boundary; a text half puts such tensors into a prompt and turns hidden states into logits. Loading,
-batching, attention, memory and sampling are the same for all.
+An encoder half turns an item's bytes into features and those into the tensors that cross the boundary
+(``Family.outputs`` says which); a text half says how such tensors enter a prompt, and turns hidden states into logits.
+Loading, batching, attention, memory and sampling are the same for all.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from triptych.domain.embedding import TensorSpec
+from triptych.domain.embedding import EMBEDS, TensorSpec
+from triptych.domain.media import MediaInfo
+from triptych.families.base import Run
 
 Features = Mapping[str, torch.Tensor]
 """One item after preprocessing: named tensors on the CPU, without a batch dimension."""
@@ -20,17 +23,55 @@ Features = Mapping[str, torch.Tensor]
 class EncoderHalf(Protocol):
     """Tower and projector."""
 
-    def tokens(self, features: Features) -> int:
-        """Prompt positions that the item takes. Raises ValueError for features that the tower cannot take."""
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """All settings of the processor, as JSON can hold them: part of an embedding's identity."""
         ...
 
-    def outputs(self, tokens: int) -> tuple[TensorSpec, ...]:
-        """The tensors that an item of so many tokens turns into."""
+    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe.
+
+        Raises InvalidMedia for what cannot be decoded, ValueError for what the tower cannot take.
+        """
         ...
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Per item the tensors of ``outputs``; an item's neighbours in the batch do not change its result."""
+        """Per item the tensors of ``Family.outputs``; an item's neighbours in the batch do not change its result."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item's tensors and the prompt positions that it fills, in order."""
+
+    positions: tuple[int, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """How a prompt goes into the decoder, worked out once when its request is added."""
+
+    rows: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """By the first position of each run of neighbours: [n, hidden], what stands there instead of token embeddings."""
+    positions: torch.Tensor | None = None
+    """[axes, prompt length] of rotary positions; None: one axis, 0, 1, 2, ..."""
+    next_position: int | None = None
+    """Rotary position of the first generated token, the same on every axis; None: the prompt's length."""
+    whole: tuple[Run, ...] = ()
+    """Runs whose positions attend to each other both ways; no pass may cut through one."""
+    extra: Any = None
+    """What else the half keeps for ``inputs``: its own, read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassPart:
+    """One sequence's share of a pass: its positions ``first`` to ``first + count`` are rows ``row`` and following."""
+
+    plan: PromptPlan
+    first: int
+    count: int
+    row: int
 
 
 class TextHalf(Protocol):
@@ -38,17 +79,35 @@ class TextHalf(Protocol):
 
     @property
     def decoder(self) -> PreTrainedModel:
-        """Takes ``inputs_embeds`` [1, n, hidden] and ``position_ids`` [1, n] of sequences packed one by one."""
+        """Takes ``inputs_embeds`` [1, n, hidden] and ``position_ids`` ([1, n], or [axes, 1, n] where a plan has axes)
+        of sequences packed one behind the other.
+        """
         ...
 
-    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
-        """What an item of so many tokens must bring."""
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        """Whether an item that fills so many positions may bring such tensors."""
         ...
 
-    def splice(self, rows: torch.Tensor, item: Features, first: int) -> None:
-        """Write into ``rows`` [n, hidden], in place, what positions ``first`` to ``first + n`` of the item hold."""
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        """How this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
+        ...
+
+    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+        """Further arguments for the decoder in a pass of so many rows; most families have none."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocabulary]."""
         ...
+
+
+def embedding_rows(items: Sequence[PlacedItem]) -> dict[int, torch.Tensor]:
+    """``PromptPlan.rows`` where each item brings one row of ``EMBEDS`` for each position that it fills."""
+    rows: dict[int, torch.Tensor] = {}
+    for item in items:
+        begin = 0
+        for at in range(1, len(item.positions) + 1):
+            if at == len(item.positions) or item.positions[at] != item.positions[at - 1] + 1:
+                rows[item.positions[begin]] = item.tensors[EMBEDS][begin:at]
+                begin = at
+    return rows

@@ -1,11 +1,16 @@
-"""Decoding untrusted images into what an image processor takes."""
+"""Untrusted images: decoded, and preprocessed as a checkpoint's own image processor does."""
 
+from collections.abc import Mapping
 from io import BytesIO
+from typing import Any
 
+import torch
+import transformers
 from PIL import Image, ImageOps
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
+from triptych.families.model_files import BadModel, ModelFiles
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What Pillow may decode, by its own names; each image only as the format that was sniffed."""
@@ -32,3 +37,40 @@ def decode_image(media: bytes, info: MediaInfo) -> Image.Image:
     if size != (info.width, info.height):
         raise InvalidMedia(f"the image is {size[0]}x{size[1]}, its header says {info.width}x{info.height}")
     return image
+
+
+class ImagePreparer:
+    """A checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Raises BadModel."""
+        self._processor = _load_processor(files)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self._processor.to_dict()
+        return settings
+
+    def prepare(self, media: bytes, info: MediaInfo, **options: Any) -> dict[str, torch.Tensor]:
+        """The processor's tensors for one image, without their batch dimension; ``options`` are the processor's own.
+
+        Thread-safe. Raises InvalidMedia.
+        """
+        image = decode_image(media, info)
+        if not getattr(self._processor, "do_convert_rgb", False) and image.mode != "RGB":
+            image = image.convert("RGB")
+        batch = self._processor(images=[image], return_tensors="pt", **options)
+        return {name: value[0] for name, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
+def _load_processor(files: ModelFiles) -> Any:
+    """By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision."""
+    settings = dict(files.image_processor)
+    name = str(settings.get("image_processor_type", "none at all")).removesuffix("Fast").removesuffix("Pil") + "Pil"
+    processor: Any = getattr(transformers, name, None)
+    if processor is None:
+        raise BadModel(f"transformers {transformers.__version__} has no image processor {name}")
+    try:
+        return processor.from_dict(settings)
+    except (ValueError, TypeError, ImportError) as error:
+        raise BadModel(f"the image processor {name} cannot be made: {error}") from error

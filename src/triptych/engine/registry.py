@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.halves import EncoderHalf, TextHalf
-from triptych.engine.llava import LlavaEncoder, LlavaText
-from triptych.families.base import Family
+from triptych.engine.llava import LlavaEncoder
+from triptych.engine.plain import PlainText
 from triptych.families.model_files import BadModel
 
 
@@ -16,11 +16,11 @@ from triptych.families.model_files import BadModel
 class Halves:
     """How to wrap the two halves of a loaded model."""
 
-    encoder: Callable[[PreTrainedModel, Family], EncoderHalf]
-    text: Callable[[PreTrainedModel, Family], TextHalf]
+    encoder: Callable[[PreTrainedModel, Checkpoint], EncoderHalf]
+    text: Callable[[PreTrainedModel, Checkpoint], TextHalf]
 
 
-HALVES: Mapping[str, Halves] = {"llava": Halves(encoder=LlavaEncoder, text=LlavaText)}
+HALVES: Mapping[str, Halves] = {"llava": Halves(encoder=LlavaEncoder, text=PlainText)}
 """By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
 
 

@@ -1,28 +1,17 @@
 """One sequence of the text engine: what it brings, how far it is, and what may not enter at all."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
 
-from triptych.domain.embedding import TensorSpec
-from triptych.engine.halves import TextHalf
+from triptych.engine.halves import PlacedItem, PromptPlan, TextHalf
 from triptych.engine.sampling import Sampler
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
+from triptych.families.base import Run, filled_positions
 from triptych.ports import EmbeddingInput, EngineRequest
-
-_SPLICED = -1
-"""Stands for a placeholder that has its item. It is embedded as token 0: some vocabularies lack the placeholder."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplicedItem:
-    """An item's tensors and the prompt positions ``start`` to ``end`` that they replace."""
-
-    start: int
-    end: int
-    tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +26,7 @@ class RunningSequence:
     max_tokens: int
     prompt_length: int
     token_ids: list[int]
-    items: tuple[SplicedItem, ...]
+    plan: PromptPlan
     computed: int = 0
     first_slot: int | None = None
 
@@ -102,7 +91,7 @@ class Limits:
     kv_slots: int
     max_sequences: int
     vocabulary: int
-    placeholder_id: int
+    placeholder_ids: AbstractSet[int]
     eos_ids: frozenset[int]
 
 
@@ -134,57 +123,62 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
         if not 0 <= token < limits.vocabulary:
             raise InvalidRequest(f"token {token} is outside of the vocabulary of {limits.vocabulary}")
     token_ids = list(request.token_ids)
-    foreign = [token for token in token_ids if not 0 <= token < limits.vocabulary and token != limits.placeholder_id]
-    if foreign:
-        raise InvalidRequest(f"token {foreign[0]} of the prompt is outside of the vocabulary of {limits.vocabulary}")
-    items = _splice_plan(request.embeddings, token_ids, limits.placeholder_id, half, device)
+    known = [token for token in token_ids if 0 <= token < limits.vocabulary]
+    foreign = [token for token in token_ids if not 0 <= token < limits.vocabulary] if len(known) < prompt else []
+    if any(token not in limits.placeholder_ids for token in foreign):
+        outside = next(token for token in foreign if token not in limits.placeholder_ids)
+        raise InvalidRequest(f"token {outside} of the prompt is outside of the vocabulary of {limits.vocabulary}")
+    items = _place(request.embeddings, token_ids, limits.placeholder_ids, half, device)
+    plan = half.plan(token_ids, items)
+    # Some vocabularies lack the placeholder; what stands for an item is replaced anyway.
+    embeddable = [token if 0 <= token < limits.vocabulary else 0 for token in token_ids]
     sequences = [
         RunningSequence(
             request_id=request.request_id,
             choice=choice,
             sampler=Sampler(
                 sampling,
-                prompt=[token for token in request.token_ids if 0 <= token < limits.vocabulary],
+                prompt=known,
                 eos_ids=limits.eos_ids,
                 choice=choice,
                 grammar=request.grammar.fork() if request.grammar is not None else None,
             ),
             max_tokens=max_tokens,
             prompt_length=prompt,
-            token_ids=[0 if token == _SPLICED else token for token in token_ids],
-            items=items,
+            token_ids=list(embeddable),
+            plan=plan,
         )
         for choice in range(sampling.n)
     ]
     return RunningRequest(request.request_id, sequences)
 
 
-def _splice_plan(
+def _place(
     embeddings: Sequence[EmbeddingInput],
-    token_ids: list[int],
-    placeholder: int,
+    token_ids: Sequence[int],
+    placeholder_ids: AbstractSet[int],
     half: TextHalf,
     device: torch.device,
-) -> tuple[SplicedItem, ...]:
-    """Match items with runs of placeholders, and mark those in ``token_ids``."""
-    items: list[SplicedItem] = []
+) -> tuple[PlacedItem, ...]:
+    """Match items with the placeholders that they fill: each one's, and each once."""
+    items: list[PlacedItem] = []
+    filled: set[int] = set()
     for given in embeddings:
-        end = given.start + given.tokens
-        if given.start < 0 or given.tokens < 1 or any(t != placeholder for t in token_ids[given.start : end]):
-            raise InvalidRequest(f"positions {given.start} to {end} of the prompt are not placeholders of one item")
-        if end > len(token_ids):
-            raise InvalidRequest(f"an item ends at position {end} of a prompt of {len(token_ids)} tokens")
-        token_ids[given.start : end] = [_SPLICED] * given.tokens
-        items.append(SplicedItem(given.start, end, _tensors(given, half.expected(given.tokens), device)))
-    if placeholder in token_ids:
-        raise InvalidRequest(f"the placeholder at position {token_ids.index(placeholder)} has no item")
+        positions = filled_positions(token_ids, Run(given.start, given.tokens), placeholder_ids)
+        if not filled.isdisjoint(positions):
+            raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
+        filled.update(positions)
+        items.append(PlacedItem(positions, _tensors(given, half, device)))
+    empty = [at for at, token in enumerate(token_ids) if token in placeholder_ids and at not in filled]
+    if empty:
+        raise InvalidRequest(f"the placeholder at position {empty[0]} has no item")
     return tuple(items)
 
 
-def _tensors(given: EmbeddingInput, expected: Sequence[TensorSpec], device: torch.device) -> Mapping[str, torch.Tensor]:
-    specs = {spec.name: spec for spec in expected}
-    if {name: tensor.spec for name, tensor in given.tensors.items()} != specs:
-        raise InvalidRequest(f"the embedding at position {given.start} is not of the form {tuple(expected)}")
+def _tensors(given: EmbeddingInput, half: TextHalf, device: torch.device) -> Mapping[str, torch.Tensor]:
+    specs = [tensor.spec for tensor in given.tensors.values()]
+    if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not half.accepts(given.tokens, specs):
+        raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
     tensors = {name: from_bytes(tensor, device) for name, tensor in given.tensors.items()}
     if not all(is_finite(tensor) for tensor in tensors.values()):
         raise EngineFailure(f"the embedding at position {given.start} is not finite")

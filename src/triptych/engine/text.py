@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.attention import PACKED_ATTENTION, PackedBatch, segment
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.halves import PassPart
 from triptych.engine.kv import KvCache, KvShape
 from triptych.engine.registry import halves_of
 from triptych.engine.sequence import Limits, RunningRequest, RunningSequence, accept
@@ -74,7 +76,7 @@ class TransformersTextEngine:
         halves = halves_of(checkpoint)
         self._device = torch.device(device)
         model = load_half(checkpoint, Half.TEXT, dtype=DTYPES[dtype], device=self._device)
-        self._half = halves.text(model, checkpoint.family)
+        self._half = halves.text(model, checkpoint)
         decoder: Any = self._half.decoder
         self._decoder = decoder
         self._embed_tokens = decoder.get_input_embeddings()
@@ -86,7 +88,7 @@ class TransformersTextEngine:
             kv_slots=self._cache.slots,
             max_sequences=max_sequences,
             eos_ids=_eos_ids(model),
-            placeholder_id=checkpoint.family.placeholder_id,
+            placeholder_ids=checkpoint.family.placeholder_ids,
             vocabulary=int(self._embed_tokens.num_embeddings),
         )
         self._max_sequences = max_sequences
@@ -99,8 +101,12 @@ class TransformersTextEngine:
     def model(self) -> ModelInfo:
         return self._model_info
 
-    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
-        return self._half.expected(tokens)
+    @property
+    def placeholder_ids(self) -> AbstractSet[int]:
+        return self._limits.placeholder_ids
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return self._half.accepts(tokens, tensors)
 
     @property
     def kv_free_slots(self) -> int:
@@ -203,23 +209,24 @@ class TransformersTextEngine:
     @torch.inference_mode()
     def _forward(self, work: Sequence[_Work]) -> list[_Result]:
         ids: list[int] = []
-        positions: list[int] = []
+        parts: list[PassPart] = []
         slots: list[int] = []
         segments = []
         for item in work:
             sequence, first = item.sequence, item.sequence.computed
             end = first + item.count
             segments.append(segment(len(ids), item.count, item.first_slot, first, self._device))
+            parts.append(PassPart(sequence.plan, first, item.count, len(ids)))
             ids += sequence.token_ids[first:end]
-            positions += range(first, end)
             slots += range(item.first_slot + first, item.first_slot + end)
         embeds = self._embed_tokens(torch.tensor(ids, device=self._device))
-        for item, part in zip(work, segments, strict=True):
-            self._splice(item.sequence, embeds[part.row : part.row + part.count])
+        for part in parts:
+            _splice(part, embeds[part.row : part.row + part.count])
         hidden = self._decoder(
             inputs_embeds=embeds[None],
-            position_ids=torch.tensor([positions], device=self._device),
+            position_ids=_positions(parts, self._device),
             use_cache=False,
+            **self._half.inputs(parts, len(ids)),
             packed=PackedBatch(self._cache, tuple(segments), torch.tensor(slots, device=self._device)),
         ).last_hidden_state[0]
         ends = [part.row + part.count - 1 for item, part in zip(work, segments, strict=True) if item.reaches_end]
@@ -227,14 +234,6 @@ class TransformersTextEngine:
             return [None] * len(work)
         logits = iter(self._half.logits(hidden[torch.tensor(ends, device=self._device)]).float().cpu().numpy())
         return [next(logits) if item.reaches_end else None for item in work]
-
-    def _splice(self, sequence: RunningSequence, rows: torch.Tensor) -> None:
-        """Put the sequence's items into ``rows``, which are its positions from ``computed`` on."""
-        first = sequence.computed
-        for item in sequence.items:
-            begin, end = max(first, item.start), min(first + len(rows), item.end)
-            if begin < end:
-                self._half.splice(rows[begin - first : end - first], item.tensors, begin - item.start)
 
     def _conclude(self, work: _Work, result: _Result) -> list[EngineOutput]:
         """Advance a sequence by what was computed; the first of a request takes the others along past the prompt."""
@@ -289,6 +288,32 @@ class TransformersTextEngine:
         """Give up all choices of a request."""
         self.cancel(sequence.request_id)
         return EngineOutput(sequence.request_id, (), error=error, choice=sequence.choice)
+
+
+def _splice(part: PassPart, rows: torch.Tensor) -> None:
+    """Put what items bring into ``rows``, which are the part's positions."""
+    for start, embeds in part.plan.rows.items():
+        begin, end = max(part.first, start), min(part.first + part.count, start + len(embeds))
+        if begin < end:
+            rows[begin - part.first : end - part.first] = embeds[begin - start : end - start]
+
+
+def _positions(parts: Sequence[PassPart], device: torch.device) -> torch.Tensor:
+    """Rotary positions of a pass: [1, rows], or [axes, 1, rows] where a prompt has several axes."""
+    axes = max((len(part.plan.positions) for part in parts if part.plan.positions is not None), default=1)
+    columns: list[torch.Tensor] = []
+    for part in parts:
+        known = part.plan.positions
+        prompt = 0 if known is None else known.shape[1]
+        inside = max(0, min(part.count, prompt - part.first))
+        if known is not None and inside:
+            columns.append(known[:, part.first : part.first + inside].to(device))
+        if inside < part.count:
+            shift = 0 if part.plan.next_position is None else part.plan.next_position - prompt
+            first = part.first + inside + shift
+            columns.append(torch.arange(first, first + part.count - inside, device=device).expand(axes, -1))
+    positions = torch.cat([column.expand(axes, -1) for column in columns], dim=1)
+    return positions if axes == 1 else positions[:, None]
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

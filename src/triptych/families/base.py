@@ -1,18 +1,40 @@
-"""What differs between model architectures, as far as the router needs it: counts and placeholders, never tensors."""
+"""What differs between model architectures, as far as it can be told without tensors.
 
-from collections.abc import Sequence
+Placeholders and their counts (for the router, from sizes alone), and what crosses the boundary between encoder and
+text instances (for the router's credits, the encoder's reservations and the text instance's checks alike).
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
-from triptych.domain.media import MediaInfo
-from triptych.errors import InvalidRequest
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.model_files import ModelFiles
 
 
 class Run(NamedTuple):
-    """The prompt positions ``start`` to ``start + tokens`` that one item's embedding replaces."""
+    """Where an item is in a prompt: the first ``tokens`` placeholders at or after position ``start``.
+
+    They are neighbours in most families; some put marks between the parts of an item (rows of tiles, frames).
+    """
 
     start: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """``count`` times the placeholder ``token_id``, one behind the other."""
+
+    token_id: int
+    count: int
+
+
+Layout = tuple[str | Positions, ...]
+"""What stands for one item in a prompt: texts (marks, timestamps) and the positions that its embedding fills."""
 
 
 class Family(Protocol):
@@ -29,11 +51,6 @@ class Family(Protocol):
         ...
 
     @property
-    def placeholder_id(self) -> int:
-        """The token id that stands for an item in a templated prompt, once before and n times after ``expand``."""
-        ...
-
-    @property
     def hidden_size(self) -> int:
         """Width of the language model, and of the embeddings that it takes."""
         ...
@@ -44,41 +61,56 @@ class Family(Protocol):
         ...
 
     @property
-    def max_tokens_per_item(self) -> int:
-        """The most positions that any item takes."""
-        ...
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        """For each modality that the model takes, the token ids that a chat template writes for an item.
 
-    @property
-    def shardable(self) -> bool:
-        """Whether an item may be cut into shards, encoded apart, without changing the result."""
-        ...
-
-    def count_tokens(self, info: MediaInfo) -> int:
-        """Positions that an item takes in the prompt, from its size alone. Raises InvalidMedia for what it refuses."""
-        ...
-
-    def expand(self, token_ids: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], tuple[Run, ...]]:
-        """Replace the i-th single placeholder by ``counts[i]`` of them; also tells where each run lies.
-
-        Raises InvalidRequest unless there are exactly as many placeholders as counts.
+        ``layout`` replaces them. Most are one token; some templates write marks around it that belong to the item.
         """
         ...
 
+    @property
+    def placeholder_ids(self) -> AbstractSet[int]:
+        """The token ids of all ``Positions``."""
+        ...
 
-def expand_runs(
-    token_ids: Sequence[int], placeholder_id: int, counts: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[Run, ...]]:
-    """``Family.expand`` for families whose items are plain runs of one placeholder id."""
-    places = sum(1 for token_id in token_ids if token_id == placeholder_id)
-    if places != len(counts):
-        raise InvalidRequest(f"the prompt has places for {places} items, the request brings {len(counts)}")
-    expanded: list[int] = []
-    runs: list[Run] = []
-    for token_id in token_ids:
-        if token_id == placeholder_id:
-            tokens = counts[len(runs)]
-            runs.append(Run(len(expanded), tokens))
-            expanded.extend([placeholder_id] * tokens)
-        else:
-            expanded.append(token_id)
-    return tuple(expanded), tuple(runs)
+    def layout(self, info: MediaInfo) -> Layout:
+        """What stands for an item in the prompt, from its size alone. Raises InvalidMedia for what it refuses.
+
+        As text, so that it is tokenized together with its surroundings, exactly as transformers' processors do.
+        """
+        ...
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        """The tensors that an encoder makes of an item, of a model that runs in ``dtype``. Raises InvalidMedia."""
+        ...
+
+
+def count_tokens(family: Family, info: MediaInfo) -> int:
+    """Positions that an item's embedding fills. Raises InvalidMedia."""
+    return sum(part.count for part in family.layout(info) if isinstance(part, Positions))
+
+
+def refuse_unless(info: MediaInfo, *modalities: Modality) -> None:
+    """Raises InvalidMedia for an item of a modality that the model does not take."""
+    if info.modality not in modalities:
+        taken = " and ".join(f"{modality.value}s" for modality in modalities)
+        raise InvalidMedia(f"the model takes {taken}, not {info.modality.value}")
+
+
+def filled_positions(token_ids: Sequence[int], run: Run, placeholder_ids: AbstractSet[int]) -> tuple[int, ...]:
+    """The prompt positions that an item fills, in order.
+
+    Raises InvalidRequest unless ``run.start`` is a placeholder's and the prompt has as many from there on.
+    """
+    start, tokens = run
+    if start < 0 or tokens < 1 or start >= len(token_ids) or token_ids[start] not in placeholder_ids:
+        raise InvalidRequest(f"there is no item of {tokens} tokens at position {start} of the prompt")
+    filled: list[int] = []
+    for position in range(start, len(token_ids)):
+        if token_ids[position] in placeholder_ids:
+            filled.append(position)
+            if len(filled) == tokens:
+                return tuple(filled)
+    raise InvalidRequest(
+        f"an item of {tokens} tokens starts at position {start}, the prompt has {len(filled)} placeholders from there on"
+    )

@@ -1,12 +1,12 @@
 """LLaVA 1.5: every image is brought to one size, so every image takes the same number of positions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.errors import InvalidMedia
-from triptych.families.base import Run, expand_runs
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
 # Published checkpoints leave out what equals transformers' defaults for these architectures.
@@ -37,8 +37,6 @@ class Llava:
     context_length: int
     tokens_per_image: int
     model_type: str = "llava"
-    shardable: bool = False
-    """The tower attends over the whole image: no cut leaves its result as it was."""
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
@@ -51,16 +49,20 @@ class Llava:
         )
 
     @property
-    def max_tokens_per_item(self) -> int:
-        return self.tokens_per_image
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.IMAGE: (self.placeholder_id,)}
 
-    def count_tokens(self, info: MediaInfo) -> int:
-        if info.modality is not Modality.IMAGE:
-            raise InvalidMedia(f"the model takes images, not {info.modality.value}")
-        return self.tokens_per_image
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
 
-    def expand(self, token_ids: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], tuple[Run, ...]]:
-        return expand_runs(token_ids, self.placeholder_id, counts)
+    def layout(self, info: MediaInfo) -> Layout:
+        refuse_unless(info, Modality.IMAGE)
+        return (Positions(self.placeholder_id, self.tokens_per_image),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        refuse_unless(info, Modality.IMAGE)
+        return (TensorSpec(EMBEDS, dtype, (self.tokens_per_image, self.hidden_size)),)
 
 
 def _tokens_per_image(files: ModelFiles) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from triptych.domain.embedding import GENERATION_NBYTES, align
-from triptych.domain.instance import ModelInfo
+from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 
 Content = tuple[bytes, bytes]
 """What tells one item's embedding from another's within one model: (digest of the media, tenant's salt)."""
@@ -105,9 +104,9 @@ class Shortage(Enum):
     NEVER_FITS = "larger than the encoders' arenas"
 
 
-def slot_nbytes(model: ModelInfo, tokens: int) -> int:
-    """Arena bytes of an embedding of ``tokens`` rows of the model's hidden size, generation words included."""
-    return align(tokens * model.hidden_size * model.dtype.itemsize + 2 * GENERATION_NBYTES)
+def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
+    """Arena bytes of an embedding that consists of these tensors, generation words included."""
+    return align(payload_nbytes(tensors) + 2 * GENERATION_NBYTES)
 
 
 def choose_encoder(view: ClusterView, want: Want) -> Choice | None:

@@ -23,6 +23,8 @@ from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores
 from triptych.testing.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
+FAKE_PLACEHOLDER_ID = 1
+"""Stands for an item's position in the fake model's prompts."""
 BROKEN_MEDIA = b"triptych-fake-broken"
 """Media that ends in these bytes looks right and cannot be decoded."""
 
@@ -151,14 +153,15 @@ class FakeTextEngine:
     prefill_token_s: float = 0.00005
     failures: deque[Exception] = field(default_factory=deque)
     """Each makes one ``step`` give up its oldest sequence."""
+    placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("text engine")
         self._waiting: dict[str, list[_Sequence]] = {}
         self._running: dict[str, list[_Sequence]] = {}
 
-    def expected(self, tokens: int) -> tuple[TensorSpec, ...]:
-        return fake_tensors(tokens, self.model.hidden_size)
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == fake_tensors(tokens, self.model.hidden_size)
 
     def add(self, request: EngineRequest) -> None:
         self._alone.enter()

@@ -3,18 +3,19 @@
 Its images take a number of positions that depends on their size, so that requests mix runs of many lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from triptych.domain.media import MediaInfo
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Run, expand_runs
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.model_files import ModelFiles
-from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, fake_tensors
 from triptych.tokens.prompt import PromptBuilder
 from triptych.tokens.template import ChatTemplate
 from triptych.tokens.tokenizer import Tokenizer
@@ -40,23 +41,34 @@ class FakeFamily:
     patch_px: int = 14
     max_tokens_per_item: int = 256
     model_type: str = "fake"
-    placeholder_id: int = SPECIAL.index(PLACEHOLDER)
     hidden_size: int = FAKE_MODEL.hidden_size
     context_length: int = FAKE_MODEL.context_length
-    shardable: bool = False
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:  # noqa: ARG003  # it has no files
         return cls()
 
-    def count_tokens(self, info: MediaInfo) -> int:
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.IMAGE: (FAKE_PLACEHOLDER_ID,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({FAKE_PLACEHOLDER_ID})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        return (Positions(FAKE_PLACEHOLDER_ID, self.tokens(info)),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:  # noqa: ARG002  # always float32
+        return fake_tensors(self.tokens(info), self.hidden_size)
+
+    def tokens(self, info: MediaInfo) -> int:
+        """Positions that an image takes. Raises InvalidMedia."""
+        refuse_unless(info, Modality.IMAGE)
         tokens = -(-info.width // self.patch_px) * -(-info.height // self.patch_px)
         if tokens > self.max_tokens_per_item:
             raise InvalidMedia(f"the image takes {tokens} positions, the limit is {self.max_tokens_per_item}")
         return tokens
-
-    def expand(self, token_ids: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], tuple[Run, ...]]:
-        return expand_runs(token_ids, self.placeholder_id, counts)
 
 
 def fake_tokenizer() -> Tokenizer:
@@ -71,7 +83,11 @@ def fake_tokenizer() -> Tokenizer:
 
 def fake_prompt_builder(family: FakeFamily | None = None) -> PromptBuilder:
     """Template, tokenizer and family together, as the router takes them."""
-    template = ChatTemplate(_TEMPLATE, {}, placeholder=PLACEHOLDER, strftime_now=lambda _: "")
+    anchors = {Modality.IMAGE: PLACEHOLDER}
     return PromptBuilder(
-        family=family or FakeFamily(), tokenizer=fake_tokenizer(), template=template, placeholder=PLACEHOLDER
+        family=family or FakeFamily(),
+        tokenizer=fake_tokenizer(),
+        template=ChatTemplate(_TEMPLATE, {}, placeholders=anchors, strftime_now=lambda _: ""),
+        anchors=anchors,
+        placeholders={FAKE_PLACEHOLDER_ID: PLACEHOLDER},
     )

@@ -1,13 +1,14 @@
 """From a conversation and what is known of its items to the token ids that the model sees."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from triptych.domain.chat import Message, TextPart
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.families.base import Family, Run
+from triptych.families.base import Family, Layout, Positions, Run
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.template import ChatTemplate, local_time
@@ -19,7 +20,7 @@ MAX_CHARS_PER_TOKEN = 32
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``runs[i]`` are the positions that item ``i`` takes; ``token_ids`` has the placeholder at each of them."""
+    """``runs[i]`` are the positions that item ``i`` fills; ``token_ids`` has a placeholder at each of them."""
 
     token_ids: tuple[int, ...]
     runs: tuple[Run, ...]
@@ -27,29 +28,41 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Template, tokenizer and family of one model. ``build`` is thread-safe and takes CPU time: call it from a pool."""
+    """Template, tokenizer and family of one model. ``build`` is thread-safe and takes CPU time: call it from a pool.
+
+    ``anchors`` spells what the template writes for an item of each modality, ``placeholders`` what an item's layout is
+    made of.
+    """
 
     family: Family
     tokenizer: Tokenizer
     template: ChatTemplate
-    placeholder: str
+    anchors: Mapping[Modality, str]
+    placeholders: Mapping[int, str]
+    _anchor: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _reserved: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        longest_first = sorted(set(self.anchors.values()), key=len, reverse=True)
+        object.__setattr__(self, "_anchor", re.compile("|".join(map(re.escape, longest_first))))
+        object.__setattr__(self, "_reserved", tuple(dict.fromkeys((*longest_first, *self.placeholders.values()))))
 
     @classmethod
     def load(cls, files: ModelFiles, *, strftime_now: Callable[[str], str] = local_time) -> Self:
         """Raises BadModel when a part is missing, or the parts do not belong together."""
         family = load_family(files)
         tokenizer = Tokenizer.load(files)
-        placeholder = tokenizer.id_to_token(family.placeholder_id)
-        if placeholder is None:
-            raise BadModel(f"the tokenizer does not have the placeholder's id {family.placeholder_id}")
-        if tokenizer.encode(placeholder) != [family.placeholder_id]:
-            raise BadModel(f"the tokenizer does not keep the placeholder {placeholder!r} in one piece")
+        anchors = {
+            modality: "".join(_spelled(tokenizer, token_id) for token_id in token_ids)
+            for modality, token_ids in family.anchors.items()
+        }
+        placeholders = {token_id: _spelled(tokenizer, token_id) for token_id in sorted(family.placeholder_ids)}
         if files.chat_template is None:
             raise BadModel("the model directory has no chat template")
         template = ChatTemplate(
-            files.chat_template, tokenizer.special_tokens, placeholder=placeholder, strftime_now=strftime_now
+            files.chat_template, tokenizer.special_tokens, placeholders=anchors, strftime_now=strftime_now
         )
-        return cls(family=family, tokenizer=tokenizer, template=template, placeholder=placeholder)
+        return cls(family=family, tokenizer=tokenizer, template=template, anchors=anchors, placeholders=placeholders)
 
     def build(self, messages: Sequence[Message], infos: Sequence[MediaInfo], tools: str = "") -> Prompt:
         """Template, tokenize and make room for the items; ``infos`` are in the order of ``ChatRequest.media``.
@@ -60,36 +73,30 @@ class PromptBuilder:
         Raises InvalidRequest (InvalidMedia, ContextTooLong) for what the model cannot be asked.
         """
         self._refuse_placeholders(messages)
-        counts = [self.family.count_tokens(info) for info in infos]
+        layouts = [self.family.layout(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         text = self.template.render(messages, max_chars, tools)
-        token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
-        places = token_ids.count(self.family.placeholder_id)
-        if places < len(counts):
-            raise InvalidRequest(
-                f"the model's chat template places {places} of {len(counts)} images; "
-                "images belong into messages of the user",
-                param="messages",
-            )
-        if places > len(counts):
-            raise self._placeholder_in_text(places - len(counts))
-        total = len(token_ids) + sum(counts) - places
+        token_ids = self.tokenizer.encode_prompt(self._lay_out(text, infos, layouts), max_chars=max_chars)
+        positions = [part for layout in layouts for part in layout if isinstance(part, Positions)]
+        filled = sum(part.count for part in positions)
+        total = len(token_ids) + filled - len(positions)
         if total > self.family.context_length:
             raise ContextTooLong(
-                f"the prompt has {total} tokens, {sum(counts)} of them for images; "
+                f"the prompt has {total} tokens, {filled} of them for {_named(infos)}; "
                 f"the model's context is {self.family.context_length}",
                 param="messages",
             )
-        return Prompt(*self.family.expand(token_ids, counts))
+        return self._expand(token_ids, layouts)
 
     def build_raw(self, text: str) -> Prompt:
         """Tokenize a prompt as it stands, without the template. Raises InvalidRequest (ContextTooLong)."""
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
-        if self.family.placeholder_id in token_ids:
-            raise InvalidRequest(
-                f"prompt: {self.placeholder!r} stands for an image, which a raw prompt has not", param="prompt"
-            )
+        for token_id, placeholder in self.placeholders.items():
+            if token_id in token_ids:
+                raise InvalidRequest(
+                    f"prompt: {placeholder!r} stands for an item, which a raw prompt has not", param="prompt"
+                )
         if not token_ids:
             raise InvalidRequest("prompt: it has no tokens", param="prompt")
         if len(token_ids) > self.family.context_length:
@@ -99,20 +106,86 @@ class PromptBuilder:
             )
         return Prompt(tuple(token_ids), ())
 
+    def _lay_out(self, text: str, infos: Sequence[MediaInfo], layouts: Sequence[Layout]) -> str:
+        """The rendered prompt with each anchor replaced by its item's layout, every ``Positions`` spelled once."""
+        found = list(self._anchor.finditer(text))
+        if len(found) < len(infos):
+            raise InvalidRequest(
+                f"the model's chat template places {len(found)} of {len(infos)} {_named(infos)}; "
+                "they belong into messages of the user",
+                param="messages",
+            )
+        if len(found) > len(infos):
+            raise self._placeholder_in_text(found[-1][0], len(found) - len(infos))
+        pieces: list[str] = []
+        end = 0
+        for match, info, layout in zip(found, infos, layouts, strict=True):
+            if match[0] != self.anchors[info.modality]:
+                raise InvalidRequest("the model's chat template reorders the items", param="messages")
+            pieces.append(text[end : match.start()])
+            pieces += [part if isinstance(part, str) else self.placeholders[part.token_id] for part in layout]
+            end = match.end()
+        return "".join((*pieces, text[end:]))
+
+    def _expand(self, token_ids: Sequence[int], layouts: Sequence[Layout]) -> Prompt:
+        """Repeat each placeholder, of which ``token_ids`` has one for every ``Positions``, as often as that says."""
+        expected = self._positions(layouts)
+        expanded: list[int] = []
+        runs: list[Run] = []
+        for token_id in token_ids:
+            if token_id not in self.placeholders:
+                expanded.append(token_id)
+                continue
+            item, positions = next(expected, (-1, Positions(-1, 0)))
+            if positions.token_id != token_id:
+                raise self._placeholder_in_text(self.placeholders[token_id], 1)
+            if item == len(runs):
+                runs.append(Run(len(expanded), 0))
+            runs[item] = Run(runs[item].start, runs[item].tokens + positions.count)
+            expanded.extend([token_id] * positions.count)
+        if next(expected, None) is not None:
+            raise InvalidRequest("the model's chat template joins an item with the text around it", param="messages")
+        return Prompt(tuple(expanded), tuple(runs))
+
+    @staticmethod
+    def _positions(layouts: Sequence[Layout]) -> Iterator[tuple[int, Positions]]:
+        for item, layout in enumerate(layouts):
+            for part in layout:
+                if isinstance(part, Positions):
+                    yield item, part
+
     def _refuse_placeholders(self, messages: Sequence[Message]) -> None:
-        """Text that spells the placeholder would shift every image after it to another's place.
+        """Text that spells a placeholder would shift every item after it to another's place.
 
         A template may join a message's texts, so they are looked at as one.
         """
         for message in messages:
             text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-            if count := text.count(self.placeholder):
-                raise self._placeholder_in_text(count)
+            for reserved in self._reserved:
+                if count := text.count(reserved):
+                    raise self._placeholder_in_text(reserved, count)
 
-    def _placeholder_in_text(self, count: int) -> InvalidRequest:
+    def _placeholder_in_text(self, placeholder: str, count: int) -> InvalidRequest:
         times = "once" if count == 1 else f"{count} times"
         return InvalidRequest(
-            f"the messages' text contains {self.placeholder!r} {times}; the model reads that as an image, "
+            f"the messages' text contains {placeholder!r} {times}; the model reads that as an image or the like, "
             "so it cannot be part of a text",
             param="messages",
         )
+
+
+def _spelled(tokenizer: Tokenizer, token_id: int) -> str:
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        raise BadModel(f"the tokenizer does not have the placeholder's id {token_id}")
+    if tokenizer.encode(token) != [token_id]:
+        raise BadModel(f"the tokenizer does not keep the placeholder {token!r} in one piece")
+    return token
+
+
+def _named(infos: Sequence[MediaInfo]) -> str:
+    """What the items are, in a word: images, videos, or items where they are mixed."""
+    kinds = {info.modality.value for info in infos}
+    if kinds == {Modality.AUDIO.value}:
+        return "audio clips"
+    return f"{kinds.pop()}s" if len(kinds) == 1 else "items"

@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
 
@@ -98,10 +99,10 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         *,
-        placeholder: str = "",
+        placeholders: Mapping[Modality, str] | None = None,
         strftime_now: Callable[[str], str] = local_time,
     ) -> None:
-        """``placeholder`` stands for an item in templates that take strings only. Raises BadModel."""
+        """``placeholders`` stand for items in templates that take strings only. Raises BadModel."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -122,7 +123,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise BadModel(f"the chat template has an error in line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
-        self._placeholder = placeholder
+        self._placeholders = dict(placeholders or {})
         self.takes_parts = self._find_takes_parts()
         """Whether a message's content is given as a list of parts; else it is one string."""
 
@@ -188,4 +189,7 @@ class ChatTemplate:
         ]
 
     def _as_string(self, message: Message) -> str:
-        return "\n".join(self._placeholder if isinstance(part, MediaPart) else part.text for part in message.parts)
+        return "\n".join(
+            self._placeholders.get(part.modality, "") if isinstance(part, MediaPart) else part.text
+            for part in message.parts
+        )

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, models
 from transformers import LlavaProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.errors import InvalidMedia, InvalidRequest
-from triptych.families.base import Run
+from triptych.errors import InvalidMedia
+from triptych.families.base import count_tokens
 from triptych.families.llava import Llava
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -88,14 +89,12 @@ VARIANTS = {
 def test_counts_are_those_of_transformers(variant: str, width: int, height: int) -> None:
     model = VARIANTS[variant]
     family = Llava.load(model)
-    assert family.count_tokens(info(width, height)) == count_of_transformers(model, width, height)
-    assert family.count_tokens(info(width, height)) <= family.max_tokens_per_item
+    assert count_tokens(family, info(width, height)) == count_of_transformers(model, width, height)
 
 
 def test_what_published_files_leave_out_is_known() -> None:
     family = Llava.load(files())
     assert (family.placeholder_id, family.hidden_size, family.context_length) == (IMAGE_ID, 4096, 4096)
-    assert not family.shardable
 
 
 @pytest.mark.parametrize(
@@ -121,30 +120,10 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not video"):
-        Llava.load(files()).count_tokens(info(modality=Modality.VIDEO))
+        Llava.load(files()).layout(info(modality=Modality.VIDEO))
 
 
-@given(layout=st.lists(st.integers(2, 9) | st.just(IMAGE_ID), max_size=20), data=st.data())
-def test_every_placeholder_becomes_its_run(layout: list[int], data: st.DataObject) -> None:
+def test_what_crosses_the_boundary_has_a_row_for_each_position() -> None:
     family = Llava.load(files())
-    places = layout.count(IMAGE_ID)
-    counts = data.draw(st.lists(st.integers(1, 5), min_size=places, max_size=places))
-    expanded, runs = family.expand(layout, counts)
-    assert [run.tokens for run in runs] == counts
-    assert len(expanded) == len(layout) - places + sum(counts)
-    collapsed = list(expanded)
-    for start, tokens in reversed(runs):
-        assert collapsed[start : start + tokens] == [IMAGE_ID] * tokens
-        collapsed[start : start + tokens] = [IMAGE_ID]
-    assert collapsed == layout
-
-
-def test_runs_of_neighbours_stay_apart() -> None:
-    expanded, runs = Llava.load(files()).expand([IMAGE_ID, IMAGE_ID], [2, 3])
-    assert (expanded, runs) == ((IMAGE_ID,) * 5, (Run(0, 2), Run(2, 3)))
-
-
-@pytest.mark.parametrize("counts", [[], [1, 1]])
-def test_counts_that_do_not_fit_the_places_are_refused(counts: list[int]) -> None:
-    with pytest.raises(InvalidRequest, match=f"places for 1 items, the request brings {len(counts)}"):
-        Llava.load(files()).expand([5, IMAGE_ID], counts)
+    tokens = count_tokens(family, info())
+    assert family.outputs(info(), DType.F16) == (TensorSpec("embeds", DType.F16, (tokens, 4096)),)

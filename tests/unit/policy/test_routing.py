@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.embedding import DType
-from triptych.domain.instance import ModelInfo
+from triptych.domain.embedding import DType, TensorSpec
 from triptych.policy.routing import (
     Choice,
     ClusterView,
@@ -189,4 +188,4 @@ def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
 
 
 def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:
-    assert slot_nbytes(ModelInfo("m", "r", DType.F32, hidden_size=8, context_length=1), 4) == 192
+    assert slot_nbytes((TensorSpec("embeds", DType.F32, (4, 8)),)) == 192

@@ -24,7 +24,15 @@ from triptych.domain.sampling import SamplingParams
 from triptych.machine.arena import ArenaLimits
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine, Spliced, answer_tokens
+from triptych.testing.fakes import (
+    FAKE_MODEL,
+    FAKE_PLACEHOLDER_ID,
+    FakeEncoderEngine,
+    FakePrepared,
+    FakeTextEngine,
+    Spliced,
+    answer_tokens,
+)
 from triptych.testing.fakes import fake_embedding as embedding_of
 from triptych.testing.links import DamagingTransport
 from triptych.testing.model import fake_tokenizer
@@ -35,7 +43,6 @@ from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
 from triptych.transport.probe import PeerBook, TransportSet
 
-PLACEHOLDER = 7
 VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17
 """Of the embedding of an item of 32 tokens: 1,024 bytes and the two words around them, rounded up."""
@@ -251,7 +258,7 @@ def question(
     for item, (media_name, result) in enumerate(results):
         start, tokens = len(token_ids), result.ticket.tokens
         placements.append(Placement(item, start, result.ticket))
-        token_ids += [PLACEHOLDER] * tokens + [1]
+        token_ids += [FAKE_PLACEHOLDER_ID] * tokens + [7]
         embedding = embedding_of(media_of(media_name)[0], tokens, FAKE_MODEL.hidden_size)
         spliced.append(Spliced(start, tokens, embedding))
     request = TextRequest(

@@ -3,6 +3,7 @@
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.testing.fakes import FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
 from triptych.testing.model import SPECIAL, WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 
@@ -14,8 +15,8 @@ def test_images_take_positions_by_their_size() -> None:
     prompt = fake_prompt_builder().build((message,), infos)
     assert [run.tokens for run in prompt.runs] == [1, 6]
     for run in prompt.runs:
-        assert set(prompt.token_ids[run.start : run.start + run.tokens]) == {FakeFamily().placeholder_id}
-    assert prompt.token_ids.count(FakeFamily().placeholder_id) == 7
+        assert set(prompt.token_ids[run.start : run.start + run.tokens]) == FakeFamily().placeholder_ids
+    assert prompt.token_ids.count(FAKE_PLACEHOLDER_ID) == 7
     assert {5, 6} <= set(prompt.token_ids)
     assert SPECIAL.index("<unk>") not in prompt.token_ids
 

@@ -21,7 +21,10 @@ PARTS = (
 
 def render(source: str, messages: list[Message] | None = None, max_chars: int = 1000) -> str:
     template = ChatTemplate(
-        source, {"bos_token": "<s>"}, placeholder="<image>", strftime_now=lambda form: f"time in {form}"
+        source,
+        {"bos_token": "<s>"},
+        placeholders={Modality.IMAGE: "<image>"},
+        strftime_now=lambda form: f"time in {form}",
     )
     return template.render(QUESTION if messages is None else messages, max_chars)
 

@@ -657,8 +657,8 @@ def _with_run(request: TextRequest, start: int) -> TextRequest:
         (lambda r: replace(r, sampling=replace(r.sampling, max_tokens=None)), InvalidRequest, "max_tokens"),
         (lambda r: replace(r, sampling=replace(r.sampling, max_tokens=4096)), ContextTooLong, "4096"),
         (lambda r: _with_run(r, -1), InvalidRequest, "starts at -1"),
-        (lambda r: _with_run(r, 2), InvalidRequest, "not one run"),
-        (lambda r: _with_run(r, 30), InvalidRequest, "the prompt has 36"),
+        (lambda r: _with_run(r, 2), InvalidRequest, "no item of 32 tokens at position 2"),
+        (lambda r: _with_run(r, 30), InvalidRequest, "the prompt has 5 placeholders"),
         (lambda r: replace(r, placements=r.placements * 2), InvalidRequest, "twice"),
         (
             lambda r: replace(r, placements=(r.placements[0], replace(r.placements[0], item=1))),

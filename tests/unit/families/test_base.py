@@ -1,0 +1,26 @@
+"""Where an item lies in a prompt, whatever the family."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.errors import InvalidRequest
+from triptych.families.base import Run, filled_positions
+
+PLACEHOLDERS = frozenset({1, 2})
+
+
+@given(before=st.lists(st.integers(3, 9), max_size=5), item=st.lists(st.integers(1, 5), max_size=20), data=st.data())
+def test_an_item_fills_its_placeholders_and_skips_what_stands_between(
+    before: list[int], item: list[int], data: st.DataObject
+) -> None:
+    prompt = [*before, 1, *item, 2]
+    places = [at for at, token in enumerate(prompt) if token in PLACEHOLDERS]
+    tokens = data.draw(st.integers(1, len(places)))
+    assert filled_positions(prompt, Run(len(before), tokens), PLACEHOLDERS) == tuple(places[:tokens])
+
+
+@pytest.mark.parametrize("run", [Run(-1, 1), Run(0, 1), Run(1, 0), Run(9, 1), Run(1, 4)])
+def test_a_run_that_is_not_in_the_prompt_is_refused(run: Run) -> None:
+    with pytest.raises(InvalidRequest):
+        filled_positions([5, 1, 2, 6, 1, 7], run, PLACEHOLDERS)
