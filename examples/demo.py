@@ -18,8 +18,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from triptych.cli import show
-from triptych.cli.cluster import ClusterError, LocalCluster
-from triptych.cli.rest import RestClient, RestError
+from triptych.cli.cluster import LocalCluster
+from triptych.cli.outcome import CliError
+from triptych.cli.rest import RestClient
 
 DIGITS = Path(__file__).parent / "digits"
 ENCODERS = 2
@@ -130,5 +131,5 @@ def is_running(pid: int) -> bool:
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
-    except (ClusterError, RestError) as error:
+    except CliError as error:
         sys.exit(f"demo: {error}")

@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import secrets
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -20,22 +18,19 @@ from typing import Self
 import httpx
 
 from triptych import demo
+from triptych.cli import ports
+from triptych.cli.outcome import ClusterError
 from triptych.runtime.tasks import TaskScope
 
-HOST = "127.0.0.1"
-_STOP_ORDER = (("gateway",), ("router",), ("text", "encoder"))
+_ENGINES = ("encoder", "text")
+_STOP_ORDER = (("gateway",), ("router",), _ENGINES)
 """Whoever sends requests goes first, so that those on their way can end."""
-_PORTS = range(20_000, 32_000)
-"""Below the ports that the kernel hands out by itself, so that none is taken between choosing and listening."""
 _READY_POLL_S = 0.1
+_READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""
 _LOG_TAIL_LINES = 12
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
-
-
-class ClusterError(Exception):
-    """The cluster did not come up; the message names the process and shows the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ class _Plan:
     name: str
     service: str
     port: int
-    admin_port: int
     arguments: tuple[str, ...]
+    admin_port: int = 0
 
 
 @dataclass(slots=True)
@@ -91,8 +86,12 @@ class LocalCluster:
     """Processes that start together, are ready when the context is entered, and are gone when it is left.
 
     ``options`` are further flags by service (``{"encoder": ("--transports", "tcp")}``). ``port`` is the gateway's,
-    ``router_port`` the router's; 0 takes a free one. With ``mount_router`` the router runs in the gateway's process, where
-    its options hold too. ``threads`` bounds what each torch process computes with. Children die with this process, however it ends.
+    ``router_port`` the router's, ``admin_port`` the first of all admin ports, in the order of ``admin_urls``; 0 takes
+    free ones. With ``mount_router`` the router runs in the gateway's process, where its options hold too. ``threads``
+    bounds what each torch process computes with. Children die with this process, however it ends.
+
+    Nothing that others run is ever taken for a part of it: ports are looked at before anything starts, and a process
+    counts as ready when the one with the pid that was started here says so on its own admin port.
     """
 
     def __init__(
@@ -103,6 +102,7 @@ class LocalCluster:
         text: int = 1,
         port: int = 0,
         router_port: int = 0,
+        admin_port: int = 0,
         mount_router: bool = False,
         threads: int = 1,
         options: Mapping[str, Sequence[str]] = _NO_OPTIONS,
@@ -110,13 +110,20 @@ class LocalCluster:
         start_timeout_s: float = 120.0,
         drain_s: float = 10.0,
     ) -> None:
+        """Raises ClusterError when ``model`` is none, or the ports cannot be given out."""
         self._model = Model.named(model)
         self._threads = threads
         self._options = options
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
         self._mount_router = mount_router
-        self._plans = self._plan(encoders, text, port, router_port)
+        self.on_ready: Callable[[str], None] = lambda _: None
+        """Told the name of each process that has become ready; to be set before the context is entered."""
+        asked_for = {port, router_port, *range(admin_port, admin_port + encoders + text + 2)}
+        *engine_ports, free_router_port, free_port = ports.free(encoders + text + 2, asked_for)
+        self._router_port = router_port or free_router_port
+        plans = self._plan(engine_ports[:encoders], engine_ports[encoders:], port or free_port)
+        self._plans = _with_admin_ports(plans, admin_port, {*engine_ports, free_router_port, free_port, *asked_for})
         self._children: dict[str, _Child] = {}
         self._watchers = TaskScope("cluster", limit=len(self._plans))
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
@@ -134,7 +141,7 @@ class LocalCluster:
     @property
     def router_target(self) -> str:
         """``host:port`` of the router's gRPC."""
-        return _address(self._router_port)
+        return ports.address(self._router_port)
 
     @property
     def processes(self) -> Mapping[str, int]:
@@ -144,19 +151,24 @@ class LocalCluster:
     @property
     def targets(self) -> Mapping[str, str]:
         """``host:port`` of every process, by name."""
-        return {plan.name: _address(plan.port) for plan in self._plans}
+        return {plan.name: ports.address(plan.port) for plan in self._plans}
 
     @property
     def admin_urls(self) -> Mapping[str, str]:
-        """Where each process answers ``/health``, ``/ready`` and ``/metrics`` of its own, by name."""
-        return {plan.name: f"http://{_address(plan.admin_port)}" for plan in self._plans}
+        """Where each process answers ``/health``, ``/ready`` and ``/metrics`` of its own, by name: the gateway first."""
+        return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in _front_first(self._plans)}
 
     @property
     def log_dir(self) -> Path:
-        """Where each process writes NAME.log. Exists while the cluster runs, and longer if something failed."""
+        """Where each process writes NAME.log. Exists while the cluster runs, and longer if a process failed."""
         if self._log_dir is None:
             self._log_dir = Path(tempfile.mkdtemp(prefix="triptych-"))
         return self._log_dir
+
+    @property
+    def kept_logs(self) -> Path | None:
+        """Where there is something to read once the cluster is gone: only when a process failed."""
+        return self._log_dir if self._failed and self._log_dir is not None and self._log_dir.is_dir() else None
 
     def log_tail(self, name: str) -> str:
         """The last lines that a process wrote."""
@@ -176,21 +188,23 @@ class LocalCluster:
         return await self._exits.get()
 
     async def __aenter__(self) -> Self:
+        ports.refuse_taken(self._wanted_ports())
         try:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            for plan in self._plans:
-                await self._start(plan)
+            try:
+                self.log_dir.mkdir(parents=True, exist_ok=True)
+                for plan in self._plans:
+                    await self._start(plan)
+            except OSError as error:
+                raise ClusterError(f"cannot start {error.filename or 'a process'}: {error.strerror}") from None
             await self._until_ready()
-        except BaseException as error:
-            await self.__aexit__(type(error), error, error.__traceback__)
+        except BaseException:
+            await self.stop()
             raise
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc_type is not None and not issubclass(exc_type, asyncio.CancelledError):
-            self._failed = True
         await self.stop()
 
     async def stop(self) -> None:
@@ -212,7 +226,7 @@ class LocalCluster:
             for child in self._children.values():
                 await child.process.wait()
             await self._watchers.close()
-            if self._owns_log_dir and not self._failed and self._log_dir is not None:
+            if self._owns_log_dir and self._log_dir is not None and self.kept_logs is None:
                 shutil.rmtree(self._log_dir, ignore_errors=True)
 
     def kill_all(self) -> None:
@@ -223,38 +237,27 @@ class LocalCluster:
 
     # --- how ---
 
-    def _plan(self, encoders: int, text: int, port: int, router_port: int) -> tuple[_Plan, ...]:
-        ports = _free_ports(2 * (encoders + text + 2))
-        admin_ports = iter(ports[: len(ports) // 2])
-        *engine_ports, free_router_port, free_port = ports[len(ports) // 2 :]
-        self._router_port = router_port or free_router_port
-        encoder_ports, text_ports = engine_ports[:encoders], engine_ports[encoders:]
-        encoder_targets = ("--encoders", ",".join(map(_address, encoder_ports)))
-        text_targets = ("--text", ",".join(map(_address, text_ports)))
+    def _plan(self, encoder_ports: Sequence[int], text_ports: Sequence[int], port: int) -> tuple[_Plan, ...]:
+        """In the order in which they start; admin ports are yet to be given out."""
+        encoder_targets = ("--encoders", ",".join(map(ports.address, encoder_ports)))
+        text_targets = ("--text", ",".join(map(ports.address, text_ports)))
         model = ("--model", str(self._model.path))
         engine = (*model, "--model-id", self._model.model_id, "--torch-threads", str(self._threads))
-        names = [("encoder", number) for number in range(1, encoders + 1)]
-        names += [("text", number) for number in range(1, text + 1)]
+        pools = (("encoder", encoder_ports, engine), ("text", text_ports, (*engine, *encoder_targets)))
         engines = (
-            _Plan(
-                f"{service}-{number}",
-                service,
-                port,
-                next(admin_ports),
-                ("--instance-id", f"{service}-{number}", *engine, *(encoder_targets if service == "text" else ())),
-            )
-            for (service, number), port in zip(names, engine_ports, strict=True)
+            _Plan(f"{service}-{number}", service, engine_port, ("--instance-id", f"{service}-{number}", *arguments))
+            for service, pool_ports, arguments in pools
+            for number, engine_port in enumerate(pool_ports, 1)
         )
         router = (*model, *encoder_targets, *text_targets)
-        gateway_port = port or free_port
         if self._mount_router:
-            own = ("--host", HOST, "--port", str(self._router_port), *self._options.get("router", ()))
+            own = ("--host", ports.HOST, "--port", str(self._router_port), *self._options.get("router", ()))
             mount = (f"--mount-router={shlex.join((*router, *own))}",)
-            return (*engines, _Plan("gateway", "gateway", gateway_port, next(admin_ports), mount))
+            return (*engines, _Plan("gateway", "gateway", port, mount))
         return (
             *engines,
-            _Plan("router", "router", self._router_port, next(admin_ports), router),
-            _Plan("gateway", "gateway", gateway_port, next(admin_ports), ("--router", self.router_target)),
+            _Plan("router", "router", self._router_port, router),
+            _Plan("gateway", "gateway", port, ("--router", self.router_target)),
         )
 
     def _target(self, name: str) -> str:
@@ -264,7 +267,7 @@ class LocalCluster:
         command = [sys.executable, "-m", "triptych.cli.leash", str(os.getpid()), _module(plan.service), *plan.arguments]
         command += [
             "--host",
-            HOST,
+            ports.HOST,
             "--port",
             str(plan.port),
             "--admin-port",
@@ -290,8 +293,18 @@ class LocalCluster:
             self._failed = True
             self._exits.put_nowait(Exit(plan.name, plan.service, code))
 
+    def _wanted_ports(self) -> Iterator[ports.Wanted]:
+        """Every port that is to be listened on; those that people ask for first."""
+        flags = {"gateway": "--port", "router": "--router-port"}
+        for plan in _front_first(self._plans):
+            yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
+        if self._mount_router:
+            yield ports.Wanted(self._router_port, "the router", flags["router"])
+        for plan in _front_first(self._plans):
+            yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
+
     async def _until_ready(self) -> None:
-        missing = "the gateway does not answer"
+        waiting = {plan.name: "it does not answer" for plan in self._plans}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._start_timeout_s), httpx.AsyncClient(trust_env=False) as client:
                 while True:
@@ -300,22 +313,40 @@ class LocalCluster:
                         raise ClusterError(
                             f"{ended} while starting; logs are in {self.log_dir}\n{self.log_tail(ended.name)}"
                         )
-                    with contextlib.suppress(httpx.TransportError):
-                        answer = await client.get(f"{self.url}/ready")
-                        absent = self._absent(answer)
-                        if not absent:
-                            return
-                        missing = f"missing: {', '.join(absent)}"
+                    for name in list(waiting):
+                        absent = await self._absent(client, name)
+                        if absent:
+                            waiting[name] = absent
+                        else:
+                            del waiting[name]
+                            self.on_ready(name)
+                    if not waiting:
+                        return
                     await asyncio.sleep(_READY_POLL_S)
-        raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {missing}; logs are in {self.log_dir}")
+        self._failed = True
+        lacking = "; ".join(f"{name}: {absent}" for name, absent in waiting.items())
+        raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {lacking}; logs are in {self.log_dir}")
 
-    def _absent(self, answer: httpx.Response) -> list[str]:
-        """What is not there yet, going by the answer of ``/ready``: the cluster is up when every instance is."""
-        body = answer.json()
-        engines = [plan.name for plan in self._plans if plan.service in ("encoder", "text")]
-        ready = {line.removesuffix(": ready") for line in body["instances"] if line.endswith(": ready")}
-        absent = sorted(set(engines) - ready)
-        return absent or list(body["missing"])
+    async def _absent(self, client: httpx.AsyncClient, name: str) -> str:
+        """What a process still lacks; empty when it is ready. Only the one that was started here is believed."""
+        try:
+            answer = await client.get(f"{self.admin_urls[name]}/ready", timeout=_READY_ANSWER_S)
+            body = answer.json()
+            if body["pid"] != self._children[name].process.pid:
+                return "another process answers on its admin port"
+            if body["missing"]:
+                return f"missing: {', '.join(body['missing'])}"
+            if name != "gateway":
+                return ""
+            # It listens, as it says: what answers on its port is this gateway.
+            public = (await client.get(f"{self.url}/ready", timeout=_READY_ANSWER_S)).json()
+            engines = {plan.name for plan in self._plans if plan.service in _ENGINES}
+            ready = {line.removesuffix(": ready") for line in public["instances"] if line.endswith(": ready")}
+        except httpx.HTTPError:
+            return "it does not answer"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "something else answers on its port"
+        return f"missing: {', '.join(sorted(engines - ready))}" if engines - ready else ""
 
 
 def _module(service: str) -> str:
@@ -327,23 +358,23 @@ def _module(service: str) -> str:
     raise ClusterError(f"the {service} service is not installed here")
 
 
-def _address(port: int) -> str:
-    return f"{HOST}:{port}"
+def _front_first(plans: Sequence[_Plan]) -> list[_Plan]:
+    """As people think of them: gateway, router, encoders, text."""
+    engines = [plan for plan in plans if plan.service in _ENGINES]
+    return [*(plan for plan in reversed(plans) if plan.service not in _ENGINES), *engines]
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback address on which nobody listens. Raises ClusterError."""
-    found: list[int] = []
-    for _ in range(100 * count):
-        port = _PORTS.start + secrets.randbelow(len(_PORTS))
-        if port in found:
-            continue
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError(f"found no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+def _with_admin_ports(plans: Sequence[_Plan], first: int, others: Collection[int]) -> tuple[_Plan, ...]:
+    """With consecutive ones from ``first`` on, or free ones but ``others`` when it is 0. Raises ClusterError."""
+    if first + len(plans) - 1 > ports.MAX_PORT:
+        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many ports from there on")
+    chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
+    admin_ports = {plan.name: port for plan, port in zip(_front_first(plans), chosen, strict=True)}
+    return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)
+
+
+def _the(plan: _Plan) -> str:
+    return f"the {plan.name}" if plan.name == plan.service else plan.name
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

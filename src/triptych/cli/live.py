@@ -63,10 +63,6 @@ class LiveView:
         """What the router tells; the gateway tells it where the router runs there."""
         return self._loads.get("router", self._loads.get("gateway"))
 
-    def _router(self) -> Samples | None:
-        """The router may run in the gateway's process."""
-        return self._loads.get("router" if "router" in self._pids else "gateway")
-
     def _requests(self) -> Text:
         router = self._router_samples()
         if router is None:
@@ -82,6 +78,7 @@ class LiveView:
         table.add_column("process")
         table.add_column("pid", justify="right")
         table.add_column("address")
+        table.add_column("metrics")
         table.add_column("state")
         table.add_column("load")
         alive = self._cluster.processes
@@ -89,7 +86,8 @@ class LiveView:
             samples = self._loads.get(name)
             state = Text("up", style="green") if name in alive else Text("gone", style="bold red")
             load = load_line(samples) if samples is not None and name in alive else ""
-            table.add_row(name, str(pid), self._cluster.targets[name], state, load)
+            metrics = f"{self._cluster.admin_urls[name]}/metrics"
+            table.add_row(name, str(pid), self._cluster.targets[name], metrics, state, load)
         return table
 
 

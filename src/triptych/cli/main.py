@@ -53,6 +53,7 @@ def root(
 @app.command(
     epilog="Examples:\n\n- `triptych up` serves the demo model\n\n"
     "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --admin-port 9100` has metrics on known ports, for Prometheus\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
@@ -65,6 +66,12 @@ def up(
     router_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the router's gRPC, for the SDK; 0 takes a free one.")
     ] = DEFAULT_ROUTER_PORT,
+    admin_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="First of the ports that tell metrics, one per process; 0 takes free ones."
+        ),
+    ] = 0,
     mount_router: Annotated[
         bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
     ] = False,
@@ -83,23 +90,23 @@ def up(
     text process dies, the rest goes on; without the gateway or the router everything ends.
     """
     from triptych.cli import up as running
-    from triptych.cli.cluster import ClusterError, LocalCluster
+    from triptych.cli.cluster import LocalCluster
     from triptych.cli.show import plain_console
+    from triptych.cli.terminal import lasting_output
 
-    try:
+    with lasting_output(), _failures():
         cluster = LocalCluster(
             model,
             encoders=encoders,
             text=text,
             port=port,
             router_port=router_port,
+            admin_port=admin_port,
             mount_router=mount_router,
             threads=threads,
             log_dir=log_dir,
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
-    except ClusterError as error:
-        _fail(str(error), 1)
     raise typer.Exit(code)
 
 

@@ -7,3 +7,10 @@ class CliError(Exception):
     def __init__(self, message: str, *, caller: bool) -> None:
         super().__init__(message)
         self.caller = caller
+
+
+class ClusterError(CliError):
+    """The cluster did not come up; the message names what is in the way, or the process and the end of its log."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, caller=False)

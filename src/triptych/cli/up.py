@@ -20,11 +20,17 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
 
     ``live`` shows it on a terminal as it changes; elsewhere, and without it, there is a line for what happens.
 
-    The first SIGINT or SIGTERM stops the cluster in order, a second one at once. Raises ClusterError.
+    The first SIGINT, SIGTERM or SIGHUP stops the cluster in order; a second one stops it at once, but for SIGHUP, which
+    comes twice when a terminal is closed: from the system and from the shell. Raises ClusterError.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    console.print("starting ...")
+
+    def show_ready(name: str) -> None:
+        console.print(_process(cluster, name, loop.time() - started_s), soft_wrap=True)
+
+    cluster.on_ready = show_ready
+    console.print(f"starting {', '.join(cluster.targets)} ...", soft_wrap=True)
     with _stopped_by_signals(cluster, console) as stopped:
         try:
             async with cluster:
@@ -35,6 +41,8 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
         except asyncio.CancelledError:
             if not stopped.is_set():
                 raise
+            if cluster.kept_logs is not None:
+                console.print(f"logs of what failed are in {cluster.kept_logs}", soft_wrap=True)
             console.print("stopped")
             return 0
 
@@ -45,18 +53,17 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asy
     task = asyncio.current_task()
     stopped = asyncio.Event()
 
-    def on_signal() -> None:
-        if stopped.is_set():
-            cluster.kill_all()
-        elif task is not None:
+    def on_signal(number: signal.Signals) -> None:
+        if not stopped.is_set() and task is not None:
             stopped.set()
             task.cancel()
-            with contextlib.suppress(OSError):  # the terminal may be what went away
-                console.print("\nstopping; once more stops at once")
+            console.print("\nstopping; once more stops at once")
+        elif number is not signal.SIGHUP:
+            cluster.kill_all()
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield stopped
     finally:
@@ -90,9 +97,12 @@ async def _watch_live(cluster: LocalCluster, console: Console) -> int:
     return 1
 
 
+def _process(cluster: LocalCluster, name: str, took_s: float) -> str:
+    where = f"pid {cluster.processes.get(name, 0):<8} {cluster.targets[name]:<16} metrics {cluster.admin_urls[name]}/metrics"
+    return f"  {name:<12} ready after {took_s:>5.1f} s  {where}"
+
+
 def _show(cluster: LocalCluster, console: Console, took_s: float) -> None:
-    for name, pid in cluster.processes.items():
-        console.print(f"  {name:<12} pid {pid:<8} {cluster.targets[name]}")
     console.print(f"ready in {took_s:.1f} s at {cluster.url}", style="bold")
     console.print(f"gRPC, for the SDK, at {cluster.router_target}")
     console.print(f'try: triptych chat "Hello!" --url {cluster.url}', soft_wrap=True)

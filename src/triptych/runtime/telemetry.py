@@ -1,6 +1,7 @@
 """What a process tells about itself: its metrics, its traces, and the port where they can be asked for."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -74,7 +75,7 @@ class Telemetry:
     async def _ready(self) -> admin.Answer:
         missing = list(await self.missing())
         status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
-        return admin.Answer.json(status, {"ready": not missing, "missing": missing})
+        return admin.Answer.json(status, {"ready": not missing, "missing": missing, "pid": os.getpid()})
 
     async def _metrics(self) -> admin.Answer:
         return admin.Answer(HTTPStatus.OK, metrics.CONTENT_TYPE, self.metrics.render())

@@ -1,25 +1,32 @@
-"""Stands in for any service of a cluster: takes all flags, and as the gateway says that everyone is ready."""
+"""Stands in for any service of a cluster: takes all flags, and says on its admin port that it is ready.
+
+As the gateway it says that everyone is ready on its own port, too.
+"""
 
 import argparse
 import json
+import os
 import signal
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, required=True)
+parser.add_argument("--admin-port", type=int, required=True)
 parser.add_argument("--router")
 parser.add_argument("--mount-router")
-parser.add_argument("--instances", default="")
+parser.add_argument("--instances", default=os.environ.get("TRIPTYCH_STUB_INSTANCES", ""))  # noqa: TID251
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--broken", action="store_true")
+parser.add_argument("--pid", type=int, default=os.getpid(), help="whose process it says that it is")
 arguments, _ = parser.parse_known_args()
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ready = [f"{name}: ready" for name in arguments.instances.split(",") if name]
-        body = json.dumps({"ready": True, "missing": [], "instances": ready}).encode()
+        body = json.dumps({"ready": True, "missing": [], "instances": ready, "pid": arguments.pid}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -30,6 +37,8 @@ if arguments.broken:
     sys.exit("there is nothing to serve")
 if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+admin = HTTPServer(("127.0.0.1", arguments.admin_port), Handler)
+threading.Thread(target=admin.serve_forever, daemon=True).start()
 if arguments.router or arguments.mount_router:
     HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
 while True:

@@ -1,4 +1,6 @@
 import asyncio
+import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from triptych.cli import cluster as module
-from triptych.cli.cluster import ClusterError, Exit, LocalCluster
+from triptych.cli.cluster import Exit, LocalCluster
+from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
 
 NAMES = ["encoder-1", "encoder-2", "text-1", "router", "gateway"]
@@ -26,9 +29,18 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     monkeypatch.setattr(module, "_module", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def build(*, mount_router: bool = False, **options: tuple[str, ...]) -> LocalCluster:
+    def build(
+        *, mount_router: bool = False, admin_port: int = 0, start_timeout_s: float = 30, **options: tuple[str, ...]
+    ) -> LocalCluster:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
-        return LocalCluster("demo", drain_s=0.1, mount_router=mount_router, options={"gateway": gateway, **options})
+        return LocalCluster(
+            "demo",
+            drain_s=0.1,
+            admin_port=admin_port,
+            mount_router=mount_router,
+            start_timeout_s=start_timeout_s,
+            options={"gateway": gateway, **options},
+        )
 
     return build
 
@@ -77,6 +89,54 @@ async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(m
             pass
     assert cluster.processes == {}
     assert "nothing to serve" in cluster.log_tail("text-1"), "kept, as something failed"
+
+
+@pytest.mark.parametrize("service", ["encoder", "gateway"])
+async def test_what_others_run_is_never_taken_for_a_part_of_it(make: Make, service: str) -> None:
+    """As when another cluster was faster to take the port."""
+    instances = ("--instances", "encoder-1,encoder-2,text-1")
+    cluster = make(**{service: (*instances, "--pid", "1")}, start_timeout_s=1.0)
+    with pytest.raises(ClusterError, match=r"not ready after 1 s; .*another process answers on its admin port"):
+        async with cluster:
+            pass
+    assert cluster.processes == {}
+
+
+async def test_an_instance_that_the_gateway_does_not_know_is_missing(make: Make) -> None:
+    cluster = make(gateway=("--instances", "encoder-1,text-1"), start_timeout_s=1.0)
+    with pytest.raises(ClusterError, match=r"gateway: missing: encoder-2"):
+        async with cluster:
+            pass
+
+
+async def test_admin_ports_can_be_chosen(make: Make) -> None:
+    first = 21_000 + os.getpid() % 5000
+    async with make(admin_port=first) as cluster:
+        urls = [f"http://127.0.0.1:{first + number}" for number in range(5)]
+        assert dict(cluster.admin_urls) == dict(
+            zip(["gateway", "router", "encoder-1", "encoder-2", "text-1"], urls, strict=True)
+        )
+    with pytest.raises(ClusterError, match="5 processes need as many ports from there on"):
+        make(admin_port=65_533)
+
+
+async def test_logs_stay_only_when_a_process_failed(make: Make) -> None:
+    with pytest.raises(KeyError):
+        async with make() as cluster:
+            raise KeyError
+    assert cluster.kept_logs is None
+    assert not there(cluster.log_dir)
+    async with make() as cluster:
+        cluster.kill("encoder-1")
+        await cluster.next_exit()
+    assert cluster.kept_logs == cluster.log_dir
+
+
+def test_a_place_for_logs_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cluster = LocalCluster(log_dir=tmp_path / "file" / "logs")
+    with pytest.raises(ClusterError, match=r"cannot start .*/file.*: Not a directory"):
+        asyncio.run(cluster.__aenter__())
 
 
 async def test_a_killed_process_is_reported_and_the_rest_goes_on(make: Make) -> None:
@@ -139,8 +199,28 @@ async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals
             await asyncio.sleep(0.02)
         signal.raise_signal(number)
     assert running.result() == 0
+    assert out.getvalue().startswith("starting encoder-1, encoder-2, text-1, router, gateway ...\n")
+    for name in NAMES:
+        metrics = f"{cluster.admin_urls[name]}/metrics"
+        assert re.search(
+            rf"^  {name} +ready after +\d.* {cluster.targets[name]} .*{metrics}$", out.getvalue(), re.MULTILINE
+        )
     assert out.getvalue().endswith("stopped\n")
     assert cluster.processes == {}
+
+
+async def test_up_that_is_stopped_says_where_the_logs_of_a_failure_are(make: Make) -> None:
+    cluster, out = make(), StringIO()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, Console(file=out, width=200)))
+        while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
+            await asyncio.sleep(0.02)
+        cluster.kill("encoder-1")
+        while "4 processes go on" not in out.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        signal.raise_signal(signal.SIGHUP)
+    assert running.result() == 0
+    assert f"logs of what failed are in {cluster.log_dir}" in out.getvalue()
 
 
 async def test_up_on_a_terminal_shows_what_runs_and_what_died(make: Make) -> None:

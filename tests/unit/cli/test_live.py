@@ -80,6 +80,7 @@ async def test_the_view_shows_processes_load_requests_and_problems() -> None:
         text = seen(view)
         assert "3 running, 9 ended (0.0/s), 2 failed, 0 refused" in text
         assert "4 items pending, arena 25%" in text
+        assert "http://router/metrics" in text
         assert "problems" not in text
         del cluster.processes["encoder-1"]
         view.ended(Exit("encoder-1", "encoder", -signal.SIGKILL))

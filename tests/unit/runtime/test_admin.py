@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -99,12 +100,15 @@ async def test_ready_says_what_is_missing_and_health_does_not_care() -> None:
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         starting = await client.get("/ready")
-        assert (starting.status_code, starting.json()) == (503, {"ready": False, "missing": ["it is starting"]})
+        assert (starting.status_code, starting.json()) == (
+            503,
+            {"ready": False, "missing": ["it is starting"], "pid": os.getpid()},
+        )
         assert (await client.get("/health")).status_code == 200
 
         async def nothing() -> tuple[str, ...]:
             return ()
 
         telemetry.missing = nothing
-        assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": []}
+        assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": [], "pid": os.getpid()}
         assert "process_cpu_seconds_total" in (await client.get("/metrics")).text

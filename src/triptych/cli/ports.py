@@ -1,0 +1,66 @@
+"""Ports of the loopback address: which are free, and a clear word about one that is not."""
+
+import errno
+import secrets
+import socket
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from triptych.cli.outcome import ClusterError
+
+HOST = "127.0.0.1"
+MAX_PORT = 65_535
+_RANGE = range(20_000, 32_000)
+"""Below the ports that the kernel hands out by itself, so that none is taken between choosing and listening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A port that is to be listened on: for whom, and the flag that chooses it, if there is one."""
+
+    port: int
+    owner: str
+    flag: str = ""
+
+
+def address(port: int) -> str:
+    return f"{HOST}:{port}"
+
+
+def free(count: int, but: Collection[int] = ()) -> list[int]:
+    """Ports on which nobody listens, none of them in ``but``. Raises ClusterError."""
+    found: list[int] = []
+    for _ in range(100 * count):
+        port = _RANGE.start + secrets.randbelow(len(_RANGE))
+        if port not in found and port not in but and _hindrance(port) is None:
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ClusterError(f"found no {count} free ports between {_RANGE.start} and {_RANGE.stop}")
+
+
+def refuse_taken(wanted: Iterable[Wanted]) -> None:
+    """Raises ClusterError that names the first port which cannot be listened on, or is wanted twice."""
+    owners: dict[int, str] = {}
+    for one in wanted:
+        if one.port in owners:
+            raise ClusterError(f"port {one.port} is wanted twice, for {owners[one.port]} and for {one.owner}")
+        owners[one.port] = one.owner
+        error = _hindrance(one.port)
+        if error is None:
+            continue
+        remedy = f"; choose another with {one.flag}, 0 takes a free one" if one.flag else ""
+        if error.errno == errno.EADDRINUSE:
+            raise ClusterError(f"port {one.port}, for {one.owner}, is taken: another process listens on it{remedy}")
+        raise ClusterError(f"cannot listen on port {one.port}, for {one.owner}: {error.strerror}{remedy}")
+
+
+def _hindrance(port: int) -> OSError | None:
+    """What keeps a process of this user from listening there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections are no hindrance
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            return error
+    return None

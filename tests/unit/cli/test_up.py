@@ -1,0 +1,165 @@
+"""``triptych up`` as a process: a terminal that is closed, ports that are taken, what stays behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FREE = ("--port", "0", "--router-port", "0")
+START_S = 30
+
+
+def command(*arguments: str, module: str = "tests.unit.cli.up_with_stubs") -> list[str]:
+    return [sys.executable, "-m", module, "up", "--encoders", "1", *arguments]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The stubs say that everyone is there; what is temporary goes where the test sees it."""
+    instances = {"TRIPTYCH_STUB_INSTANCES": "encoder-1,text-1"}
+    return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm", **instances}  # noqa: TID251
+
+
+class Terminal:
+    """A pseudo terminal with a process on it, which is its controlling one."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+        self.master, slave = os.openpty()
+        take_terminal = (
+            "import fcntl,os,sys,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", take_terminal, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        while text not in self.shown:
+            try:
+                self.shown += os.read(self.master, 1 << 16).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"it ended before it said {text!r}:\n{self.shown}") from None
+
+    def children(self) -> list[psutil.Process]:
+        return list(psutil.Process(self.process.pid).children(recursive=True))
+
+    def close(self) -> None:
+        os.close(self.master)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("view", ["--live", "--no-live"])
+@pytest.mark.parametrize("repeat", [False, True], ids=["by the system", "by the shell, too"])
+def test_a_terminal_that_is_closed_ends_everything_in_order(tmp_path: Path, view: str, *, repeat: bool) -> None:
+    logs = tmp_path / "logs"
+    terminal = Terminal(command(*FREE, view, "--log-dir", str(logs)), environment(tmp_path))
+    terminal.read_until("Ctrl-C stops" if view == "--live" else "try:")
+    children = terminal.children()
+    assert len(children) == 4
+    ports = [connection.laddr.port for child in children for connection in child.net_connections("tcp4")]
+    assert ports
+    terminal.close()
+    if repeat:
+        terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.process.wait(20) == 0
+    assert not any(child.is_running() for child in children)
+    assert {path.name for path in tmp_path.iterdir()} == {"logs"}
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_that_leaves_does_not_end_what_runs(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command(*FREE, "--no-live"), stdout=subprocess.PIPE, cwd=ROOT, env=environment(tmp_path), text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "starting" in process.stdout.readline()
+        process.stdout.close()
+        while len(list(tmp_path.glob("triptych-*/gateway.log"))) == 0:  # it goes on starting
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def stranger(answer: bytes = b"<html>Hello</html>", status: int = 200) -> Iterator[int]:
+    """A web server of somebody else; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("flag", "owner"),
+    [("--port", "the gateway"), ("--router-port", "the router"), ("--admin-port", "the admin port of the gateway")],
+)
+def test_a_port_that_is_taken_is_one_line_at_once(tmp_path: Path, flag: str, owner: str) -> None:
+    with stranger(b'{"ready": true, "missing": [], "instances": ["encoder-1: ready", "text-1: ready"]}') as port:
+        done = subprocess.run(
+            command(*FREE, flag, str(port)),
+            cwd=ROOT,
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"triptych: port {port}, for {owner}, is taken: another process listens on it; "
+        f"choose another with {flag}, 0 takes a free one\n"
+    )
+    assert "ready in" not in done.stdout
+    assert list(tmp_path.iterdir()) == [], "there is no log to read"
+
+
+def test_two_services_cannot_have_one_port(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("--port", "19001", "--router-port", "19001"),
+        cwd=ROOT,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "triptych: port 19001 is wanted twice, for the gateway and for the router\n",
+    )
