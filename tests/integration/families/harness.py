@@ -1,0 +1,342 @@
+"""What the parity of families is tested with: tiny models, questions about them, and transformers' own answers.
+
+A family's ``tiny_<name>.py`` subclasses ``TinyFamily`` and names its instances in ``TINIES``; nothing else lists them.
+"""
+
+import importlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from io import BytesIO
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as untyped_transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from triptych.domain.chat import MediaPart, Message, Part, TextPart
+from triptych.domain.embedding import Tensor
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.text import TransformersTextEngine
+from triptych.families.model_files import ModelFiles
+from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
+from triptych.tokens.prompt import PromptBuilder
+
+transformers: Any = untyped_transformers
+
+MARGIN = 1e-3
+"""How much likelier the best token has to be at every step of a reference, in logits."""
+COMMON = ("<pad>", "<end>", "<user>", "<answer>")
+"""The first special tokens of every tiny vocabulary; ids 0 to 3."""
+EOS = COMMON.index("<end>")
+_MERGES = (("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ġ", "a"), ("a", "b"), (":", "Ċ"))
+"""So that what stands around an item changes how its marks are tokenized, as in real vocabularies."""
+_LETTERS = "abcdefgh .:\n"
+
+
+# --- what a family brings --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image, video or clip as a client sends it, and what the router reads from its header."""
+
+    media: bytes
+    info: MediaInfo
+
+    @property
+    def key(self) -> bytes:
+        """Stands for the whole identity: one model, one processor here."""
+        return self.info.digest
+
+
+Question = tuple[str | Item, ...]
+"""The parts of one user message, in order."""
+
+
+def items_of(question: Question) -> list[Item]:
+    return [part for part in question if isinstance(part, Item)]
+
+
+class TinyFamily(ABC):
+    """A tiny random model of one family, and how transformers itself is asked about its items."""
+
+    name: str
+    """``model_type`` of its configuration; variants (other settings) add a dash and what is different."""
+    anchors: Sequence[tuple[Modality, str]]
+    """What its chat template writes for an item of each modality that it takes."""
+    seed: int = 0
+    """Of the weights: another one where a reference is not clear."""
+    chunk_tokens: int = 7
+    """Token budget of a step that cuts through items; the longest run that attends both ways where there are such."""
+    context: int = 2048
+
+    @property
+    def model_type(self) -> str:
+        return self.name.partition("-")[0]
+
+    @abstractmethod
+    def processor(self) -> Any:
+        """The processor of transformers, with ``self.template`` as its chat template."""
+
+    @abstractmethod
+    def model(self) -> Any:
+        """The whole model with random weights, large enough that answers vary."""
+
+    def make(self, directory: Path) -> None:
+        """Save everything that a published model directory has."""
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        torch.manual_seed(self.seed)
+        model = self.model()
+        model.generation_config = transformers.GenerationConfig(eos_token_id=EOS, pad_token_id=0, do_sample=False)
+        model.save_pretrained(directory)
+        self.processor().save_pretrained(directory)
+
+    def load_processor(self, directory: Path) -> Any:
+        return transformers.AutoProcessor.from_pretrained(directory)
+
+    def item(self, chance: random.Random, modality: Modality) -> Item:
+        """A random item; sizes and shapes vary."""
+        assert modality is Modality.IMAGE
+        return random_image(chance, chance.randrange(8, 90), chance.randrange(8, 90))
+
+    def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
+        """What the whole model's ``generate`` takes: the processor's output for a templated prompt."""
+        images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
+        return processor(text=text, images=images or None, return_tensors="pt")
+
+    @property
+    def template(self) -> str:
+        """A chat template that writes each item's anchor in its place."""
+        branches = "".join(
+            f"{{%- elif part['type'] == '{modality.value}' -%}}{{{{ {anchor!r} }}}}"
+            for modality, anchor in self.anchors
+        )
+        return (
+            "{%- for message in messages -%}{{ '<' + message['role'] + '>' }}{%- for part in message['content'] -%}"
+            "{%- if part['type'] == 'text' -%}{{ part['text'] }}"
+            + branches
+            + "{%- endif -%}{%- endfor -%}{%- endfor -%}"
+            "{{ '<answer>' }}"
+        )
+
+
+def tokenizer(*special: str, named: Mapping[str, str] | None = None) -> Any:
+    """Bytes and a few pairs of them, with ``COMMON``, ``special`` and ``named`` tokens from id 0 on.
+
+    A processor finds ``named`` ones as attributes (``image_token``); without them it goes by their usual spelling.
+    """
+    added = list(dict.fromkeys((*COMMON, *special, *(named or {}).values())))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*added, *alphabet, *(left + right for left, right in _MERGES)]
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=list(_MERGES)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(added)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=COMMON[0],
+        eos_token=COMMON[1],
+        extra_special_tokens=named or [token for token in added if token not in COMMON[:2]],
+    )
+
+
+def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
+    """A small decoder in the terms that most of transformers' text configurations share."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": TinyFamily.context,
+        "initializer_range": 0.25,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+    } | changes
+
+
+def random_image(chance: random.Random, width: int, height: int) -> Item:
+    """Coarse noise, so that resizing leaves something of it."""
+    coarse = Image.frombytes("RGB", (6, 6), chance.randbytes(3 * 6 * 6))
+    out = BytesIO()
+    coarse.resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
+    media = out.getvalue()
+    digest = blake2b(media, digest_size=32).digest()
+    return Item(media, MediaInfo(Modality.IMAGE, "png", width, height, len(media), digest))
+
+
+def pixels_of(item: Item) -> Image.Image:
+    return Image.open(BytesIO(item.media)).convert("RGB")
+
+
+def all_tiny_families() -> dict[str, TinyFamily]:
+    """By name, of all modules ``tiny_*.py`` beside this one."""
+    stems = sorted(path.stem for path in Path(__file__).parent.glob("tiny_*.py"))
+    package = __name__.rpartition(".")[0]
+    found = [importlib.import_module(f"{package}.{stem}") for stem in stems]
+    tinies: list[TinyFamily] = [tiny for module in found for tiny in module.TINIES]
+    return {tiny.name: tiny for tiny in tinies}
+
+
+# --- the two halves, in two processes --------------------------------------------------------------------------------
+
+Encoded = tuple[int, tuple[tuple[Any, bytes], ...]]
+"""An item's token count, and the spec and bytes of each of its tensors."""
+Encode = Callable[[Path, Sequence[Item]], list[Encoded]]
+
+
+@contextmanager
+def encoder_process() -> Iterator[Encode]:
+    """Encoder halves live in one other process; the text halves' process never loads a tower."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        yield lambda directory, items: pool.submit(_encode, str(directory), list(items)).result()
+
+
+_engines: dict[str, TransformersEncoderEngine] = {}
+
+
+def _encode(directory: str, items: list[Item]) -> list[Encoded]:
+    """In the encoder process: all items in one batch."""
+    if directory not in _engines:
+        _engines.clear()  # families come one after the other
+        _engines[directory] = TransformersEncoderEngine(Path(directory), model_id="tiny")
+    engine = _engines[directory]
+    prepared = [engine.prepare(item.media, item.info) for item in items]
+    return [
+        (one.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
+        for one, tensors in zip(prepared, engine.encode(prepared), strict=True)
+    ]
+
+
+# --- one family under test -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """One tiny model: its router side, its two halves, and the reference. Its directory is read, never written to."""
+
+    tiny: TinyFamily
+    directory: Path
+    encode: Encode
+    _answers: dict[tuple[Question, int], list[int]] = field(default_factory=dict)
+
+    @cached_property
+    def builder(self) -> PromptBuilder:
+        return PromptBuilder.load(ModelFiles.load(self.directory))
+
+    @cached_property
+    def _whole(self) -> Any:
+        config = transformers.AutoConfig.from_pretrained(self.directory)
+        cls = getattr(transformers, config.architectures[0])
+        return cls.from_pretrained(self.directory, dtype=torch.float32).eval()
+
+    @cached_property
+    def _processor(self) -> Any:
+        return self.tiny.load_processor(self.directory)
+
+    @cached_property
+    def slot_nbytes(self) -> int:
+        """KV bytes of one token."""
+        return (1 << 22) // self.engine(kv_cache_bytes=1 << 22).kv_slots
+
+    def engine(self, **changes: Any) -> TransformersTextEngine:
+        options: dict[str, Any] = {"kv_cache_bytes": 32 << 20, "max_sequences": 16, "token_budget": 512}
+        return TransformersTextEngine(self.directory, model_id="tiny", **(options | changes))
+
+    def question(self, seed: int, items: int) -> Question:
+        """Texts around ``items`` items of random modalities and sizes."""
+        chance = random.Random(seed)
+        parts: list[str | Item] = [_text(chance)]
+        for _ in range(items):
+            parts += [self.tiny.item(chance, chance.choice(self.tiny.anchors)[0]), _text(chance)]
+        return tuple(parts)
+
+    def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:
+        """As router and encoder make it; the prompt has to be what the family's processor makes of it."""
+        items = items_of(question)
+        prompt = self.builder.build([_message(question)], [item.info for item in items])
+        assert list(prompt.token_ids) == self._inputs(question)["input_ids"][0].tolist()
+        embeddings: list[EmbeddingInput] = []
+        for item, run, (tokens, tensors) in zip(items, prompt.runs, self.encode(self.directory, items), strict=True):
+            assert tokens == run.tokens
+            made = {spec.name: Tensor(spec, memoryview(data)) for spec, data in tensors}
+            embeddings.append(EmbeddingInput(run.start, run.tokens, made, item.key))
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, seed=0)
+        return EngineRequest(name, prompt.token_ids, tuple(embeddings), sampling)
+
+    def answer(self, question: Question, max_tokens: int) -> list[int]:
+        """Greedy, of the whole model; asserts that every choice was clear, so that rounding cannot change it."""
+        known = self._answers.get((question, max_tokens))
+        if known is None:
+            known = self._answers[question, max_tokens] = self._generate(question, max_tokens)
+        return known
+
+    def _inputs(self, question: Question) -> Any:
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.info.modality.value}
+            for part in question
+        ]
+        text = self._processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        return self.tiny.inputs(self._processor, text, items_of(question))
+
+    def _generate(self, question: Question, max_tokens: int) -> list[int]:
+        inputs = self._inputs(question)
+        out = self._whole.generate(
+            **inputs, max_new_tokens=max_tokens, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        best = torch.stack(out.logits)[:, 0].topk(2).values
+        margin = float((best[:, 0] - best[:, 1]).min())
+        assert margin > MARGIN, f"choose another seed: the reference is not clear ({margin:.1e})"
+        tokens: list[int] = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
+
+
+def _text(chance: random.Random) -> str:
+    return "".join(chance.choice(_LETTERS) for _ in range(chance.randrange(3, 16))) + "!"
+
+
+def _message(question: Question) -> Message:
+    parts: list[Part] = [
+        TextPart(part) if isinstance(part, str) else MediaPart(part.info.modality, part.media) for part in question
+    ]
+    return Message("user", tuple(parts))
+
+
+def with_other_ending(question: Question) -> Question:
+    """The same beginning, items included, and another last text."""
+    *beginning, last = question
+    assert isinstance(last, str)
+    return (*beginning, last + " cb")
+
+
+def renamed(request: EngineRequest, name: str) -> EngineRequest:
+    return replace(request, request_id=name)
+
+
+def finish(engine: TransformersTextEngine, outputs: Sequence[EngineOutput] = ()) -> dict[str, list[int]]:
+    """Step until nothing is left; per request its tokens, those of ``outputs`` first. Raises the first error."""
+    answers: dict[str, list[int]] = {}
+    collected = list(outputs)
+    while engine.has_work:
+        collected += engine.step()
+    for output in collected:
+        if output.error is not None:
+            raise output.error
+        answers.setdefault(output.request_id, []).extend(output.token_ids)
+    return answers

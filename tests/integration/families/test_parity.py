@@ -1,0 +1,85 @@
+"""Each family, encoded in one process and answered in another, against the whole model's ``generate``.
+
+Float32 and greedy, token for token; prompts are built as the router builds them and equal the processor's.
+"""
+
+import pytest
+
+from tests.integration.families.conftest import TINIES
+from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
+from triptych.engine.registry import HALVES
+from triptych.ports import EngineOutput
+
+pytestmark = pytest.mark.timeout(180)
+
+ANSWER_TOKENS = 12
+MIXED = (0, 1, 2, 0, 3, 1, 1, 0)
+"""Items of the requests of a mixed batch."""
+
+
+@pytest.mark.parametrize("items", [0, 1, 3])
+def test_answers_equal_generate(case: Case, items: int) -> None:
+    question = case.question(items, items)
+    engine = case.engine()
+    engine.add(case.request("one", question, ANSWER_TOKENS))
+    assert finish(engine)["one"] == case.answer(question, ANSWER_TOKENS)
+
+
+def test_items_decide_answers(case: Case) -> None:
+    """Otherwise nothing above says that they arrive."""
+    question = case.question(1, 1)
+    other = tuple(items_of(case.question(101, 1))[0] if not isinstance(part, str) else part for part in question)
+    assert case.answer(question, ANSWER_TOKENS) != case.answer(other, ANSWER_TOKENS)
+
+
+def test_prefill_chunks_may_cut_through_an_item(case: Case) -> None:
+    question = case.question(2, 2)
+    engine = case.engine(max_sequences=1, token_budget=case.tiny.chunk_tokens)
+    engine.add(case.request("one", question, ANSWER_TOKENS))
+    assert finish(engine)["one"] == case.answer(question, ANSWER_TOKENS)
+
+
+def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> None:
+    questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED)}
+    engine = case.engine(max_sequences=5, token_budget=5 + 4 * case.tiny.chunk_tokens)
+    outputs: list[EngineOutput] = []
+    for number, (name, question) in enumerate(questions.items()):
+        engine.add(case.request(name, question, ANSWER_TOKENS + number))
+        outputs += engine.step() + engine.step()
+    assert finish(engine, outputs) == {
+        name: case.answer(question, ANSWER_TOKENS + number) for number, (name, question) in enumerate(questions.items())
+    }
+
+
+def test_a_cache_that_is_too_small_for_all_only_takes_longer(case: Case) -> None:
+    questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
+    requests = [
+        case.request(name, question, ANSWER_TOKENS + number)
+        for number, (name, question) in enumerate(questions.items())
+    ]
+    slots = [len(request.token_ids) + ANSWER_TOKENS + number for number, request in enumerate(requests)]
+    most = max(slots) + 32
+    assert sum(slots) > most, "they all fit"
+    engine = case.engine(kv_cache_bytes=most * case.slot_nbytes)
+    for request in requests:
+        engine.add(request)
+    assert finish(engine) == {
+        name: case.answer(question, ANSWER_TOKENS + number) for number, (name, question) in enumerate(questions.items())
+    }
+
+
+def test_what_was_computed_before_changes_nothing(case: Case) -> None:
+    """The same request again, and one that begins alike: both may take keys and values over."""
+    question = case.question(4, 2)
+    ending = with_other_ending(question)
+    engine = case.engine()
+    request = case.request("first", question, ANSWER_TOKENS)
+    for name, one in (("first", request), ("again", renamed(request, "again"))):
+        engine.add(one)
+        assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS)}
+    engine.add(case.request("ending", ending, ANSWER_TOKENS))
+    assert finish(engine) == {"ending": case.answer(ending, ANSWER_TOKENS)}
+
+
+def test_every_family_is_tested() -> None:
+    assert {tiny.model_type for tiny in TINIES.values()} == set(HALVES)
