@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
 # Published checkpoints leave out what equals transformers' defaults for these architectures.
@@ -40,11 +41,11 @@ class Llava:
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        text = _section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
+        text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
         return cls(
-            placeholder_id=_integer(files.config, "image_token_id", "image_token_index"),
-            hidden_size=_integer(text, "hidden_size"),
-            context_length=_integer(text, "max_position_embeddings"),
+            placeholder_id=integer(files.config, "image_token_id", "image_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
             tokens_per_image=_tokens_per_image(files),
         )
 
@@ -67,12 +68,12 @@ class Llava:
 
 def _tokens_per_image(files: ModelFiles) -> int:
     """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision tower agrees."""
-    vision = _section(files.config, "vision_config", "clip_vision_model", _VISION_DEFAULTS)
+    vision = section(files.config, "vision_config", "clip_vision_model", _VISION_DEFAULTS)
     tower = vision["model_type"]
     if tower not in _CLASS_TOKENS:
         raise BadModel(f"vision_config.model_type is {tower!r}; llava is served with {', '.join(_CLASS_TOKENS)}")
-    patch_size = _integer(vision, "patch_size")
-    side = _integer(vision, "image_size")
+    patch_size = integer(vision, "patch_size")
+    side = integer(vision, "image_size")
     strategy = files.config.get("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
@@ -105,24 +106,4 @@ def _processed_size(image_processor: Json) -> tuple[int, int]:
         return size, size
     if not isinstance(size, dict) or "height" not in size or "width" not in size:
         raise BadModel(f"the image processor's {name} is {size!r}: it has to give height and width")
-    return _integer(size, "height"), _integer(size, "width")
-
-
-def _section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
-    section = config.get(name)
-    if not isinstance(section, dict):
-        raise BadModel(f"config.json has no {name}")
-    model_type = section.get("model_type", default_type)
-    return {**defaults.get(model_type, {}), **section, "model_type": model_type}
-
-
-def _integer(section: Json, *names: str) -> int:
-    """The first of the fields that is there, a positive integer."""
-    for name in names:
-        value = section.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadModel(f"{name} is {value!r}, not a positive integer")
-        return value
-    raise BadModel(f"the model's configuration has no {names[0]}")
+    return integer(size, "height"), integer(size, "width")
