@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from triptych.cli import show
-from triptych.cli.rest import RestClient, RestError, assistant_turn, user_turn
+from triptych.cli.rest import RestClient, RestError, Turn
 
 HELP = """/image PATH   show it an image along with your next line; may be repeated
 /timeline     where the last answer was made, and how long it took
@@ -39,7 +38,7 @@ async def ask(asking: Asking, question: str, images: Sequence[Path], console: Co
     """Print the answer token by token, then the timeline. Raises RestError."""
     async with asking.client() as client:
         said = _Said()
-        await said.tell(client, asking, [user_turn(question, images)], console)
+        await said.tell(client, asking, [Turn.user(question, images)], console)
         if asking.show_timeline:
             console.print()
             await _print_timeline(client, said.request_id, console)
@@ -82,7 +81,7 @@ class Conversation:
     asking: Asking
     console: Console
     images: list[Path] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     last_request_id: str = ""
     open: bool = True
 
@@ -126,13 +125,13 @@ class Conversation:
         await _print_timeline(self.client, self.last_request_id, self.console)
 
     async def _say(self, text: str) -> None:
-        turn = user_turn(text, self.images)
+        turn = Turn.user(text, self.images)
         said = _Said()
         try:
             await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
         finally:
             if said.text:  # an answer that was stopped is part of the conversation, too
-                self.turns += [turn, assistant_turn(said.text)]
+                self.turns += [turn, Turn.assistant(said.text)]
                 self.images = []
                 self.last_request_id = said.request_id
         if self.asking.show_timeline:
@@ -146,7 +145,7 @@ class _Said:
     text: str = ""
     request_id: str = ""
 
-    async def tell(self, client: RestClient, asking: Asking, turns: Sequence[dict[str, Any]], console: Console) -> None:
+    async def tell(self, client: RestClient, asking: Asking, turns: Sequence[Turn], console: Console) -> None:
         model = asking.model or await client.first_model()
         async with client.converse(
             turns, model=model, max_tokens=asking.max_tokens, temperature=asking.temperature
@@ -160,5 +159,9 @@ class _Said:
 
 async def _print_timeline(client: RestClient, request_id: str, console: Console) -> None:
     document = await client.timeline(request_id)
-    console.print(show.timeline(document))
-    console.print(show.bars(document))
+    try:
+        drawn = show.timeline(document), show.bars(document)
+    except (KeyError, TypeError, ValueError):
+        raise RestError(f"what answers at {client.url} has another idea of a timeline", caller=False) from None
+    for part in drawn:
+        console.print(part)

@@ -3,8 +3,9 @@
 import base64
 import json
 import mimetypes
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +17,34 @@ from triptych.cli.outcome import CliError
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_PLACE = re.compile(r"messages\[(\d{1,9})\]\.content\[(\d{1,9})\]")
 
 
 class RestError(CliError):
     """The question was not answered."""
+
+    def __init__(self, message: str, *, caller: bool, param: str = "") -> None:
+        super().__init__(message, caller=caller)
+        self.param = param
+        """The field of the request at fault, as the gateway names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message, and the files whose images it begins with."""
+
+    message: dict[str, Any]
+    images: tuple[Path, ...] = ()
+
+    @classmethod
+    def user(cls, text: str, images: Sequence[Path] = ()) -> Self:
+        """Images, then text. Raises RestError when an image cannot be read."""
+        content = [*map(image_part, images), {"type": "text", "text": text}]
+        return cls({"role": "user", "content": content}, tuple(images))
+
+    @classmethod
+    def assistant(cls, text: str) -> Self:
+        return cls({"role": "assistant", "content": text})
 
 
 @dataclass(slots=True)
@@ -27,6 +52,7 @@ class Answer:
     """An answer that has begun. Iterate ``texts`` once; then ``usage`` is known."""
 
     request_id: str
+    _url: str
     _response: httpx.Response
     usage: dict[str, Any] | None = None
 
@@ -39,31 +65,57 @@ class Answer:
             if line == "data: [DONE]":
                 done = True
                 continue
-            event = json.loads(line.removeprefix("data: "))
+            for text in self._texts(line.removeprefix("data: ")):
+                yield text
+        if not done:
+            raise RestError("the answer broke off before its end", caller=False)
+
+    def _texts(self, data: str) -> list[str]:
+        with _understood(self._url):
+            event = json.loads(data)
             if "error" in event:
                 raise RestError(f"the answer broke off: {event['error']['message']}", caller=False)
             self.usage = event.get("usage") or self.usage
-            for choice in event["choices"]:
-                if text := choice["delta"].get("content"):
-                    yield text
-        if not done:
-            raise RestError("the answer broke off before its end", caller=False)
+            return [text for choice in event["choices"] if (text := choice["delta"].get("content"))]
+
+
+def base_url(url: str) -> str:
+    """The server's address, with or without ``/v1`` at its end. Raises RestError for what is no address."""
+    try:
+        parsed = httpx.URL(url.strip())
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise RestError(f"{url!r} is not a URL: {error}", caller=True) from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise RestError(f"{url!r} is not a URL that starts with http:// or https://", caller=True)
+    return url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits: httpx.Limits) -> httpx.AsyncClient:
+    """A client for the server at ``url``. Raises RestError for a key or a proxy that cannot be."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise RestError("the API key has characters that no header can carry", caller=True)
+    try:
+        return httpx.AsyncClient(
+            timeout=timeout,
+            limits=limits,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
+            trust_env=httpx.URL(url).host not in _LOOPBACK,  # no proxy stands in front of this machine
+        )
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise RestError(f"the proxy that the environment names cannot be used: {error}", caller=True) from None
 
 
 class RestClient:
     """A gateway at ``url``. Every method raises RestError, in one line that a person can act on."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 120.0) -> None:
-        self._url = url.rstrip("/")
-        try:
-            trust_env = httpx.URL(url).host not in _LOOPBACK  # no proxy stands in front of this machine
-        except httpx.InvalidURL as error:
-            raise RestError(f"{url!r} is not a URL: {error}", caller=True) from None
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-            trust_env=trust_env,
-        )
+        self._url = base_url(url)
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
+        self._http = http_client(self._url, api_key=api_key, timeout=timeout, limits=httpx.Limits())
+
+    @property
+    def url(self) -> str:
+        return self._url
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,16 +130,16 @@ class RestClient:
 
     async def models(self) -> list[str]:
         """The ids of what is served."""
-        return [str(model["id"]) for model in (await self._get("/v1/models"))["data"]]
+        document = await self._get("/v1/models")
+        with _understood(self._url):
+            return [str(model["id"]) for model in document["data"]]
 
     async def readiness(self) -> dict[str, Any]:
-        """What ``/ready`` says: also while not everything is there."""
-        with _translated(self._url):
-            response = await self._http.get(f"{self._url}/ready")
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                _check(response, self._url)
-            document: dict[str, Any] = response.json()
-            return {name: document[name] for name in ("ready", "missing", "instances")}
+        """``ready``, ``missing`` and ``instances`` as ``/ready`` has them: also while not everything is there."""
+        document = await self._get("/ready", also=httpx.codes.SERVICE_UNAVAILABLE)
+        with _understood(self._url):
+            names = {name: [str(one) for one in document[name]] for name in ("missing", "instances")}
+            return {"ready": bool(document["ready"]), **names}
 
     async def first_model(self) -> str:
         """The id of the model that the gateway lists first."""
@@ -103,44 +155,42 @@ class RestClient:
         self, question: str, images: Sequence[Path] = (), *, model: str, max_tokens: int | None = None
     ) -> AbstractAsyncContextManager[Answer]:
         """Ask one question about images, as ``converse`` does."""
-        return self.converse([user_turn(question, images)], model=model, max_tokens=max_tokens)
+        return self.converse([Turn.user(question, images)], model=model, max_tokens=max_tokens)
 
     @asynccontextmanager
     async def converse(
-        self, turns: Sequence[dict[str, Any]], *, model: str, max_tokens: int | None = None, temperature: float = 0.0
+        self, turns: Sequence[Turn], *, model: str, max_tokens: int | None = None, temperature: float = 0.0
     ) -> AsyncGenerator[Answer]:
         """Have the next turn; the answer has begun, or RestError is raised, when the context is entered."""
         body = {
             "model": model,
-            "messages": turns,
+            "messages": [turn.message for turn in turns],
             "temperature": temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if max_tokens is not None:
             body["max_completion_tokens"] = max_tokens
-        with _translated(self._url):
+        with _translated(self._url), _naming_files(turns):
             async with self._http.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
-                if response.is_error:
+                if not response.is_success:
                     await response.aread()
                 _check(response, self._url)
-                yield Answer(response.headers.get("x-request-id", ""), response)
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise _stranger(self._url)
+                yield Answer(response.headers.get("x-request-id", ""), self._url, response)
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get(self, path: str, *, also: int = httpx.codes.OK) -> dict[str, Any]:
+        """A JSON object, answered with a success or with ``also``."""
         with _translated(self._url):
             response = await self._http.get(self._url + path)
+        if response.status_code != also:
             _check(response, self._url)
-            document: dict[str, Any] = response.json()
-            return document
-
-
-def user_turn(text: str, images: Sequence[Path] = ()) -> dict[str, Any]:
-    """Images, then text, as a message. Raises RestError when an image cannot be read."""
-    return {"role": "user", "content": [*map(image_part, images), {"type": "text", "text": text}]}
-
-
-def assistant_turn(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
+        with _understood(self._url):
+            document = response.json()
+        if not isinstance(document, dict):
+            raise _stranger(self._url)
+        return document
 
 
 def image_part(path: Path) -> dict[str, Any]:
@@ -153,8 +203,23 @@ def image_part(path: Path) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
-class _translated:  # noqa: N801 - used as a statement
-    """Turns what httpx raises, and what is no answer of a gateway, into RestError."""
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Turns what httpx raises into RestError."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        raise RestError(f"nothing answers at {url}; start a cluster with: triptych up", caller=False) from None
+    except httpx.TimeoutException:
+        raise RestError(f"{url} took too long to answer", caller=False) from None
+    except httpx.RemoteProtocolError as error:
+        raise RestError(f"what answers at {url} does not speak HTTP, or broke off: {error}", caller=False) from None
+    except httpx.HTTPError as error:
+        raise RestError(f"the connection to {url} broke: {error}", caller=False) from None
+
+
+class _understood:  # noqa: N801 - used as a statement
+    """Within it, an answer that is no gateway's is a RestError."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -165,26 +230,37 @@ class _translated:  # noqa: N801 - used as a statement
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        match exc:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
-                message = f"nothing answers at {self._url}; start a cluster with: triptych up"
-                raise RestError(message, caller=False) from None
-            case httpx.TimeoutException():
-                raise RestError(f"{self._url} took too long to answer", caller=False) from None
-            case httpx.UnsupportedProtocol():
-                raise RestError(f"{self._url!r} is not a URL that starts with http://", caller=True) from None
-            case httpx.TransportError():
-                raise RestError(f"the connection to {self._url} broke: {exc}", caller=False) from None
-            case json.JSONDecodeError() | KeyError() | TypeError():
-                raise RestError(f"what answers at {self._url} is not a triptych gateway", caller=False) from None
+        if isinstance(exc, ValueError | KeyError | TypeError | AttributeError):
+            raise _stranger(self._url) from None
+
+
+@contextmanager
+def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
+    """Puts the name of the file at fault in the place of the field that the gateway names."""
+    try:
+        yield
+    except RestError as error:
+        place = _PLACE.match(error.param)
+        images = turns[int(place[1])].images if place and int(place[1]) < len(turns) else ()
+        if place is None or int(place[2]) >= len(images):
+            raise
+        reason = str(error).replace(f"{error.param}: ", "", 1)
+        raise RestError(f"{images[int(place[2])]}: {reason}", caller=error.caller, param=error.param) from None
+
+
+def _stranger(url: str) -> RestError:
+    return RestError(f"what answers at {url} is not a triptych gateway", caller=False)
 
 
 def _check(response: httpx.Response, url: str) -> None:
     """Raises RestError with the gateway's own words where there are any."""
-    if not response.is_error:
+    if response.is_success:
         return
     try:
-        message = str(response.json()["error"]["message"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        message = f"what answers at {url} is not a triptych gateway"
-    raise RestError(f"{response.status_code}: {message}", caller=response.is_client_error)
+        error = response.json()["error"]
+        message, param = str(error["message"]), str(error.get("param") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RestError(
+            f"what answers at {url} is not a triptych gateway (it says {response.status_code})", caller=False
+        ) from None
+    raise RestError(f"{response.status_code}: {message}", caller=response.is_client_error, param=param)

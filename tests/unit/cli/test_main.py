@@ -3,20 +3,26 @@
 import asyncio
 import json
 import resource
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Self
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from services.gateway.app import serve
 from services.gateway.settings import GatewaySettings
+from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
+from triptych.cli.chat import Asking, Conversation
 from triptych.cli.main import app
+from triptych.cli.rest import RestError
 from triptych.domain.chat import ChatRequest, TextPart
 from triptych.domain.generation import TokenChunk
 from triptych.domain.timeline import Readiness
@@ -141,6 +147,111 @@ def test_mistakes_are_one_clear_message(arguments: list[str], code: int, said: s
     assert (got, out) == (code, "")
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        *((status, b"<html>Hello</html>") for status in (200, 302, 404, 500, 503)),
+        (200, b"\xff\xfe\x00"),
+        (200, b"[1, 2]"),
+        (200, b'"x"'),
+        (200, b"{}"),
+        (503, b'{"error": 1}'),
+        (200, b'{"data": 1, "ready": 1, "missing": 1, "instances": 1}'),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [("chat", "Hi"), ("chat", "Hi", "--model", "m"), ("status",), ("bench", "--rate", "5", "--duration", "0.1")],
+)
+def test_what_is_not_triptych_is_one_line(command: tuple[str, ...], answer: bytes, status: int) -> None:
+    with stranger(answer, status) as port:
+        code, _, err = triptych(*command, "--url", f"http://127.0.0.1:{port}")
+    assert code == 1
+    assert err.startswith("triptych: ")
+    assert err.count("\n") == 1
+    assert f"127.0.0.1:{port}" in err
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [b"data: {}\n\n", b"data: x\n\n", b'data: {"choices": [1]}\n\n', b"data: []\n\n", b"data: [DONE]\n\n", b""],
+)
+def test_a_stream_that_is_none_is_one_line(stream: bytes) -> None:
+    with stranger(stream, kind="text/event-stream") as port:
+        url = f"http://127.0.0.1:{port}"
+        code, _, err = triptych("chat", "Hi", "--model", "m", "--url", url)
+        assert code == 1
+        assert err.count("\n") == 1
+        code, out, _ = triptych("bench", "--rate", 5, "--duration", 0.3, "--images", 0, "--model", "m", "--url", url)
+        assert (code, "0 answered" in out) == (1, True)
+
+
+def test_what_does_not_speak_http_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_say_nonsense, args=(server, 2))
+        thread.start()
+        for command in (("status",), ("bench", "--rate", "1")):
+            code, _, err = triptych(*command, "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
+            assert code == 1
+            assert err.count("\n") == 1
+        thread.join()
+
+
+def _say_nonsense(server: socket.socket, times: int) -> None:
+    for _ in range(times):
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_be_the_servers_or_the_apis(gateway: Stub, ending: str) -> None:
+    url = gateway.url + ending
+    assert triptych("chat", "Hi", "--url", url)[0] == 0
+    assert triptych("status", "--url", url)[0] == 0
+    assert triptych("bench", "--rate", 5, "--duration", 0.1, "--images", 0, "--url", url)[0] == 0
+
+
+def test_a_bad_image_is_named_by_its_file(gateway: Stub, tmp_path: Path) -> None:
+    images = [tmp_path / "a.png", tmp_path / "b c.png"]
+    for image in images:
+        image.write_bytes(b"pixels")
+    param = "messages[0].content[1]"
+    gateway.says([InvalidMedia(f"{param}: it is no image", param=param)])
+    code, _, err = triptych("chat", "What?", "-i", images[0], "-i", images[1], "--url", gateway.url)
+    assert (code, err) == (2, f"triptych: {images[1]}: 400: it is no image\n")
+
+
+@pytest.mark.parametrize("param", ["messages[9].content[0]", "messages[0].content[7]", "messages[0].content", "stop"])
+def test_what_is_not_about_an_image_is_said_as_it_is(gateway: Stub, param: str) -> None:
+    gateway.says([InvalidMedia("it is wrong", param=param)])
+    assert triptych("chat", "What?", "--url", gateway.url)[2] == "triptych: 400: it is wrong\n"
+
+
+def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    asking = Asking(gateway.url, show_timeline=False)
+    said = StringIO()
+
+    async def talk() -> None:
+        async with asking.client() as client:
+            conversation = Conversation(client, asking, Console(file=said), [tmp_path / "a.png"])
+            await conversation.take("What?")
+            gateway.says([InvalidMedia("it is no image", param="messages[0].content[0]")])
+            await conversation.take("And now?")
+
+    with pytest.raises(RestError, match=r"a\.png: 400: it is no image"):
+        asyncio.run(talk())
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00"])
+def test_a_key_that_no_header_can_carry_is_one_line(gateway: Stub, key: str) -> None:
+    for command in (("status",), ("chat", "Hi"), ("bench", "--rate", 1)):
+        code, _, err = triptych(*command, "--url", gateway.url, "--api-key", key)
+        assert (code, err) == (2, "triptych: the API key has characters that no header can carry\n")
 
 
 def test_up_refuses_what_is_no_model(tmp_path: Path) -> None:

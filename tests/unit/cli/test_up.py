@@ -5,14 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.unit.cli.stranger import stranger
 
 ROOT = Path(__file__).parents[3]
 FREE = ("--port", "0", "--router-port", "0")
@@ -99,30 +97,6 @@ def test_a_reader_that_leaves_does_not_end_what_runs(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def stranger(answer: bytes = b"<html>Hello</html>", status: int = 200) -> Iterator[int]:
-    """A web server of somebody else; its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import httpx
 
 from triptych.cli.bench import payload
 from triptych.cli.bench.workload import Planned
 from triptych.cli.outcome import CliError
+from triptych.cli.rest import base_url, http_client
 from triptych.runtime.tasks import TaskScope
 
 _AHEAD = 32
@@ -55,13 +55,12 @@ class Endpoint:
 
     @property
     def base(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        """Raises RestError when ``url`` is none."""
+        return f"{base_url(self.url)}/v1"
 
     def client(self) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        loopback = httpx.URL(self.url).host in ("127.0.0.1", "localhost", "::1")
-        return httpx.AsyncClient(headers=headers, timeout=self.timeout_s, limits=limits, trust_env=not loopback)
+        return http_client(self.base, api_key=self.api_key, timeout=httpx.Timeout(self.timeout_s), limits=limits)
 
 
 async def first_model(endpoint: Endpoint) -> str:
@@ -73,12 +72,14 @@ async def first_model(endpoint: Endpoint) -> str:
             return str(response.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
         raise EndpointError(f"{endpoint.base}/models answers {error.response.status_code}") from None
-    except httpx.HTTPError:
+    except (httpx.ConnectError, httpx.ConnectTimeout):
         raise EndpointError(f"nothing answers at {endpoint.url}") from None
-    except (httpx.InvalidURL, UnicodeError):
-        raise EndpointError(f"{endpoint.url!r} is not a URL") from None
-    except (ValueError, KeyError, IndexError, TypeError):
+    except httpx.HTTPError as error:
+        raise EndpointError(f"{endpoint.url} does not answer as a web server does: {error}") from None
+    except IndexError:
         raise EndpointError(f"{endpoint.base}/models lists no model; name one with --model") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise EndpointError(f"what answers at {endpoint.url} is no OpenAI endpoint: /v1/models is no list") from None
 
 
 class EndpointError(CliError):
@@ -150,7 +151,7 @@ async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: b
         error = "cannot connect"
     except httpx.HTTPError:
         error = "connection broke"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         error = "not an OpenAI stream"
     end_s = now_s() - due_s
     return Record(planned, 0.0, answer.ttft_s, end_s, answer.prompt_tokens, answer.completion_tokens, error)
@@ -163,14 +164,14 @@ class _Answer:
         self.ttft_s: float | None = None
         self.prompt_tokens = 0
         self._chunks = 0
-        self._usage: dict[str, Any] = {}
+        self._counted = 0
         self._done = False
         self._failed = False
 
     @property
     def completion_tokens(self) -> int:
         """As the server counts them; its chunks where it does not."""
-        return int(self._usage.get("completion_tokens", self._chunks))
+        return self._counted or self._chunks
 
     @property
     def error(self) -> str:
@@ -190,8 +191,8 @@ class _Answer:
             self._failed = True
             return
         if usage := event.get("usage"):
-            self._usage = usage
-            self.prompt_tokens = int(usage.get("prompt_tokens", 0))
+            self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            self._counted = int(usage.get("completion_tokens") or 0)
         for choice in event["choices"]:
             delta = choice.get("delta") or {}
             if delta.get("content") or delta.get("reasoning_content") or choice.get("finish_reason"):
