@@ -40,6 +40,7 @@ async def app(
     copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
     try:
         engine = await compute.run(partial(_load, settings))
+        record = EncoderRecord(telemetry.metrics)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
         arena = HostArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch)
@@ -57,6 +58,7 @@ async def app(
                 check=holdings.may_read,
                 max_pull_s=settings.max_pull_s,
                 connect_timeout_s=_CONNECT_S,
+                on_reset=record.transport_reset,
             )
         except ValueError as error:
             raise CannotStart(str(error)) from None
@@ -71,7 +73,7 @@ async def app(
                     prepare=prepare,
                     compute=compute,
                     clock=monotonic,
-                    record=EncoderRecord(telemetry.metrics),
+                    record=record,
                 )
                 watch(telemetry.metrics, service, holdings)
                 service.start()

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.errors import EngineFailure, InternalError
 from triptych.machine import arena as machine
-from triptych.ports import Chance, Clock, Offload
-from triptych.transport.arena import HostArena
+from triptych.ports import Arena, Chance, Clock, Offload
 from triptych.transport.slot import seal
 
 logger = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ class Holdings:
 
     def __init__(
         self,
-        arena: HostArena,
+        arena: Arena,
         limits: machine.ArenaLimits,
         *,
         clock: Clock,
@@ -73,7 +72,7 @@ class Holdings:
         """
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
             raise EngineFailure("the engine made other tensors than it had announced")
-        checksum = await self.offload.run(seal, self.arena.memory, slot.offset, slot.generation, tensors)
+        checksum = await self.offload.run(seal, self.arena, slot.offset, slot.generation, tensors)
         self._handle(machine.Commit(slot.key, slot.generation, checksum))
 
     def abandon(self, slot: machine.Slot) -> None:

@@ -40,6 +40,9 @@ class EncoderRecord:
         self._cached, self._encoded = asked.labels("yes"), asked.labels("no")
         self._tokens = metrics.counter("triptych_encoder_tokens", "Embedding tokens computed or waited for")
         self._failed = metrics.counter("triptych_encoder_failures", "Items that got an error", ("code",))
+        self._resets = metrics.counter(
+            "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
+        )
         stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of an item that was encoded", ("stage",))
         self._queue, self._encode = stages.labels("queue"), stages.labels("encode")
 
@@ -58,6 +61,10 @@ class EncoderRecord:
 
     def refused(self, error: TriptychError) -> None:
         self._failed.labels(error.code).inc()
+
+    def transport_reset(self, backend: str, cause: str) -> None:
+        """``OnReset`` of this process's transports."""
+        self._resets.labels(backend, cause).inc()
 
 
 class Loaded(Protocol):

@@ -8,6 +8,7 @@ from functools import partial
 from triptych.domain.embedding import LeaseId
 from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.ports import Arena
 from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub
@@ -49,7 +50,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
         arena = HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
-        transports = await _transports(settings, arena)
+        transports = await _transports(settings, arena, record)
         stack.push_async_callback(transports.close)
         peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
         stack.push_async_callback(peers.close)
@@ -121,7 +122,7 @@ async def _missing(service: TextService) -> tuple[str, ...]:
     return ("it is draining",) if service.load().draining else ()
 
 
-async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
+async def _transports(settings: TextSettings, arena: Arena, record: TextRecord) -> TransportSet:
     try:
         return await start_transports(
             settings.transports,
@@ -132,6 +133,7 @@ async def _transports(settings: TextSettings, arena: HostArena) -> TransportSet:
             check=_nobody_reads,
             max_pull_s=settings.max_pull_s,
             connect_timeout_s=settings.connect_timeout_s,
+            on_reset=record.transport_reset,
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None

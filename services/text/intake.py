@@ -17,9 +17,8 @@ from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
 from triptych.machine import image_cache as machine
 from triptych.machine import pull_queue as turns
-from triptych.ports import Clock, EmbeddingInput, Offload
+from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
-from triptych.transport.arena import HostArena
 from triptych.transport.probe import PeerBook
 from triptych.transport.slot import tensors, verify
 
@@ -88,7 +87,7 @@ class _Journey:
 class Intake:
     """Turns the machine's effects into pulls, and their outcomes into events."""
 
-    arena: HostArena
+    arena: Arena
     transport: Quarantine
     peers: PeerBook
     holders: HolderDirectory
@@ -133,9 +132,8 @@ class Intake:
         outcome = await wanted.outcome
         if isinstance(outcome, _Refusal):
             raise await self._whole_failure(outcome, placements)
-        memory = self.arena.memory
         inputs = tuple(
-            EmbeddingInput(one.start, one.tokens, tensors(memory, slot.offset, slot.ticket), slot.ticket.key)
+            EmbeddingInput(one.start, one.tokens, tensors(self.arena, slot.offset, slot.ticket), slot.ticket.key)
             for one, slot in zip(placements, outcome.slots, strict=True)
         )
         reports = tuple(self._report(one, cached=hit) for one, hit in zip(placements, outcome.hits, strict=True))
@@ -211,7 +209,7 @@ class Intake:
                 async with self.peers.use(ticket.holder, ticket.epoch, holder.info.offers) as peer:
                     backend = peer.backend
                     await peer.pull(ticket, start.offset)
-                await self.offload.run(verify, self.arena.memory, start.offset, ticket)
+                await self.offload.run(verify, self.arena, start.offset, ticket)
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.limits.max_pull_s:g} s")
         except TriptychError as reason:

@@ -75,6 +75,9 @@ class TextRecord:
         )
         self._transfer_bytes = counter("triptych_transfer_bytes", "Bytes pulled", ("backend",))
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
+        self._resets = counter(
+            "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
+        )
         token = histogram("vllm:inter_token_latency_seconds", "Time between tokens", ("model_name",), _TOKEN_S)
         self._token = token.labels(model.model_id)
 
@@ -113,6 +116,10 @@ class TextRecord:
 
     def pull_failed(self, backend: str, error: TriptychError) -> None:
         self._transfer_failures.labels(backend or _NO_BACKEND, error.code).inc()
+
+    def transport_reset(self, backend: str, cause: str) -> None:
+        """``OnReset`` of this process's transports."""
+        self._resets.labels(backend, cause).inc()
 
     def token_gap(self, seconds: float) -> None:
         self._token.observe(seconds)

@@ -90,16 +90,59 @@ class Text(Protocol):
 # --- transport: how embeddings get from one process's memory into another's ------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory as hardware is told of it. ``device`` is the number of a CUDA device, None for host memory."""
+
+    address: int
+    nbytes: int
+    device: int | None = None
+
+
 class Arena(Protocol):
-    """One block of memory, registered once and never freed while the process lives."""
+    """One block of memory, registered once and never freed while the process lives; on the host or on a device.
+
+    Its bytes are reached through ``read`` and ``write``, by transports also through its ``region``. Slots are made and
+    checked by ``transport.slot``. Offsets are in bytes from its start; the caller keeps to ``holds``.
+    """
+
+    instance_id: str
+    epoch: int
+    probe: bytes
+    """What stands at its start: different for every incarnation of every instance."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
-    def memory(self) -> memoryview:
-        """All of it, writable, format ``B``."""
+    def base(self) -> int:
+        """Where slots may begin; they end at ``nbytes``."""
         ...
+
+    @property
+    def region(self) -> Region: ...
+
+    def holds(self, offset: int, nbytes: int) -> bool:
+        """Whether these bytes lie where slots may lie."""
+        ...
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes, read-only, format ``B``: a view where the memory is the host's, else a copy of what was there."""
+        ...
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Copy contiguous bytes in; a one-sided read by a peer sees them once this returns."""
+        ...
+
+    def window(self, offset: int, nbytes: int) -> memoryview | None:
+        """To receive into without a copy, writable, format ``B``; None where the memory is not the host's."""
+        ...
+
+    def take_scratch(self) -> int:
+        """Room for one probe, until ``give_scratch``. Raises Overloaded when too many are out."""
+        ...
+
+    def give_scratch(self, offset: int) -> None: ...
 
 
 class Peer(Protocol):

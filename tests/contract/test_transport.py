@@ -25,13 +25,13 @@ from triptych.transport.arena import PROBE_NBYTES, probe_bytes
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, Read, Status, TcpOffer
 
-nixl = pytest.param(
-    "nixl",
-    marks=pytest.mark.skipif(
-        importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its backend was NOT tested"
-    ),
+nixl_is_here = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its backend was NOT tested"
 )
-BACKENDS = ["memory", "shm", "tcp", nixl]
+nixl = pytest.param("nixl", marks=nixl_is_here)
+nixl_device = pytest.param("nixl/device", marks=nixl_is_here)
+BACKENDS = ["memory", "shm", "tcp", nixl, "memory/device", "tcp/device", nixl_device]
+"""With ``/device``: over arenas whose bytes only their interface reaches, as a GPU's."""
 PROCESSES = ["shm", "tcp", nixl]
 """Backends that reach another process."""
 ONE_SIDED = {"shm", "nixl"}
@@ -40,7 +40,8 @@ ONE_SIDED = {"shm", "nixl"}
 
 @pytest.fixture(params=BACKENDS)
 def kit(request: pytest.FixtureRequest) -> Kit:
-    return Kit(request.param)
+    backend, _, device = request.param.partition("/")
+    return Kit(backend, device="cpu" if device else None)
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ async def peer(holder: Site, reader: Site) -> AsyncIterator[Peer]:
 async def pull(peer: Peer, reader: Site, ticket: Ticket, at: int | None = None) -> dict[str, Tensor]:
     at = reader.arena.base if at is None else at
     await peer.pull(ticket, at)
-    slot.verify(reader.arena.memory, at, ticket)
-    return slot.tensors(reader.arena.memory, at, ticket)
+    slot.verify(reader.arena, at, ticket)
+    return slot.tensors(reader.arena, at, ticket)
 
 
 async def pull_for_ever(peer: Peer, ticket: Ticket, at: int) -> None:
@@ -107,11 +108,11 @@ async def test_every_size_arrives(holder: Site, reader: Site, peer: Peer, nbytes
 
 async def test_nothing_outside_the_destination_is_touched(holder: Site, reader: Site, peer: Peer) -> None:
     at, ticket = reader.arena.base + 64, holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
-    reader.arena.memory[at - 8 : at] = b"before.."
-    reader.arena.memory[at + ticket.slot_nbytes :][:8] = b"..behind"
+    reader.arena.write(at - 8, b"before..")
+    reader.arena.write(at + ticket.slot_nbytes, b"..behind")
     await pull(peer, reader, ticket, at)
-    assert reader.arena.memory[at - 8 : at].tobytes() == b"before.."
-    assert reader.arena.memory[at + ticket.slot_nbytes :][:8].tobytes() == b"..behind"
+    assert bytes(reader.arena.read(at - 8, 8)) == b"before.."
+    assert bytes(reader.arena.read(at + ticket.slot_nbytes, 8)) == b"..behind"
 
 
 async def test_a_lease_that_is_unknown_or_over_reads_nothing(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
@@ -147,7 +148,7 @@ async def test_a_recycled_slot_is_noticed(kit: Kit, holder: Site, reader: Site, 
 
 async def test_damaged_bytes_are_noticed(holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
-    holder.arena.memory[ticket.offset + 500] ^= 1
+    holder.arena.write(ticket.offset + 500, bytes([holder.arena.read(ticket.offset + 500, 1)[0] ^ 1]))
     with pytest.raises(TransferFailed, match="checksum"):
         await pull(peer, reader, ticket)
 
@@ -196,9 +197,9 @@ async def test_nothing_is_written_after_a_cancelled_pull_unless_it_is_quarantine
                 await peer.pull(ticket, at)
         assert all(start >= at and start + nbytes <= end for start, nbytes in reader.transport.quarantined())
         await until_terminal(reader)
-        reader.arena.memory[at:end] = bytes(end - at)
+        reader.arena.write(at, bytes(end - at))
         await asyncio.sleep(0.02)
-        assert reader.arena.memory[at:end] == bytes(end - at)
+        assert reader.arena.read(at, end - at) == bytes(end - at)
     again = await pull(peer, reader, holder.grant(b"k"))
     assert again["t"].data.nbytes == 16 << 20
 
@@ -469,11 +470,12 @@ async def test_tcp_a_holder_that_lies_is_refused(reply: bytes) -> None:
     server = await asyncio.start_server(lie, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with Kit("tcp").site("reader") as reader:
-        before = reader.arena.memory[reader.arena.base :].tobytes()
+        base, slots_nbytes = reader.arena.base, reader.arena.nbytes - reader.arena.base
+        before = bytes(reader.arena.read(base, slots_nbytes))
         metadata = TcpOffer(probe_bytes("holder", 1, 1 << 20), "127.0.0.1", port).pack()
         with pytest.raises(TransferFailed):
             await reader.transport.connect(TransportOffer("tcp", MACHINE, metadata))
-        assert reader.arena.memory[reader.arena.base :].tobytes() == before
+        assert reader.arena.read(base, slots_nbytes) == before
     server.close()
     await server.wait_closed()
 
@@ -552,7 +554,7 @@ def test_nixl_over_tcp_quarantines_what_a_stopped_holder_may_still_send() -> Non
                         while reader.transport.quarantined():
                             await asyncio.sleep(0.01)
                     await peer.pull(holder.tickets[0], at)
-                    slot.verify(reader.arena.memory, at, holder.tickets[0])
+                    slot.verify(reader.arena, at, holder.tickets[0])
                     print("terminal")
                     await peer.close()
 

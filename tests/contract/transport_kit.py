@@ -15,7 +15,7 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.machine.arena import ArenaLimits, ArenaMachine, Commit, Grant, Granted, Release, Reserve, Reserved
-from triptych.ports import Transport
+from triptych.ports import Arena, Transport
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
@@ -38,7 +38,7 @@ def tensor_of(name: str, dtype: DType, shape: tuple[int, ...], seed: int) -> Ten
 class Site:
     """One instance: arena, the memory of who may read what, and a transport."""
 
-    arena: HostArena
+    arena: Arena
     machine: ArenaMachine
     transport: Transport
     leases: int = 0
@@ -49,7 +49,7 @@ class Site:
         reserved = self.machine.handle(Reserve(key, specs, tokens=3), 0.0)[-1]
         assert isinstance(reserved, Reserved)
         placed = reserved.slot
-        checksum = slot.seal(self.arena.memory, placed.offset, placed.generation, tensors)
+        checksum = slot.seal(self.arena, placed.offset, placed.generation, tensors)
         self.machine.handle(Commit(key, placed.generation, checksum), 0.0)
         return self.grant(key)
 
@@ -64,12 +64,23 @@ class Site:
 
 
 class Kit:
-    """Builds sites of one backend. Memory sites see each other through ``network``."""
+    """Builds sites of one backend. Memory sites see each other through ``network``.
 
-    def __init__(self, backend: str, *, tls: Tls | None = None) -> None:
+    ``device``: where torch puts their arenas; None for host memory as services use it by default.
+    """
+
+    def __init__(self, backend: str, *, tls: Tls | None = None, device: str | None = None) -> None:
         self.backend = backend
+        self.device = device
         self.tls = tls
         self.network = MemoryNetwork()
+
+    def arena(self, nbytes: int, instance_id: str, epoch: int) -> Arena:
+        if self.device is None:
+            return HostArena(nbytes, instance_id=instance_id, epoch=epoch)
+        from triptych.engine.device_arena import DeviceArena
+
+        return DeviceArena(nbytes, instance_id=instance_id, epoch=epoch, device=self.device)
 
     @contextlib.asynccontextmanager
     async def site(
@@ -81,7 +92,7 @@ class Kit:
         max_pull_s: float = MAX_PULL_S,
         idle_s: float = 600.0,
     ) -> AsyncIterator[Site]:
-        arena = HostArena(nbytes, instance_id=instance_id, epoch=epoch)
+        arena = self.arena(nbytes, instance_id, epoch)
         limits = ArenaLimits(max_pull_s=max_pull_s)
         machine = ArenaMachine(start=arena.base, end=arena.nbytes, holder=instance_id, epoch=epoch, limits=limits)
 
@@ -92,6 +103,7 @@ class Kit:
         if self.backend == "memory":
             transport = MemoryTransport(self.network, arena, host=MACHINE, check=check)
         elif self.backend == "shm":
+            assert isinstance(arena, HostArena)
             transport = await ShmTransport.listen(arena, machine=MACHINE, max_pull_s=max_pull_s)
         elif self.backend == "tcp":
             transport = await TcpTransport.listen(
@@ -126,10 +138,10 @@ SIZES = (64 << 10, 48 << 20)
 
 
 @contextlib.contextmanager
-def holder_process(backend: str, **environment: str) -> Iterator[Holder]:
+def holder_process(backend: str, *, name: str = "holder", **environment: str) -> Iterator[Holder]:
     """A holder in a process of its own, killed at the end. Blocks while it starts."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__)), backend],
+        [sys.executable, str(Path(__file__)), backend, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -138,11 +150,10 @@ def holder_process(backend: str, **environment: str) -> Iterator[Holder]:
     try:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        instance_id = f"holder-{backend}"
         tickets = tuple(
             Ticket(
                 key=bytes([index]),
-                holder=instance_id,
+                holder=name,
                 epoch=1,
                 offset=offset,
                 payload_nbytes=SIZES[index],
@@ -162,9 +173,9 @@ def holder_process(backend: str, **environment: str) -> Iterator[Holder]:
         process.communicate()
 
 
-async def serve(backend: str) -> None:
+async def serve(backend: str, name: str) -> None:
     """What a holder process does: it says what it has, and serves until its input ends."""
-    async with Kit(backend).site(f"holder-{backend}", nbytes=64 << 20) as site:
+    async with Kit(backend).site(name, nbytes=64 << 20) as site:
         tickets = [
             site.put(bytes([index]), [tensor_of("embedding", DType.U8, (nbytes,), seed=index)])
             for index, nbytes in enumerate(SIZES)
@@ -178,4 +189,4 @@ async def serve(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    asyncio.run(serve(sys.argv[1], sys.argv[2]))

@@ -4,6 +4,9 @@ Measured by ``benchmarks/transport.py`` between two processes of one 2-core host
 image's embedding): shared memory 0.9 and more, NIXL over shared memory 0.35 to 0.45, plain TCP 0.16, which is what
 sockets can do there at all; NIXL over TCP had a fourth of plain TCP. With RDMA only NIXL uses the hardware. A rank is a
 wish: each backend is proven by a probe before it is used, and the next one is tried when it fails.
+
+Between hosts without RDMA, NIXL is used only where the operator prefers it: UCX then has the holder's process send, and
+ends that process (abort, UCX 1.20) when a reader dies in the middle. One reader must not take an encoder with it.
 """
 
 from collections.abc import Iterable
@@ -37,6 +40,8 @@ def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], prefer
             continue
         if own.backend == SHM and own.host != theirs.host:
             continue  # it cannot leave a host, so that trying would only cost time
+        if own.backend == NIXL != preferred and own.host != theirs.host and not (own.rdma and theirs.rdma):
+            continue  # slower than plain TCP, and a reader that dies takes the holder with it
         score, reason = _score(own, theirs)
         if theirs.backend == preferred:
             score, reason = -1, "preferred by configuration"
@@ -51,11 +56,9 @@ def _score(own: Endpoint, theirs: Endpoint) -> tuple[int, str]:
             return 0, "the holder may be in the same process"
         case "shm":
             return 1, "one host: the holder's memory can be mapped"
-        case "nixl" if same_host or (own.rdma and theirs.rdma):
+        case "nixl":
             return 2, "one host: a one-sided read through shared memory" if same_host else "both hosts have RDMA"
         case "tcp":
             return 3, "plain TCP reaches everything"
-        case "nixl":
-            return 4, "across hosts without RDMA, NIXL is slower than plain TCP"
         case _:
-            return 5, "nothing is known of this backend"
+            return 4, "nothing is known of this backend"

@@ -251,7 +251,8 @@ class _DamagingPeer:
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
         await self._inner.pull(ticket, destination_offset)
         if self._damage(ticket):
-            self._arena.memory[destination_offset + ticket.slot_nbytes // 2] ^= 1
+            at = destination_offset + ticket.slot_nbytes // 2
+            self._arena.write(at, bytes([self._arena.read(at, 1)[0] ^ 1]))
 
     async def close(self) -> None:
         await self._inner.close()

@@ -13,6 +13,7 @@ from struct import Struct
 
 from triptych.errors import Overloaded
 from triptych.machine.extents import Extents
+from triptych.ports import Region
 
 HEADER_NBYTES = 4096
 PROBE_NBYTES = 64
@@ -39,53 +40,27 @@ def probed_nbytes(probe: bytes) -> int | None:
     return int(nbytes) if magic == _MAGIC and nbytes >= HEADER_NBYTES else None
 
 
-class HostArena:
-    """Page-aligned memory, touched once at start so that no pull pays for page faults.
-
-    It has no name in any file system. Where the kernel has sealed memory files it is one, so that another process of
-    this host can be handed it to read; it is gone with the last process that maps it. It is never given back while the process lives: a peer may read it, and freeing memory under a one-sided read
-    crashes the process that owns it. All backends of a process share one arena.
-    """
+class HeaderArena:
+    """What every arena has, wherever its bytes lie: whose it is, its probe, and scratch space for probes of others."""
 
     def __init__(self, nbytes: int, *, instance_id: str, epoch: int) -> None:
         """``nbytes`` includes the header. Raises ValueError when it leaves no room for slots."""
         if nbytes <= HEADER_NBYTES:
             raise ValueError(f"an arena needs more than its {HEADER_NBYTES}-byte header, got {nbytes} bytes")
-        self._file = _SealedFile.make(nbytes)
-        self._map = mmap.mmap(-1 if self._file is None else self._file.fd, nbytes)
-        self._shareable = self._file is not None and self._file.seal()
-        self._memory = memoryview(self._map)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        ctypes.memset(address, 0, nbytes)
-        self._address = address
+        self._nbytes = nbytes
+        self._scratch = Extents(PROBE_NBYTES, HEADER_NBYTES)
         self.instance_id = instance_id
         self.epoch = epoch
         self.probe = probe_bytes(instance_id, epoch, nbytes)
-        self._memory[:PROBE_NBYTES] = self.probe
-        self._scratch = Extents(PROBE_NBYTES, HEADER_NBYTES)
 
     @property
     def nbytes(self) -> int:
-        return len(self._memory)
-
-    @property
-    def memory(self) -> memoryview:
-        return self._memory
+        return self._nbytes
 
     @property
     def base(self) -> int:
         """Where slots may begin: what machines get as ``start``. They end at ``nbytes``."""
         return HEADER_NBYTES
-
-    @property
-    def address(self) -> int:
-        """Of the first byte, in this process."""
-        return self._address
-
-    @property
-    def fd(self) -> int | None:
-        """Of the sealed memory file that this arena is; None where there is no such thing."""
-        return self._file.fd if self._file is not None and self._shareable else None
 
     def holds(self, offset: int, nbytes: int) -> bool:
         """Whether these bytes lie where slots may lie."""
@@ -100,6 +75,57 @@ class HostArena:
 
     def give_scratch(self, offset: int) -> None:
         self._scratch.free(offset)
+
+
+class HostArena(HeaderArena):
+    """``ports.Arena`` in host memory: page-aligned, touched once at start so that no pull pays for page faults.
+
+    It has no name in any file system. Where the kernel has sealed memory files it is one, so that another process of
+    this host can be handed it to read; it is gone with the last process that maps it. It is never given back while the
+    process lives: a peer may read it, and freeing memory under a one-sided read crashes the process that owns it. All
+    backends of a process share one arena.
+    """
+
+    def __init__(self, nbytes: int, *, instance_id: str, epoch: int) -> None:
+        super().__init__(nbytes, instance_id=instance_id, epoch=epoch)
+        self._file = _SealedFile.make(nbytes)
+        self._map = mmap.mmap(-1 if self._file is None else self._file.fd, nbytes)
+        self._shareable = self._file is not None and self._file.seal()
+        self._memory = memoryview(self._map)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        ctypes.memset(address, 0, nbytes)
+        self._address = address
+        self._memory[:PROBE_NBYTES] = self.probe
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it, writable, format ``B``."""
+        return self._memory
+
+    @property
+    def region(self) -> Region:
+        return Region(self._address, self.nbytes)
+
+    @property
+    def address(self) -> int:
+        """Of the first byte, in this process."""
+        return self._address
+
+    @property
+    def fd(self) -> int | None:
+        """Of the sealed memory file that this arena is; None where there is no such thing."""
+        return self._file.fd if self._file is not None and self._shareable else None
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """A view: no copy is made."""
+        return self._memory[offset : offset + nbytes].toreadonly()
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        part = memoryview(data).cast("B")
+        self._memory[offset : offset + part.nbytes] = part
+
+    def window(self, offset: int, nbytes: int) -> memoryview:
+        return self._memory[offset : offset + nbytes]
 
 
 class _SealedFile:

@@ -17,8 +17,17 @@ class Aside:
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
         self._turns = asyncio.Semaphore(limit)
-        self.calls = 0
+        self._began_s: list[float] = []
+        """When each call that is under way began, on the event loop's clock."""
+
+    @property
+    def calls(self) -> int:
         """Under way now."""
+        return len(self._began_s)
+
+    def hanging_s(self, now_s: float) -> float:
+        """For how long the oldest call has been under way; 0 when there is none."""
+        return now_s - min(self._began_s, default=now_s)
 
     async def run(self, fn: Callable[..., Any], *args: object) -> Any:
         """What ``fn`` returns or raises. A caller that is cancelled leaves; the call goes on and keeps its turn."""
@@ -34,14 +43,15 @@ class Aside:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
                 loop.call_soon_threadsafe(ended.set_result, outcome)
 
-        self.calls += 1
-        ended.add_done_callback(self._one_has_ended)
+        began_s = loop.time()
+        self._began_s.append(began_s)
+        ended.add_done_callback(lambda _: self._one_has_ended(began_s))
         threading.Thread(target=call, name=self._name, daemon=True).start()
         value, error = await asyncio.shield(ended)
         if error is not None:
             raise error
         return value
 
-    def _one_has_ended(self, _: object) -> None:
-        self.calls -= 1
+    def _one_has_ended(self, began_s: float) -> None:
+        self._began_s.remove(began_s)
         self._turns.release()

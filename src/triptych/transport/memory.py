@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import LeaseLost, TransferFailed
-from triptych.ports import LeaseCheck
-from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.ports import Arena, LeaseCheck
+from triptych.transport.arena import PROBE_NBYTES
 from triptych.transport.slot import check_ticket
 
 BACKEND = "memory"
@@ -40,7 +40,7 @@ class MemoryNetwork:
 class MemoryTransport:
     """One instance's end. ``check`` is asked before each read."""
 
-    def __init__(self, network: MemoryNetwork, arena: HostArena, *, host: str, check: LeaseCheck) -> None:
+    def __init__(self, network: MemoryNetwork, arena: Arena, *, host: str, check: LeaseCheck) -> None:
         self._network = network
         self._arena = arena
         self._host = host
@@ -53,7 +53,7 @@ class MemoryTransport:
         return BACKEND
 
     @property
-    def arena(self) -> HostArena:
+    def arena(self) -> Arena:
         return self._arena
 
     @property
@@ -67,7 +67,7 @@ class MemoryTransport:
         holder = self._network.holder(offer.metadata)
         if offer.backend != BACKEND or holder is None:
             raise TransferFailed("the holder is not in this process")
-        if bytes(holder.arena.memory[:PROBE_NBYTES]) != offer.metadata:
+        if holder.arena.read(0, PROBE_NBYTES) != offer.metadata:
             raise TransferFailed("the holder's memory does not start with its probe")
         return MemoryPeer(self, offer.metadata)
 
@@ -110,8 +110,7 @@ class MemoryPeer:
             raise TransferFailed(f"{ticket.slot_nbytes} bytes at {ticket.offset} are not inside the holder's arena")
         if not holder.may_read(ticket.lease_id, ticket.offset, ticket.slot_nbytes):
             raise LeaseLost("the holder does not know the lease")
-        source = holder.arena.memory[ticket.offset : ticket.offset + ticket.slot_nbytes]
-        arena.memory[destination_offset : destination_offset + ticket.slot_nbytes] = source
+        arena.write(destination_offset, holder.arena.read(ticket.offset, ticket.slot_nbytes))
 
     async def close(self) -> None:
         self._closed = True

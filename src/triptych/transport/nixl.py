@@ -3,272 +3,300 @@ memory on one host, over TCP otherwise.
 
 The holder takes no part in a read and cannot check leases: whoever has an arena's metadata can read all of it, so this
 backend belongs on an isolated network. What keeps a reader from using a recycled slot is its generation and checksum.
+
+An agent that is stuck is replaced by a new one (``machine/agent_health.py``): the arena is registered anew, peers are
+connected to again, and the offer changes, of which others hear when they next ask who this instance is.
 """
 
 import asyncio
 import logging
-import os
-import queue
-from hashlib import blake2b
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
 from triptych.domain.embedding import Ticket
 from triptych.domain.instance import TransportOffer
-from triptych.errors import Overloaded, TransferFailed
+from triptych.errors import TransferFailed
+from triptych.machine.agent_health import (
+    AgentHealth,
+    Down,
+    Event,
+    Failed,
+    HealthLimits,
+    Look,
+    NotDown,
+    NotReplaced,
+    Replace,
+    Replaced,
+    TakeDown,
+    Worked,
+)
 from triptych.policy.transport import NIXL
-from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.ports import Arena
+from triptych.runtime.tasks import TaskScope
+from triptych.transport.arena import PROBE_NBYTES
 from triptych.transport.aside import Aside
-from triptych.transport.nixl_driver import NixlDriver, Read
+from triptych.transport.nixl_agent import NixlAgent, OpenAgent
+from triptych.transport.nixl_live import LiveAgent
 from triptych.transport.nixl_offer import NixlOffer
 from triptych.transport.slot import check_ticket
 
+logger = logging.getLogger(__name__)
+
 BACKEND = NIXL
 
-_PROGRESS_DELAY_US = 20_000
-"""Of NIXL's progress thread, which wakes up by itself for events. 0, its wrapper's value, burns a whole core."""
-_CONNECT_THREADS = 2
 _CLOSE_S = 1.0
+_LOOK_S = 0.25
+_OPEN_S = 10.0
 
-_kept_alive: list[object] = []
-"""Agents and arenas that were closed while a peer that does not answer could still make UCX write: they are never
-freed, because memory under a running transfer must not go away."""
-
-
-def has_rdma() -> bool:
-    """Whether this host has an RDMA device."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(devices.iterdir())
-
-
-def set_ucx_defaults(*, rdma: bool) -> None:
-    """Choose UCX's modules before it is loaded; what the operator has set stays.
-
-    Without RDMA hardware its verbs modules are useless, and can crash the process at exit.
-    """
-    if not rdma:
-        os.environ.setdefault("UCX_MODULES", "^ib,ib_mlx5,ib_efa,mlx5")  # noqa: TID251 - UCX has no other switch
-
-
-def load_bindings() -> Any:
-    """NIXL's binding module. Raises RuntimeError when it is not installed."""
-    for package in ("nixl_cu12", "nixl_cu13"):
-        try:
-            bindings = import_module(f"{package}._bindings")
-        except ModuleNotFoundError:
-            continue
-        # Its package sets up a handler that prints to stdout: what it logs goes where everything goes.
-        log = logging.getLogger("nixl")
-        log.handlers.clear()
-        log.propagate = True
-        log.setLevel(logging.WARNING)
-        return bindings
-    raise RuntimeError("the NIXL transport needs the extra 'ucx'")
-
-
-class NixlAgent:
-    """What is created once per process: the agent, its UCX backend, the registration of the arena."""
-
-    def __init__(self, arena: HostArena, *, rdma: bool) -> None:
-        """Takes about 0.2 s. Raises RuntimeError when NIXL is not installed or UCX does not start."""
-        set_ucx_defaults(rdma=rdma)
-        nixl = load_bindings()
-        config = nixl.nixlAgentConfig()
-        config.useProgThread = True
-        config.useListenThread = False
-        config.captureTelemetry = False
-        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
-        config.pthrDelay = _PROGRESS_DELAY_US
-        errors = [error for error in vars(nixl).values() if isinstance(error, type) and issubclass(error, Exception)]
-        self.errors: tuple[type[Exception], ...] = (*errors, RuntimeError)
-        """All that the bindings raise."""
-        self.nixl = nixl
-        self.rdma = rdma
-        try:
-            self.agent = nixl.nixlAgent(_agent_name(arena.probe), config)
-            self.ucx = int(self.agent.createBackend("UCX", {}))
-            arena_list = nixl.nixlRegDList(nixl.DRAM_SEG, [(arena.address, arena.nbytes, 0, "")])
-            self.agent.registerMem(arena_list, [self.ucx])
-            self.metadata = bytes(self.agent.getLocalMD())
-        except self.errors as error:
-            raise RuntimeError(f"NIXL could not start UCX ({type(error).__name__})") from error
+OnReset = Callable[[str, str], None]
+"""Told of every replacement: the backend and its cause, ``stuck``, ``hanging`` or ``failing``."""
 
 
 class NixlTransport:
-    """One agent per process, with the arena registered once."""
+    """One agent in use, those that were replaced and are not gone, and the peers."""
 
-    def __init__(self, agent: NixlAgent, arena: HostArena, *, machine: str, max_pull_s: float) -> None:
+    def __init__(
+        self,
+        agent: NixlAgent,
+        arena: Arena,
+        *,
+        machine: str,
+        max_pull_s: float,
+        health: HealthLimits | None = None,
+        open_agent: OpenAgent = NixlAgent,
+        on_reset: OnReset = lambda _backend, _cause: None,
+    ) -> None:
         """Use ``start``, unless there is an agent already. Must be called in the event loop."""
-        self._agent: NixlAgent | None = agent
         self._arena = arena
         self._machine = machine
         self._max_pull_s = max_pull_s
-        self._offer = NixlOffer(agent.rdma, arena.probe, arena.address, agent.metadata)
-        self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx)
-        self._aside = Aside("nixl-connect", limit=_CONNECT_THREADS)
-        self._reads: set[Read] = set()
-        self._peers: dict[str, int] = {}
-        """Links by agent name: NIXL knows one agent once, however often it was connected to."""
-        self._warm: set[str] = set()
-        """Agents that were read before."""
+        self._open_agent = open_agent
+        self._on_reset = on_reset
+        self._health = AgentHealth(health or HealthLimits(stuck_s=max_pull_s, hanging_s=max_pull_s))
+        self._live = self._employ(agent)
+        self._retired: dict[int, LiveAgent] = {}
+        self._peers: set[NixlPeer] = set()
+        self._opening = Aside("nixl-open", limit=1)
+        self._closed = False
+        self._busy = asyncio.Event()
+        self._scope = TaskScope("nixl")
+        self._scope.spawn(self._watch(), name="health")
 
     @classmethod
-    async def start(cls, arena: HostArena, *, machine: str, max_pull_s: float) -> Self:
+    async def start(
+        cls,
+        arena: Arena,
+        *,
+        machine: str,
+        max_pull_s: float,
+        health: HealthLimits | None = None,
+        open_agent: OpenAgent = NixlAgent,
+        on_reset: OnReset = lambda _backend, _cause: None,
+    ) -> Self:
         """Load NIXL and register ``arena``. Raises RuntimeError as ``NixlAgent`` does."""
-        agent = await asyncio.to_thread(NixlAgent, arena, rdma=has_rdma())
-        return cls(agent, arena, machine=machine, max_pull_s=max_pull_s)
+        agent = await asyncio.to_thread(open_agent, arena, 0)
+        return cls(
+            agent,
+            arena,
+            machine=machine,
+            max_pull_s=max_pull_s,
+            health=health,
+            open_agent=open_agent,
+            on_reset=on_reset,
+        )
 
     @property
     def backend(self) -> str:
         return BACKEND
 
     @property
-    def arena(self) -> HostArena:
+    def arena(self) -> Arena:
         return self._arena
 
+    @property
+    def retired(self) -> int:
+        """Agents that were replaced and are not gone."""
+        return len(self._retired)
+
     def offer(self) -> TransportOffer:
-        return TransportOffer(BACKEND, self._machine, self._offer.pack())
+        """Of the agent in use: another one after a replacement."""
+        return TransportOffer(BACKEND, self._machine, self._live.offer.pack())
 
     async def connect(self, offer: TransportOffer) -> "NixlPeer":
         theirs = NixlOffer.parse(offer)
         if theirs.probe == self._arena.probe:
             raise TransferFailed("the holder is this process: NIXL reads other processes only")
-        agent = self._open_agent()
-        try:
-            name = await self._aside.run(agent.agent.loadRemoteMD, theirs.agent)
-        except agent.errors:
-            raise TransferFailed("NIXL cannot reach the holder") from None
-        if name != _agent_name(theirs.probe).encode():
-            raise TransferFailed("the holder's NIXL metadata is not of the instance that its probe names")
-        peer = NixlPeer(self, name.decode(), theirs)
-        self._peers[peer.name] = self._peers.get(peer.name, 0) + 1
-        try:
-            await self._prove(peer, theirs)
-        except BaseException:
-            await peer.close()
-            raise
+        self._check_open()
+        peer = NixlPeer(self, theirs)
+        await peer.link()
+        self._peers.add(peer)
         return peer
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Destinations of reads that nobody waits for any more, but that are not over."""
-        base = self._arena.address
-        return tuple((read.local_address - base, read.nbytes) for read in self._reads if not read.wanted)
-
-    async def read(self, peer: str, remote_address: int, offset: int, nbytes: int) -> None:
-        """Read from a peer's address to ``offset`` of the own arena. Raises TransferFailed."""
-        read = self._submit(peer, remote_address, offset, nbytes)
-        try:
-            if read.over.done():
-                error = read.over.result()
-            else:
-                error = await self._until_over(read)
-        finally:
-            read.wanted = False
-        if error is not None:
-            raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
-
-    async def _until_over(self, read: Read) -> str | None:
-        try:
-            async with asyncio.timeout(self._max_pull_s):
-                return await asyncio.shield(read.over)
-        except TimeoutError:
-            raise TransferFailed(f"{read.nbytes} bytes did not arrive within {self._max_pull_s} s") from None
-
-    def _submit(self, peer: str, remote_address: int, offset: int, nbytes: int) -> Read:
-        self._open_agent()
-        over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        read = Read(peer, self._arena.address + offset, remote_address, nbytes, over)
-        # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
-        warm = peer in self._warm and self._aside.calls == 0
-        try:
-            self._driver.submit(read, warm=warm)
-        except queue.Full:
-            raise Overloaded("too many NIXL reads wait") from None
-        self._reads.add(read)
-        over.add_done_callback(lambda _: self._reads.discard(read))
-        return read
-
-    async def _prove(self, peer: "NixlPeer", theirs: NixlOffer) -> None:
-        at = self._arena.take_scratch()
-        try:
-            await self.read(peer.name, theirs.address, at, PROBE_NBYTES)
-            if self._arena.memory[at : at + PROBE_NBYTES] != theirs.probe:
-                raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
-            self._warm.add(peer.name)
-        finally:
-            late = [read for read in self._reads if read.local_address == self._arena.address + at]
-            if late:
-                late[0].over.add_done_callback(lambda _: self._arena.give_scratch(at))
-            else:
-                self._arena.give_scratch(at)
-
-    async def drop(self, peer: "NixlPeer") -> None:
-        """Forget a peer's agent with its last link; as long as a read from it is not over, it stays."""
-        self._peers[peer.name] -= 1
-        if self._peers[peer.name] > 0:
-            return
-        del self._peers[peer.name]
-        self._warm.discard(peer.name)
-        agent = self._agent
-        if agent is None or any(read.peer == peer.name for read in self._reads):
-            return
-        try:
-            await self._aside.run(agent.agent.invalidateRemoteMD, peer.name)
-        except agent.errors:
-            logging.getLogger(__name__).warning("NIXL could not forget a peer", exc_info=True)
+        """Destinations of reads that nobody waits for any more, but that are not over; of any agent that is not gone."""
+        return tuple(part for live in (self._live, *self._retired.values()) for part in live.unwanted())
 
     async def close(self) -> None:
         """Fails what runs. The arena stays registered for as long as anything may write to it."""
-        agent, self._agent = self._agent, None
-        if agent is None:
+        if self._closed:
             return
-        for read in self._reads:
-            read.wanted = False
-        finished = await asyncio.to_thread(self._driver.stop, _CLOSE_S)
-        for read in list(self._reads):
-            if not read.over.done():
-                read.over.set_result("closed")
-        if not finished:
-            _kept_alive.append((agent, self._arena))
+        self._closed = True
+        await self._scope.close()
+        for live in (self._live, *self._retired.values()):
+            await live.close(_CLOSE_S)
 
-    def _open_agent(self) -> NixlAgent:
-        if self._agent is None:
+    # --- for its peers -----------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> LiveAgent:
+        """The agent in use."""
+        self._check_open()
+        return self._live
+
+    async def read(self, live: LiveAgent, name: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> None:
+        """Read from ``at`` in a peer's arena to ``offset`` in the own one. Raises TransferFailed."""
+        self._busy.set()
+        await live.read(name, theirs, at, offset, nbytes, within_s=self._max_pull_s)
+
+    async def prove(self, live: LiveAgent, name: str, theirs: NixlOffer) -> None:
+        """Read a peer's probe. Raises TransferFailed when it is not the one that was offered."""
+        at = self._arena.take_scratch()
+        try:
+            await self.read(live, name, theirs, 0, at, PROBE_NBYTES)
+            if self._arena.read(at, PROBE_NBYTES) != theirs.probe:
+                raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
+        finally:
+            live.when_over(at, lambda: self._arena.give_scratch(at))
+
+    def left(self, peer: "NixlPeer") -> None:
+        self._peers.discard(peer)
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    def _employ(self, agent: NixlAgent) -> LiveAgent:
+        """Only the agent in use is judged by how calls end."""
+        number = agent.incarnation
+
+        def told(event: Event) -> Callable[[], None]:
+            return lambda: self._told(event) if self._live.number == number else None
+
+        return LiveAgent(agent, self._arena, worked=told(Worked()), failed=told(Failed()))
+
+    def _told(self, event: Event) -> None:
+        self._health.handle(event, asyncio.get_running_loop().time())
+        self._busy.set()
+
+    async def _watch(self) -> None:
+        """Look at the agents, every so often while there is anything to see."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._busy.clear()
+            now_s = loop.time()
+            idle = frozenset(number for number, live in self._retired.items() if live.idle)
+            look = Look(self._live.stuck_s(now_s), self._live.hanging_s(now_s), idle)
+            for effect in self._health.handle(look, now_s):
+                match effect:
+                    case Replace():
+                        self._scope.spawn(self._replace(effect), name="replace")
+                    case TakeDown():
+                        self._scope.spawn(self._take_down(effect), name="take-down")
+            if self._live.idle and not self._retired:
+                await self._busy.wait()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _replace(self, effect: Replace) -> None:
+        logger.warning("the NIXL agent is replaced (%s): %s", effect.cause.value, effect.reason)
+        former, loop = self._live, asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                agent = await self._opening.run(self._open_agent, self._arena, former.number + 1)
+        except (RuntimeError, TimeoutError) as error:
+            logger.warning("there is no new NIXL agent: %s", str(error) or f"none came within {_OPEN_S:g} s")
+            self._health.handle(NotReplaced(), loop.time())
+            return
+        former.retired = True
+        self._retired[former.number] = former
+        self._live = self._employ(agent)
+        self._health.handle(Replaced(former.number), loop.time())
+        self._on_reset(BACKEND, effect.cause.value)
+        for peer in list(self._peers):
+            self._scope.spawn(_linked(peer), name="reconnect")
+
+    async def _take_down(self, effect: TakeDown) -> None:
+        number, loop = effect.number, asyncio.get_running_loop()
+        if await self._retired[number].take_down(_CLOSE_S):
+            logger.info("a replaced NIXL agent is gone: %s", effect.reason)
+            del self._retired[number]
+            self._health.handle(Down(number), loop.time())
+        else:
+            logger.warning("a replaced NIXL agent cannot be ended yet: a call into it has not returned")
+            self._health.handle(NotDown(number), loop.time())
+
+    def _check_open(self) -> None:
+        if self._closed:
             raise TransferFailed("the NIXL transport is closed")
-        return self._agent
+
+
+async def _linked(peer: "NixlPeer") -> None:
+    try:
+        await peer.link()
+    except TransferFailed as error:
+        logger.info("a holder cannot be reached by the new NIXL agent: %s", error)
 
 
 class NixlPeer:
-    """A holder's agent, known to the own one."""
+    """A holder's agent, known to the own one; to the next one too, when that is replaced."""
 
-    def __init__(self, transport: NixlTransport, name: str, offer: NixlOffer) -> None:
+    def __init__(self, transport: NixlTransport, offer: NixlOffer) -> None:
         self._transport = transport
         self._offer = offer
+        self._linking = asyncio.Lock()
+        self._link: tuple[LiveAgent, str] | None = None
         self._closed = False
-        self.name = name
 
     @property
     def backend(self) -> str:
         return BACKEND
 
+    async def link(self) -> tuple[LiveAgent, str]:
+        """Make sure that the agent in use knows the holder, and prove it by a read. Raises TransferFailed."""
+        async with self._linking:
+            self._check_open()
+            live = self._transport.live
+            if self._link is None or self._link[0] is not live:
+                await self._unlink()
+                name = await live.meet(self._offer)
+                try:
+                    await self._transport.prove(live, name, self._offer)
+                except BaseException:
+                    await live.forget(name)
+                    raise
+                self._link = live, name
+            return self._link
+
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
         """As ``Peer.pull``, but a lease that is over is noticed only by ``slot.verify``: the holder is not asked."""
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
-        if self._closed:
-            raise TransferFailed("the link to the holder is closed")
+        self._check_open()
         if not self._transport.arena.holds(destination_offset, nbytes):
             raise TransferFailed(f"{nbytes} bytes at {destination_offset} are not inside the own arena")
         if ticket.offset < 0 or ticket.offset + nbytes > self._offer.nbytes:
             raise TransferFailed(f"{nbytes} bytes at {ticket.offset} are not inside the holder's arena")
-        await self._transport.read(self.name, self._offer.address + ticket.offset, destination_offset, nbytes)
+        live, name = await self.link()
+        await self._transport.read(live, name, self._offer, ticket.offset, destination_offset, nbytes)
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._transport.drop(self)
+            self._transport.left(self)
+            await self._unlink()
 
+    async def _unlink(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link[0].forget(link[1])
 
-def _agent_name(probe: bytes) -> str:
-    """Unique for an incarnation of an instance, and derived, so that no peer can take another's name by accident."""
-    return blake2b(probe, digest_size=16, person=b"triptych-nixl").hexdigest()
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransferFailed("the link to the holder is closed")

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.transport.nixl_agent import segment
+
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 1e-3
 _MAX_INBOX = 4096
@@ -33,12 +35,16 @@ class Read:
     """``nbytes`` from a remote to a local address. ``over`` is set, in the event loop, once nothing writes any more."""
 
     peer: str
+    device: int | None
+    """Of the peer's memory: a CUDA device, or None for its host's."""
     local_address: int
     remote_address: int
     nbytes: int
     over: "asyncio.Future[str | None]"
     """None for success, else what went wrong, in NIXL's words."""
     wanted: bool = True
+    given_up_s: float | None = None
+    """When nobody wanted it any more, although it was not over; on the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +58,9 @@ class _Transfer:
 class NixlDriver:
     """The thread. ``nixl`` is the bindings module, ``agent`` and ``ucx`` what it created."""
 
-    def __init__(self, nixl: Any, agent: Any, ucx: int) -> None:
-        """Called in the event loop that the reads belong to."""
+    def __init__(self, nixl: Any, agent: Any, ucx: int, *, device: int | None = None) -> None:
+        """Called in the event loop that the reads belong to. ``device``: where their destinations lie."""
+        self._device = device
         self._nixl = nixl
         self._agent = agent
         self._ucx = ucx
@@ -64,6 +71,7 @@ class NixlDriver:
         self._stopping = False
         self._stop_after_s = 0.0
         self._finished = False
+        self._calling_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
 
@@ -99,9 +107,22 @@ class NixlDriver:
         with contextlib.suppress(queue.Full):
             self._inbox.put(None, timeout=timeout_s)
         self._thread.join(timeout_s + _STUCK_S)
-        if self._finished:
-            self._agent = None
         return self._finished
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread makes no call any more, and never will."""
+        return not self._thread.is_alive()
+
+    @property
+    def hanging_s(self) -> float:
+        """For how long the thread has been inside one call into NIXL; 0 while it is in none."""
+        since_s = self._calling_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s  # noqa: TID251 - the thread's clock
+
+    def let_go(self) -> None:
+        """Of the agent, which then ends with its last owner. Only after the thread has ``ended``."""
+        self._agent = None
 
     def _one_is_over(self, _: "asyncio.Future[str | None]") -> None:
         self._under_way -= 1
@@ -149,6 +170,7 @@ class NixlDriver:
 
     def _step(self, transfer: _Transfer, action: "Callable[[_Transfer], bool]") -> bool:
         """Whether the transfer is still under way."""
+        self._calling_since_s = time.monotonic()  # noqa: TID251 - a thread has no loop whose time it could use
         try:
             if action(transfer):
                 return True
@@ -156,12 +178,17 @@ class NixlDriver:
             self._end(transfer, type(error).__name__)
         else:
             self._end(transfer, None)
+        finally:
+            self._calling_since_s = None
         return False
 
     def _begin(self, transfer: _Transfer) -> bool:
         nixl, reads = self._nixl, transfer.reads
-        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.local_address, read.nbytes, 0) for read in reads])
-        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(read.remote_address, read.nbytes, 0) for read in reads])
+        here, there = self._device, reads[0].device
+        local_parts = [(read.local_address, read.nbytes, here or 0) for read in reads]
+        remote_parts = [(read.remote_address, read.nbytes, there or 0) for read in reads]
+        local = nixl.nixlXferDList(segment(nixl, here), local_parts)
+        remote = nixl.nixlXferDList(segment(nixl, there), remote_parts)
         transfer.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, reads[0].peer, b"", [self._ucx])
         return bool(self._agent.postXferReq(transfer.handle) == nixl.NIXL_IN_PROG)
 

@@ -9,16 +9,21 @@ from triptych.errors import TransferFailed
 from triptych.policy.transport import NIXL
 from triptych.transport.arena import HEADER_NBYTES, PROBE_NBYTES, probed_nbytes
 
-_VERSION = 1
-_HEAD = Struct(f"<BB{PROBE_NBYTES}sQH")
+_VERSION = 2
+_HEAD = Struct(f"<BBIh{PROBE_NBYTES}sQH")
+_HOST = -1
 _MAX_AGENT_NBYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class NixlOffer:
-    """``address`` is of the arena's first byte in the holder's process; ``agent`` is NIXL's own metadata."""
+    """``address`` is of the arena's first byte in the holder's process, ``device`` the CUDA device that it lies on (None:
+    on the host); ``agent`` is NIXL's own metadata, of the holder's agent number ``incarnation``.
+    """
 
     rdma: bool
+    incarnation: int
+    device: int | None
     probe: bytes
     address: int
     agent: bytes
@@ -29,13 +34,15 @@ class NixlOffer:
         return probed_nbytes(self.probe) or 0
 
     def pack(self) -> bytes:
-        return _HEAD.pack(_VERSION, self.rdma, self.probe, self.address, len(self.agent)) + self.agent
+        device = _HOST if self.device is None else self.device
+        head = (_VERSION, self.rdma, self.incarnation, device, self.probe, self.address, len(self.agent))
+        return _HEAD.pack(*head) + self.agent
 
     @classmethod
     def parse(cls, offer: TransportOffer) -> "NixlOffer":
         """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
         try:
-            version, rdma, probe, address, agent_nbytes = _HEAD.unpack_from(offer.metadata)
+            version, rdma, incarnation, device, probe, address, agent_nbytes = _HEAD.unpack_from(offer.metadata)
         except StructError:
             raise TransferFailed("the holder's NIXL offer is too short") from None
         agent = offer.metadata[_HEAD.size :]
@@ -44,6 +51,7 @@ class NixlOffer:
             offer.backend != NIXL
             or version != _VERSION
             or rdma not in (0, 1)
+            or device < _HOST
             or len(agent) != agent_nbytes
             or not 0 < agent_nbytes <= _MAX_AGENT_NBYTES
             or nbytes is None
@@ -51,7 +59,7 @@ class NixlOffer:
             or address + nbytes >= 1 << 64
         ):
             raise TransferFailed("the holder's NIXL offer is malformed")
-        return cls(bool(rdma), probe, address, agent)
+        return cls(bool(rdma), incarnation, None if device == _HOST else device, probe, address, agent)
 
 
 def offers_rdma(offer: TransportOffer) -> bool:

@@ -90,6 +90,8 @@ def _endpoints(offers: Iterable[TransportOffer]) -> tuple[Endpoint, ...]:
 @dataclass(slots=True)
 class _Link:
     peer: Peer
+    offers: tuple[TransportOffer, ...]
+    """It was made with these."""
     users: int = 0
 
 
@@ -115,8 +117,16 @@ class PeerBook:
         return dict(Counter((link.peer.backend,) for link in self._links.values()))
 
     async def meet(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
-        """Make sure that there is a link. Raises TransferFailed; all who wait for one attempt get the same answer."""
-        return (await self._link((instance_id, epoch), offers)).peer
+        """Make sure that there is a link, and one by what the holder offers now. Raises TransferFailed; all who wait for
+        one attempt get the same answer. Who reads over the former link goes on.
+        """
+        key = (instance_id, epoch)
+        link = await self._link(key, offers)
+        if link.offers != tuple(offers) and key not in self._pending:
+            former, link = link, await self._make(key, offers)
+            if former.users == 0:
+                await former.peer.close()
+        return link.peer
 
     @asynccontextmanager
     async def use(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> AsyncIterator[Peer]:
@@ -163,7 +173,7 @@ class PeerBook:
             del self._pending[key]
             if not pending.done():
                 pending.set_result(None)  # there is a link, or the one who made it left: look again
-        link = self._links[key] = _Link(peer)
+        link = self._links[key] = _Link(peer, tuple(offers))
         instance_id, epoch = key
         for other in [(i, e) for i, e in self._links if i == instance_id and e < epoch]:
             await self._retire(other)

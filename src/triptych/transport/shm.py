@@ -113,7 +113,7 @@ class ShmTransport:
         at = self._arena.take_scratch()
         try:
             await peer.read(0, at, PROBE_NBYTES)
-            if self._arena.memory[at : at + PROBE_NBYTES] != probe:
+            if self._arena.read(at, PROBE_NBYTES) != probe:
                 raise TransferFailed("the holder's memory does not start with its probe")
         finally:
             self._arena.give_scratch(at)

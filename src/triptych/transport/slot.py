@@ -9,7 +9,7 @@ loop.
 
 from collections.abc import Sequence
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from triptych.domain.embedding import (
     GENERATION_NBYTES,
@@ -19,30 +19,34 @@ from triptych.domain.embedding import (
     tensor_offsets,
 )
 from triptych.errors import LeaseLost, TransferFailed
+from triptych.ports import Arena
 
 
-def seal(memory: memoryview, offset: int, generation: int, tensors: Sequence[Tensor]) -> int:
+def seal(arena: Arena, offset: int, generation: int, tensors: Sequence[Tensor]) -> int:
     """Write an embedding into its slot and return the payload's checksum.
 
-    ``memory`` is the whole arena; the slot begins at ``offset`` and is as long as the tensors need. Raises ValueError
-    when it does not lie inside.
+    The slot begins at ``offset`` and is as long as the tensors need. Raises ValueError when it does not lie where slots
+    may lie.
     """
     specs = tuple(tensor.spec for tensor in tensors)
     start = offset + GENERATION_NBYTES
     end = start + payload_nbytes(specs)
-    if offset < 0 or end + GENERATION_NBYTES > len(memory):
+    if not arena.holds(offset, end + GENERATION_NBYTES - offset):
         raise ValueError(f"a slot of {end + GENERATION_NBYTES - offset} bytes at {offset} is not inside the arena")
     word = generation.to_bytes(GENERATION_NBYTES, "little")
-    memory[offset:start] = word
+    checksum = xxh3_64()
+    arena.write(offset, word)
     at = start
     for tensor, tensor_offset in zip(tensors, tensor_offsets(specs), strict=True):
         begin = start + tensor_offset
-        memory[at:begin] = bytes(begin - at)
-        at = begin + tensor.spec.nbytes
-        if tensor.spec.nbytes:
-            memory[begin:at] = tensor.data.cast("B")
-    memory[end : end + GENERATION_NBYTES] = word
-    return xxh3_64_intdigest(memory[start:end])
+        gap = bytes(begin - at)
+        parts = (gap, tensor.data.cast("B")) if tensor.spec.nbytes else (gap,)
+        for part in parts:
+            arena.write(at, part)
+            checksum.update(part)
+            at += len(part)
+    arena.write(end, word)
+    return checksum.intdigest()
 
 
 def check_ticket(ticket: Ticket) -> None:
@@ -54,28 +58,29 @@ def check_ticket(ticket: Ticket) -> None:
         )
 
 
-def verify(memory: memoryview, offset: int, ticket: Ticket) -> None:
+def verify(arena: Arena, offset: int, ticket: Ticket) -> None:
     """Check that the slot pulled to ``offset`` is the one that the ticket promised.
 
     Raises LeaseLost when the holder had put another embedding there, TransferFailed when the bytes are damaged.
     """
     check_ticket(ticket)
-    start = offset + GENERATION_NBYTES
-    end = start + ticket.payload_nbytes
-    if offset < 0 or end + GENERATION_NBYTES > len(memory):
+    if not arena.holds(offset, ticket.slot_nbytes):
         raise TransferFailed(f"a slot of {ticket.slot_nbytes} bytes at {offset} is not inside the arena")
+    pulled = arena.read(offset, ticket.slot_nbytes)
     word = ticket.generation.to_bytes(GENERATION_NBYTES, "little")
-    if memory[offset:start] != word or memory[end : end + GENERATION_NBYTES] != word:
+    if pulled[:GENERATION_NBYTES] != word or pulled[-GENERATION_NBYTES:] != word:
         raise LeaseLost(f"generation {ticket.generation} of the embedding is no longer in its slot")
-    if xxh3_64_intdigest(memory[start:end]) != ticket.checksum:
+    if xxh3_64_intdigest(pulled[GENERATION_NBYTES:-GENERATION_NBYTES]) != ticket.checksum:
         raise TransferFailed(f"the embedding's {ticket.payload_nbytes} bytes do not have the checksum of its ticket")
 
 
-def tensors(memory: memoryview, offset: int, ticket: Ticket) -> dict[str, Tensor]:
-    """The tensors of a verified slot, by name: read-only views into the arena, valid while the slot is pinned."""
+def tensors(arena: Arena, offset: int, ticket: Ticket) -> dict[str, Tensor]:
+    """The tensors of a verified slot, by name: read-only, valid while the slot is pinned.
+
+    Views into host memory, copies out of a device's.
+    """
     start = offset + GENERATION_NBYTES
-    found: dict[str, Tensor] = {}
-    for spec, tensor_offset in zip(ticket.tensors, ticket.tensor_offsets, strict=True):
-        begin = start + tensor_offset
-        found[spec.name] = Tensor(spec, memory[begin : begin + spec.nbytes].toreadonly())
-    return found
+    return {
+        spec.name: Tensor(spec, arena.read(start + tensor_offset, spec.nbytes))
+        for spec, tensor_offset in zip(ticket.tensors, ticket.tensor_offsets, strict=True)
+    }

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from triptych.policy.transport import NIXL, SHM, TCP
-from triptych.ports import LeaseCheck, Transport
+from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.transport.arena import HostArena
-from triptych.transport.nixl import NixlTransport
+from triptych.transport.nixl import NixlTransport, OnReset
 from triptych.transport.probe import TransportSet
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 async def start_transports(
     names: Sequence[str],
-    arena: HostArena,
+    arena: Arena,
     *,
     machine: str,
     host: str,
@@ -26,20 +26,25 @@ async def start_transports(
     check: LeaseCheck,
     max_pull_s: float,
     connect_timeout_s: float,
+    on_reset: OnReset = lambda _backend, _cause: None,
 ) -> TransportSet:
     """Start what works here of ``names``; ``host`` is the address to listen on, ``advertise_host`` the one under which
     peers reach it (empty: the same).
 
     The names say what is allowed; which is best is found out for each pair of hosts. A backend that is not installed
-    or does not start is left out with a warning. Raises ValueError for an unknown name, or when none is left.
+    or does not start is left out with a warning. ``on_reset`` is told when a backend had to begin anew. Raises ValueError for an unknown name, or when none is left.
     """
     transports: list[Transport] = []
     for name in names:
         match name:
             case "shm" | "nixl":
-                backend = ShmTransport.listen if name == SHM else NixlTransport.start
                 try:
-                    transports.append(await backend(arena, machine=machine, max_pull_s=max_pull_s))
+                    if name == SHM:
+                        transports.append(await _shm(arena, machine=machine, max_pull_s=max_pull_s))
+                    else:
+                        transports.append(
+                            await NixlTransport.start(arena, machine=machine, max_pull_s=max_pull_s, on_reset=on_reset)
+                        )
                 except RuntimeError as error:
                     logger.warning("transport %s is left out: %s", name, error)
             case "tcp":
@@ -61,3 +66,9 @@ async def start_transports(
     if not transports:
         raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
     return TransportSet(transports, connect_timeout_s=connect_timeout_s)
+
+
+async def _shm(arena: Arena, *, machine: str, max_pull_s: float) -> ShmTransport:
+    if isinstance(arena, HostArena):
+        return await ShmTransport.listen(arena, machine=machine, max_pull_s=max_pull_s)
+    raise RuntimeError("it reaches the host's memory only, and embeddings lie elsewhere here")

@@ -9,8 +9,7 @@ from typing import Self, cast
 
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import TCP
-from triptych.ports import LeaseCheck
-from triptych.transport.arena import HostArena
+from triptych.ports import Arena, LeaseCheck
 from triptych.transport.tcp_holder import Serving, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
 from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer, Tls
@@ -21,9 +20,7 @@ BACKEND = TCP
 class TcpTransport:
     """Listens from ``listen`` until ``close``."""
 
-    def __init__(
-        self, arena: HostArena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: Tls | None
-    ) -> None:
+    def __init__(self, arena: Arena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: Tls | None) -> None:
         """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``."""
         self._arena = arena
         self._machine = machine
@@ -38,7 +35,7 @@ class TcpTransport:
     @classmethod
     async def listen(
         cls,
-        arena: HostArena,
+        arena: Arena,
         *,
         machine: str,
         check: LeaseCheck,
@@ -69,7 +66,7 @@ class TcpTransport:
         return BACKEND
 
     @property
-    def arena(self) -> HostArena:
+    def arena(self) -> Arena:
         return self._arena
 
     @property

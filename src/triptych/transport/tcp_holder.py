@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from triptych.ports import LeaseCheck
-from triptych.transport.arena import PROBE_NBYTES, HostArena
+from triptych.ports import Arena, LeaseCheck
+from triptych.transport.arena import PROBE_NBYTES
 from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, REQUEST, Read, Status
 
 _CHUNK_NBYTES = 1 << 19
@@ -35,7 +35,7 @@ class Serving(asyncio.Protocol):
     """One connection of a reader. ``gone`` is set when it is over."""
 
     def __init__(
-        self, arena: HostArena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
+        self, arena: Arena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
     ) -> None:
         self._begun = begun
         self._arena = arena
@@ -46,7 +46,10 @@ class Serving(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._line: deque[Read] = deque()
-        self._unsent = memoryview(b"")
+        self._at = 0
+        """In the arena, of what is sent next ..."""
+        self._unsent = 0
+        """... and how many bytes of the current reply are not sent."""
         self._paused = False
         self._continues = False
         self._since_s = self._loop.time()
@@ -63,7 +66,7 @@ class Serving(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._transport = None
         self._line.clear()
-        self._unsent = memoryview(b"")
+        self._unsent = 0
         if self._watch is not None:
             self._watch.cancel()
         self.gone.set_result(None)
@@ -99,23 +102,24 @@ class Serving(asyncio.Protocol):
     def _send(self) -> None:
         """Send for as long as the reader keeps up, but no more than a turn's share."""
         sent = 0
-        while self._transport is not None and not self._paused and (self._unsent or self._line):
+        while self._transport is not None and not self._paused and (self._unsent > 0 or self._line):
             if sent >= _TURN_NBYTES:
                 if not self._continues:
                     self._continues = True
                     self._loop.call_soon(self._resume)
                 return
-            if not self._unsent:
+            if self._unsent == 0:
                 self._begin(self._line.popleft())
                 continue
-            chunk, self._unsent = self._unsent[:_CHUNK_NBYTES], self._unsent[_CHUNK_NBYTES:]
-            self._transport.write(chunk)
-            sent += len(chunk)
+            nbytes = min(self._unsent, _CHUNK_NBYTES)
+            self._transport.write(self._arena.read(self._at, nbytes))
+            self._at, self._unsent = self._at + nbytes, self._unsent - nbytes
+            sent += nbytes
             self._note_idle()
 
     def _note_idle(self) -> None:
         """A reply counts as sent once the write buffer has drained: until then the arena may still be read."""
-        if not self._unsent and not self._paused:
+        if self._unsent == 0 and not self._paused:
             self._since_s = self._loop.time()
 
     def _resume(self) -> None:
@@ -128,8 +132,7 @@ class Serving(asyncio.Protocol):
         status = self._judge(read)
         nbytes = read.nbytes if status is Status.OK else 0
         self._transport.write(REPLY.pack(REPLY_MAGIC, read.tag, status, nbytes))
-        if nbytes:
-            self._unsent = self._arena.memory[read.offset : read.offset + nbytes].toreadonly()
+        self._at, self._unsent = read.offset, nbytes
 
     def _judge(self, read: Read) -> Status:
         if read.lease_id == NO_LEASE:
@@ -140,7 +143,7 @@ class Serving(asyncio.Protocol):
 
     def _watch_time(self) -> None:
         """Drop a reader that is too slow, or idle for too long."""
-        busy = bool(self._unsent) or self._paused
+        busy = self._unsent > 0 or self._paused
         limit_s = self._limits.max_pull_s if busy else self._limits.idle_s if self._greeted else _GREETING_S
         left_s = self._since_s + limit_s - self._loop.time()
         if left_s <= 0:

@@ -12,7 +12,8 @@ from typing import cast
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
-from triptych.transport.arena import PROBE_NBYTES, HostArena, probed_nbytes
+from triptych.ports import Arena
+from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
 from triptych.transport.slot import check_ticket
 from triptych.transport.tcp_wire import (
     LEASE_ID_NBYTES,
@@ -158,7 +159,7 @@ class TcpPeer:
 
     def __init__(
         self,
-        arena: HostArena,
+        arena: Arena,
         offer: TcpOffer,
         *,
         max_pull_s: float,
@@ -184,9 +185,8 @@ class TcpPeer:
         """Read the holder's probe. Raises TransferFailed when it is not the one that was offered."""
         at = self._arena.take_scratch()
         try:
-            place = self._arena.memory[at : at + PROBE_NBYTES]
-            await self._read(NO_LEASE, 0, place)
-            if place != self._offer.probe:
+            await self._read(NO_LEASE, 0, at, PROBE_NBYTES)
+            if self._arena.read(at, PROBE_NBYTES) != self._offer.probe:
                 raise TransferFailed("the holder's memory does not start with its probe: it was restarted")
         finally:
             self._arena.give_scratch(at)
@@ -200,7 +200,7 @@ class TcpPeer:
             raise TransferFailed(f"{nbytes} bytes at {destination_offset} are not inside the own arena")
         if ticket.offset < 0 or ticket.offset + nbytes > self._nbytes:
             raise TransferFailed(f"{nbytes} bytes at {ticket.offset} are not inside the holder's arena")
-        await self._read(ticket.lease_id, ticket.offset, self._arena.memory[destination_offset:][:nbytes])
+        await self._read(ticket.lease_id, ticket.offset, destination_offset, nbytes)
 
     async def close(self) -> None:
         """Cuts the connections: pulls that run fail with TransferFailed."""
@@ -212,7 +212,17 @@ class TcpPeer:
             await link.closed
         self._on_close(self)
 
-    async def _read(self, lease_id: LeaseId, offset: int, place: memoryview) -> None:
+    async def _read(self, lease_id: LeaseId, offset: int, destination_offset: int, nbytes: int) -> None:
+        window = self._arena.window(destination_offset, nbytes)
+        if window is not None:
+            await self._read_into(window, lease_id, offset)
+        else:
+            # A device's memory is not received into: the bytes stay here until they are whole.
+            staged = bytearray(nbytes)
+            await self._read_into(memoryview(staged), lease_id, offset)
+            self._arena.write(destination_offset, staged)
+
+    async def _read_into(self, place: memoryview, lease_id: LeaseId, offset: int) -> None:
         try:
             async with asyncio.timeout(self._max_pull_s), self._room:
                 link = await self._link()

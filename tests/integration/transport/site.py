@@ -101,7 +101,7 @@ class Site:
             raise answer.error
         assert isinstance(answer, machine.Reserved), "the key is there already"
         placed = answer.slot
-        checksum = slot.seal(self.arena.memory, placed.offset, placed.generation, [tensor])
+        checksum = slot.seal(self.arena, placed.offset, placed.generation, [tensor])
         self.memory.handle(machine.Commit(placed.key, placed.generation, checksum), self._now_s())
         granted = await self.grant(key)
         return {"ticket": granted, "digest": digest(data)}
@@ -134,8 +134,8 @@ class Site:
         wanted = ticket_from_json(ticket)
         async with asyncio.timeout(patience_s):
             await self._peers[peer].pull(wanted, at)
-        slot.verify(self.arena.memory, at, wanted)
-        return digest(slot.tensors(self.arena.memory, at, wanted)["embedding"].data)
+        slot.verify(self.arena, at, wanted)
+        return digest(slot.tensors(self.arena, at, wanted)["embedding"].data)
 
     async def fill(self, at: int, nbytes: int, value: int) -> None:
         self.arena.memory[at : at + nbytes] = bytes([value]) * nbytes

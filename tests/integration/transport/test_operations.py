@@ -116,7 +116,7 @@ class World:
             self.happens(machine.Abandon(key, made.generation))
             return
         tensor = Tensor(made.tensors[0], memoryview(data))
-        checksum = slot.seal(self.holder.memory, made.offset, made.generation, [tensor])
+        checksum = slot.seal(self.holder, made.offset, made.generation, [tensor])
         self.happens(machine.Commit(key, made.generation, checksum))
         self.ready[key] = (made, data)
 
@@ -174,7 +174,7 @@ class World:
             self.end_quarantine()
             self.done[type(error).__name__] += 1
             return
-        arrived = slot.tensors(self.reader.memory, at, ticket)["embedding"]
+        arrived = slot.tensors(self.reader, at, ticket)["embedding"]
         assert arrived.data == promised, "wrong bytes"
         self.done["right"] += 1
         self.free(at)
@@ -184,7 +184,7 @@ class World:
             if patience is not None:
                 deadline.reschedule(asyncio.get_running_loop().time() + patience * 1e-4)
             await self.peer.pull(ticket, at)
-        slot.verify(self.reader.memory, at, ticket)
+        slot.verify(self.reader, at, ticket)
 
     async def slowly(self, _reader: str, _ticket: Ticket) -> None:
         """In one process a copy is one step: here it takes a few turns of the event loop before."""

@@ -11,7 +11,9 @@ def ends(host: str, *, rdma: bool = False) -> list[Endpoint]:
 
 def test_the_order_follows_what_was_measured() -> None:
     assert order(ends("a"), ends("a")) == ["memory", "nixl", "tcp"]
-    assert order(ends("a"), ends("b")) == ["memory", "tcp", "nixl"]
+    assert order(ends("a"), ends("b")) == ["memory", "tcp"]  # a dying reader would take the holder with it
+    assert order(ends("a"), ends("b"), preferred="nixl") == ["nixl", "memory", "tcp"]
+    assert order(ends("a", rdma=True), ends("b")) == ["memory", "tcp"]
     assert order(ends("a", rdma=True), ends("b", rdma=True)) == ["memory", "nixl", "tcp"]
     assert order(ends("a"), ends("a"), preferred="tcp") == ["tcp", "memory", "nixl"]
     assert order(ends("a")[:1], ends("a")[1:]) == []

@@ -15,6 +15,7 @@ from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.ports import Peer
 from triptych.testing import virtual_time
 from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder
+from triptych.transport.arena import HostArena
 
 T = TypeVar("T")
 TICKET = Ticket(b"", "e", 1, 0, 48, 1, 0, (), 4, bytes(16), 10)
@@ -166,16 +167,11 @@ def test_lost_requests_and_replies_are_unavailable(fault: Fault, done: bool) -> 
 
 
 @dataclass
-class OwnArena:
+class ZeroTransport:
     """A transport and peer that 'pull' by writing zeros."""
 
-    memory: memoryview
-    nbytes: int = 128
+    arena: HostArena
     backend: str = "own"
-
-    @property
-    def arena(self) -> "OwnArena":
-        return self
 
     def offer(self) -> TransportOffer:
         return TransportOffer("own", "here", b"")
@@ -184,7 +180,7 @@ class OwnArena:
         return self
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        self.memory[destination_offset : destination_offset + ticket.slot_nbytes] = bytes(ticket.slot_nbytes)
+        self.arena.write(destination_offset, bytes(ticket.slot_nbytes))
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
         return ()
@@ -194,13 +190,15 @@ class OwnArena:
 
 def test_pulls_are_damaged_as_told() -> None:
     async def main() -> None:
-        own = OwnArena(memoryview(bytearray(b"x" * 128)))
+        arena = HostArena(8192, instance_id="own", epoch=1)
+        own, at = ZeroTransport(arena), arena.base
+        arena.write(at, b"x" * 128)
         damaged = iter([False, True])
         transport = DamagingTransport(own, lambda _: next(damaged))
         peer = await transport.connect(transport.offer())
-        await peer.pull(TICKET, 0)
-        assert not any(own.memory[:64])
-        await peer.pull(TICKET, 0)
-        assert sum(own.memory[:64]) == 1
+        await peer.pull(TICKET, at)
+        assert not any(arena.read(at, 64))
+        await peer.pull(TICKET, at)
+        assert sum(arena.read(at, 64)) == 1
 
     run(main)

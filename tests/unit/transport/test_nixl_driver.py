@@ -58,7 +58,7 @@ async def driver(nixl: Bindings) -> AsyncIterator[NixlDriver]:
 
 
 def read(peer: str = "a", nbytes: int = 100) -> Read:
-    return Read(peer, 0, 0, nbytes, asyncio.get_running_loop().create_future())
+    return Read(peer, None, 0, 0, nbytes, asyncio.get_running_loop().create_future())
 
 
 async def ended(*reads: Read) -> list[str | None]:

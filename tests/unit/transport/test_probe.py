@@ -129,3 +129,21 @@ async def test_what_a_holder_says_no_to_does_not_cost_the_link() -> None:
         await _read_until_it_fails(book, LeaseLost("gone"))
     assert await book.meet("e", 1, []) is connector.links[0]
     await book.close()
+
+
+async def test_a_holder_that_offers_something_else_is_met_anew_and_readers_of_the_former_link_go_on() -> None:
+    connector = Connector()
+    connector.go.set()
+    book = PeerBook(connector, limit=2)
+    first, second = [TransportOffer("nixl", "h", b"first")], [TransportOffer("nixl", "h", b"second")]
+    async with book.use("e", 1, first) as held:
+        assert await book.meet("e", 1, first) is held
+        renewed = await book.meet("e", 1, second)
+        assert renewed is not held
+        assert [link.closed for link in connector.links] == [False, False]
+        assert await book.meet("e", 1, second) is renewed
+    assert [link.closed for link in connector.links] == [True, False]
+    assert len(book) == 1
+    await book.meet("e", 1, first)
+    assert [link.closed for link in connector.links] == [True, True, False]
+    await book.close()

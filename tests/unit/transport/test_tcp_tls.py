@@ -61,8 +61,8 @@ async def pull(holder: Site, reader: Site, nbytes: int) -> None:
         sent = tensor_of("t", DType.U8, (nbytes,), nbytes)
         ticket = holder.put(nbytes.to_bytes(8, "big"), [sent])
         await peer.pull(ticket, reader.arena.base)
-        slot.verify(reader.arena.memory, reader.arena.base, ticket)
-        assert slot.tensors(reader.arena.memory, reader.arena.base, ticket)["t"].data == sent.data
+        slot.verify(reader.arena, reader.arena.base, ticket)
+        assert slot.tensors(reader.arena, reader.arena.base, ticket)["t"].data == sent.data
     finally:
         await peer.close()
 
@@ -88,11 +88,11 @@ async def test_a_pull_that_is_given_up_under_tls_writes_nothing_more(member: Tls
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.003):
                 await peer.pull(ticket, at)
-        reader.arena.memory[at:end] = bytes(end - at)
+        reader.arena.write(at, bytes(end - at))
         await asyncio.sleep(0.05)
-        assert reader.arena.memory[at:end] == bytes(end - at)
+        assert reader.arena.read(at, end - at) == bytes(end - at)
         await peer.pull(ticket, at)
-        slot.verify(reader.arena.memory, at, ticket)
+        slot.verify(reader.arena, at, ticket)
         await peer.close()
 
 

@@ -41,8 +41,8 @@ def test_an_item_becomes_an_embedding_with_two_leases() -> None:
             request = encode_request("cat")
             result = await panel.service.encode(request)
             ticket = result.ticket
-            verify(panel.holdings.arena.memory, ticket.offset, ticket)
-            found = tensors(panel.holdings.arena.memory, ticket.offset, ticket)
+            verify(panel.holdings.arena, ticket.offset, ticket)
+            found = tensors(panel.holdings.arena, ticket.offset, ticket)
             assert bytes(found["embeddings"].data) == fake_embedding(request.media, 32, 8)
             assert (ticket.holder, ticket.epoch, ticket.tokens, result.cached) == ("encoder", 1, 32, False)
             assert result.encode_s > 0

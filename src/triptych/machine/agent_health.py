@@ -1,0 +1,202 @@
+"""Memory of how a transport's agent does: when it has to be replaced, and when a replaced one can be taken down.
+
+    IN USE -- Replace -> (the next one is made) -- Replaced -> RETIRED -- TakeDown -> gone
+                                                                  ^------ NotDown ----+
+
+An agent is replaced when a transfer that was given up never ends, when a call into it does not return, or when call
+after call fails without one that works between. A replaced agent finishes what it has begun, and is taken down when
+that is over, or after ``linger_s``. What it could still write to stays out of use until it is gone.
+
+Everything is bounded: replacements come at pauses that double, and while ``max_retired`` agents are not gone there is
+no further one.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(Enum):
+    STUCK = "stuck"
+    """A transfer that was given up did not end."""
+    HANGING = "hanging"
+    """A call did not return."""
+    FAILING = "failing"
+    """One call after the other failed."""
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """A call to the agent in use did what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call to the agent in use failed in a way that need not be a peer's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Time has passed. Of the agent in use: for how long its oldest transfer that was given up, and its oldest call, are
+    not over; 0 when there is none. ``idle``: retired agents that have nothing under way any more.
+    """
+
+    stuck_s: float
+    hanging_s: float
+    idle: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """There is a new agent; ``former`` is the number of the one that was in use until now."""
+
+    former: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotReplaced:
+    """A new agent could not be made: the old one stays in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A retired agent is gone."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotDown:
+    """It cannot be taken down now: a call into it has not returned."""
+
+    number: int
+
+
+Event = Worked | Failed | Look | Replaced | NotReplaced | Down | NotDown
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Make a new agent; ``Replaced`` or ``NotReplaced`` must follow."""
+
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDown:
+    """End a retired agent; ``Down`` or ``NotDown`` must follow."""
+
+    number: int
+    reason: str
+
+
+Effect = Replace | TakeDown
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    stuck_s: float
+    """How long a transfer may go on after it was given up."""
+    hanging_s: float
+    """How long a call may take."""
+    max_failures: int = 4
+    """So many failures in a row are the agent's."""
+    min_retired_s: float = 5.0
+    """A replaced agent is not taken down before: peers that read through it have to hear of the new one."""
+    linger_s: float = 30.0
+    """A replaced agent is taken down after so long, whatever is under way."""
+    max_retired: int = 3
+    first_pause_s: float = 1.0
+    """Between two replacements; it doubles from there ..."""
+    longest_pause_s: float = 60.0
+    """... up to this, and starts over when an agent has worked for so long."""
+
+
+class AgentHealth:
+    """``handle`` is the only mutator."""
+
+    def __init__(self, limits: HealthLimits) -> None:
+        self._limits = limits
+        self._failures = 0
+        self._replacing = False
+        self._replaced_s: float | None = None
+        self._pause_s = limits.first_pause_s
+        self._retired: dict[int, float] = {}
+        """Since when; of one that could not be taken down, since the last try."""
+        self._going_down: set[int] = set()
+
+    @property
+    def retired(self) -> int:
+        """Replaced agents that are not gone."""
+        return len(self._retired)
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case Worked():
+                self._failures = 0
+                if self._replaced_s is not None and now_s - self._replaced_s >= self._limits.longest_pause_s:
+                    self._pause_s = self._limits.first_pause_s
+            case Failed():
+                self._failures += 1
+            case Look():
+                return [*self._take_down(event.idle, now_s), *self._replace(event, now_s)]
+            case Replaced(former):
+                self._retired[former] = now_s
+                self._tried(now_s)
+            case NotReplaced():
+                self._tried(now_s)
+            case Down(number):
+                self._going_down.discard(number)
+                del self._retired[number]
+            case NotDown(number):
+                self._going_down.discard(number)
+                self._retired[number] = now_s
+        return []
+
+    def _tried(self, now_s: float) -> None:
+        self._replacing = False
+        self._failures = 0
+        if self._replaced_s is not None:
+            self._pause_s = min(2 * self._pause_s, self._limits.longest_pause_s)
+        self._replaced_s = now_s
+
+    def _replace(self, look: Look, now_s: float) -> list[Effect]:
+        limits = self._limits
+        if self._replacing or len(self._retired) >= limits.max_retired:
+            return []
+        if self._replaced_s is not None and now_s - self._replaced_s < self._pause_s:
+            return []
+        if look.hanging_s >= limits.hanging_s:
+            effect = Replace(Cause.HANGING, f"a call has not returned for {look.hanging_s:.1f} s")
+        elif look.stuck_s >= limits.stuck_s:
+            effect = Replace(Cause.STUCK, f"a transfer was given up {look.stuck_s:.1f} s ago and is not over")
+        elif self._failures >= limits.max_failures:
+            effect = Replace(Cause.FAILING, f"{self._failures} calls in a row failed")
+        else:
+            return []
+        self._replacing = True
+        return [effect]
+
+    def _take_down(self, idle: frozenset[int], now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for number, since_s in self._retired.items():
+            retired_s = now_s - since_s
+            if number in self._going_down or retired_s < self._limits.min_retired_s:
+                continue
+            if number in idle:
+                effects.append(TakeDown(number, "nothing is under way any more"))
+            elif retired_s >= self._limits.linger_s:
+                effects.append(TakeDown(number, f"it had {retired_s:.1f} s to end what was under way"))
+        self._going_down.update(effect.number for effect in effects if isinstance(effect, TakeDown))
+        return effects
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant does not hold."""
+        assert len(self._retired) <= self._limits.max_retired, "too many agents were replaced"  # noqa: S101 - invariant
+        assert self._going_down <= self._retired.keys(), "an agent in use is taken down"  # noqa: S101 - invariant
+        assert self._pause_s <= self._limits.longest_pause_s, "a pause without bound"  # noqa: S101 - invariant

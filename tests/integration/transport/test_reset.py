@@ -1,0 +1,316 @@
+"""An agent of NIXL's that is stuck, hangs or fails is replaced; pulls from healthy peers work again, and what the old
+one could still write to is not used before it is gone.
+"""
+
+import asyncio
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.contract.transport_kit import MACHINE, Holder, holder_process
+from triptych.domain.embedding import Ticket
+from triptych.errors import TransferFailed
+from triptych.machine.agent_health import HealthLimits
+from triptych.ports import Arena, Peer
+from triptych.transport import slot
+from triptych.transport.arena import HostArena
+from triptych.transport.nixl import NixlTransport
+from triptych.transport.nixl_agent import NixlAgent
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: its reset was NOT tested"
+    ),
+]
+
+HEALTH = HealthLimits(
+    stuck_s=0.5, hanging_s=0.5, max_failures=3, min_retired_s=0.5, linger_s=2.0, first_pause_s=0.2, longest_pause_s=1.0
+)
+SMALL_AT, LARGE_AT = 4096, 1 << 20
+
+
+@dataclass
+class Faults:
+    """What the first agent does wrong, and whether a further one can be made."""
+
+    posts_fail: bool = False
+    posts_hang: bool = False
+    opens_fail: bool = False
+    go_on: threading.Event = field(default_factory=threading.Event)
+    opened: int = 0
+
+
+class _Faulty:
+    """NIXL's own agent, but for the call that begins a transfer."""
+
+    def __init__(self, inner: Any, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def postXferReq(self, handle: Any) -> Any:  # noqa: N802 - as NIXL says
+        if self._faults.posts_hang:
+            self._faults.go_on.wait()
+        if self._faults.posts_fail:
+            raise ValueError
+        return self._inner.postXferReq(handle)
+
+
+def opener(faults: Faults) -> Any:
+    def open_agent(arena: Arena, incarnation: int) -> NixlAgent:
+        faults.opened += 1
+        if incarnation and faults.opens_fail:
+            raise RuntimeError("no device is left")
+        agent = NixlAgent(arena, incarnation)
+        if incarnation == 0:
+            agent.agent = _Faulty(agent.agent, faults)
+        return agent
+
+    return open_agent
+
+
+@pytest.fixture(scope="module")
+def holder() -> Iterator[Holder]:
+    with holder_process("nixl") as one:
+        yield one
+
+
+@dataclass
+class Reader:
+    transport: NixlTransport
+    arena: HostArena
+    peer: Peer
+    resets: list[str]
+
+    async def pull(self, ticket: Ticket, at: int) -> None:
+        await self.peer.pull(ticket, at)
+        slot.verify(self.arena, at, ticket)
+
+    async def until_reset(self, number: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while len(self.resets) < number:  # noqa: ASYNC110 - it is logged and counted, nobody is woken
+                await asyncio.sleep(0.02)
+
+    async def until_gone(self) -> None:
+        async with asyncio.timeout(20):
+            while self.transport.retired or self.transport.quarantined():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def reading(holder: Holder, faults: Faults, *, max_pull_s: float = 0.5) -> AsyncIterator[Reader]:
+    arena = HostArena(64 << 20, instance_id="reader", epoch=1)
+    resets: list[str] = []
+    transport = await NixlTransport.start(
+        arena,
+        machine=MACHINE,
+        max_pull_s=max_pull_s,
+        health=HEALTH,
+        open_agent=opener(faults),
+        on_reset=lambda backend, cause: resets.append(f"{backend}: {cause}"),
+    )
+    try:
+        yield Reader(transport, arena, await transport.connect(holder.offer), resets)
+    finally:
+        faults.go_on.set()
+        await transport.close()
+
+
+async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_go_on(holder: Holder) -> None:
+    faults = Faults()
+    async with reading(holder, faults) as reader:
+        await reader.pull(holder.tickets[1], LARGE_AT)
+        before = reader.transport.offer()
+        faults.posts_fail = True
+        for _ in range(HEALTH.max_failures):
+            with pytest.raises(TransferFailed):
+                await reader.pull(holder.tickets[0], SMALL_AT)
+        await reader.until_reset()
+        assert reader.resets == ["nixl: failing"]
+        assert reader.transport.offer() != before, "the offer is of an agent that is no longer in use"
+        await reader.pull(holder.tickets[0], SMALL_AT)  # over the same link, through the new agent
+        await reader.pull(holder.tickets[1], LARGE_AT)
+        await reader.until_gone()
+        await reader.pull(holder.tickets[1], LARGE_AT)
+        assert reader.resets == ["nixl: failing"]
+
+
+async def test_an_agent_that_hangs_is_replaced_and_its_destination_is_kept_until_the_call_returns(
+    holder: Holder,
+) -> None:
+    faults = Faults()
+    async with reading(holder, faults) as reader:
+        faults.posts_hang = True
+        large = holder.tickets[1]
+        with pytest.raises(TransferFailed):
+            await reader.pull(large, LARGE_AT)
+        await reader.until_reset()
+        assert reader.resets == ["nixl: hanging"]
+        await reader.pull(holder.tickets[0], SMALL_AT)
+        await asyncio.sleep(HEALTH.linger_s + 1.0)
+        assert reader.transport.quarantined() == ((LARGE_AT, large.slot_nbytes),), "the call may still write there"
+        assert reader.transport.retired == 1
+        faults.posts_hang = False
+        faults.go_on.set()
+        await reader.until_gone()
+        reader.arena.write(LARGE_AT, bytes(large.slot_nbytes))
+        await asyncio.sleep(0.3)
+        assert not any(reader.arena.read(LARGE_AT, large.slot_nbytes))
+        await reader.pull(large, LARGE_AT)
+
+
+async def test_replacements_come_at_growing_pauses_where_none_can_be_made(holder: Holder) -> None:
+    faults = Faults(opens_fail=True)
+    async with reading(holder, faults) as reader:
+        faults.posts_fail = True
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + 4.0
+        while loop.time() < until_s:
+            with pytest.raises(TransferFailed):
+                await reader.pull(holder.tickets[0], SMALL_AT)
+            await asyncio.sleep(0.02)
+        assert 3 <= faults.opened - 1 <= 7, "pauses of 0.2, 0.4, 0.8, 1, 1 s"
+        faults.opens_fail = False
+        await reader.until_reset()
+        await reader.pull(holder.tickets[0], SMALL_AT)
+
+
+async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(holder: Holder) -> None:
+    """Both ends are instances that read and are read, as hybrids do."""
+    faults = Faults()
+    async with reading(holder, faults) as both:
+        out = textwrap.dedent(
+            """
+            import asyncio, sys
+            from tests.contract.transport_kit import MACHINE
+            from triptych.domain.instance import TransportOffer
+            from triptych.errors import TransferFailed
+            from triptych.transport.arena import HostArena
+            from triptych.transport.nixl import NixlTransport
+
+            async def main():
+                arena = HostArena(1 << 20, instance_id="other", epoch=1)
+                transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=1)
+                for line in sys.stdin:
+                    try:
+                        peer = await transport.connect(TransportOffer("nixl", MACHINE, bytes.fromhex(line.strip())))
+                        print("met", flush=True)
+                    except TransferFailed as error:
+                        print(error.message, flush=True)
+                await transport.close()
+
+            asyncio.run(main())
+            """
+        )
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", out, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert other.stdin is not None
+        assert other.stdout is not None
+
+        async def meets(offer: bytes) -> bytes:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdin.write(offer.hex().encode() + b"\n")
+            async with asyncio.timeout(15):
+                return await other.stdout.readline()
+
+        before = both.transport.offer().metadata
+        assert await meets(before) == b"met\n"
+        faults.posts_fail = True
+        for _ in range(HEALTH.max_failures):
+            with pytest.raises(TransferFailed):
+                await both.pull(holder.tickets[0], SMALL_AT)
+        await both.until_reset()
+        await both.until_gone()
+        assert await meets(both.transport.offer().metadata) == b"met\n"
+        other.stdin.close()
+        await other.wait()
+
+
+STOPPED = """
+import asyncio, signal
+from tests.contract.transport_kit import MACHINE, holder_process
+from tests.integration.transport.test_reset import HEALTH
+from triptych.errors import TransferFailed
+from triptych.transport import slot
+from triptych.transport.arena import HostArena
+from triptych.transport.nixl import NixlTransport
+
+AT, ELSEWHERE = 1 << 20, 64 << 20
+
+async def turn(number, transport, resets, healthy, steady):
+    arena = transport.arena
+    with holder_process("nixl", name=f"stopped-{number}") as stopped:
+        large = stopped.tickets[1]
+        peer = await transport.connect(stopped.offer)
+        stopped.signal(signal.SIGSTOP)
+        try:
+            await peer.pull(large, AT)
+            raise AssertionError("a holder that stands still was read")
+        except TransferFailed:
+            pass
+        assert transport.quarantined() == ((AT, large.slot_nbytes),)
+        await peer.close()
+        async with asyncio.timeout(10):
+            while len(resets) <= number:
+                await asyncio.sleep(0.02)
+        await steady.pull(healthy.tickets[1], ELSEWHERE)
+        slot.verify(arena, ELSEWHERE, healthy.tickets[1])
+        async with asyncio.timeout(10):
+            while transport.quarantined():
+                await asyncio.sleep(0.02)
+        arena.write(AT, bytes(large.slot_nbytes))
+        stopped.signal(signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        assert not any(arena.read(AT, large.slot_nbytes)), "a late write reached memory that is used again"
+
+async def main():
+    resets = []
+    with holder_process("nixl", name="healthy") as healthy:
+        transport = await NixlTransport.start(
+            HostArena(128 << 20, instance_id="reader", epoch=1),
+            machine=MACHINE,
+            max_pull_s=0.5,
+            health=HEALTH,
+            on_reset=lambda _, cause: resets.append(cause),
+        )
+        steady = await transport.connect(healthy.offer)
+        for number in range(3):
+            await turn(number, transport, resets, healthy, steady)
+        await steady.pull(healthy.tickets[1], ELSEWHERE)
+        slot.verify(transport.arena, ELSEWHERE, healthy.tickets[1])
+        async with asyncio.timeout(15):
+            while transport.retired:
+                await asyncio.sleep(0.05)
+        print("resets:", *resets)
+        await transport.close()
+
+asyncio.run(main())
+"""
+
+
+def test_holders_that_stand_still_again_and_again_cost_an_agent_each_and_no_memory() -> None:
+    """As between hosts: through shared memory NIXL can read a holder that stands still."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        env={**os.environ, "UCX_TLS": "tcp"},  # noqa: TID251 - a child process gets all of it
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
+    assert "resets: stuck stuck stuck" in done.stdout  # UCX says that it lost requests, on stdout
