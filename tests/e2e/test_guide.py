@@ -84,7 +84,6 @@ def here(text: str, addresses: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
 def test_commands_do_what_the_guide_says(block: Block, addresses: dict[str, str]) -> None:
-    (ROOT / "build").mkdir(exist_ok=True)
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
         "HOME": os.path.expanduser("~"),  # noqa: PTH111  # as a string, as the environment has it

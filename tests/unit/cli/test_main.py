@@ -366,7 +366,7 @@ def test_the_address_may_come_from_the_environment(gateway: Stub, monkeypatch: p
 
 
 def test_bench_loads_an_endpoint_and_reports(gateway: Stub, tmp_path: Path) -> None:
-    out_file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    out_file, picture = tmp_path / "build" / "bench" / "out.json", tmp_path / "plots" / "out.png"
     options = ["--rate", 20, "--duration", 0.5, "--images", "1:1,2:1", "--image-size", "8x8", "--slo-ttft-ms", 5000]
     code, out, err = triptych("bench", "--url", gateway.url, *options, "--json", out_file, "--plot", picture)
     assert (code, err) == (0, "")
@@ -414,7 +414,8 @@ def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
         (["--sweep", "0"], 2, "positive rates"),
         (["--rate", "1", "--images", "many"], 2, "is not VALUE"),
         (["--rate", "1", "--image-size", "8"], 2, "is not a size"),
-        (["--rate", "1", "--json", "/nowhere/a.json"], 2, "no such directory"),
+        (["--rate", "1", "--json", "/dev/null/a.json"], 2, "cannot write /dev/null/a.json: a file is where"),
+        (["--rate", "1", "--plot", "/dev/null/b/a.png"], 2, "cannot write /dev/null/b/a.png: a file is where"),
         (["--trace", "/nowhere"], 2, "does not exist"),
         (["--rate", "1", "--url", "http://127.0.0.1:1"], 1, "nothing answers"),
     ],

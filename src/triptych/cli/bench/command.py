@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,10 +111,10 @@ class Outputs:
 
     @classmethod
     def checked(cls, json_file: Path | None, plot: Path | None) -> Self:
-        """What would fail after the run fails before it. Raises CliError."""
+        """Make the directories; what would fail after the run fails before it. Raises CliError."""
         for path in (json_file, plot):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise CliError(f"cannot write {path}: there is no such directory", caller=True)
+            if path is not None:
+                _make_room(path)
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise CliError("plots need matplotlib: pip install 'triptych[bench]'", caller=True)
         return cls(json_file, plot)
@@ -160,6 +161,18 @@ async def bench(job: Bench, console: Console) -> list[Run]:
                 f"goodput {best:g} requests/s (the highest rate with at least {job.attainment:.0%} attainment)"
             )
     return runs
+
+
+def _make_room(path: Path) -> None:
+    directory = path.absolute().parent
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise CliError(f"cannot write {path}: a file is where its directory would be", caller=True) from None
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}", caller=True) from None
+    if not os.access(path if path.exists() else directory, os.W_OK):
+        raise CliError(f"cannot write {path}: Permission denied", caller=True)
 
 
 def _rates(text: str) -> tuple[float, ...]:
