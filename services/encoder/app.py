@@ -5,9 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from triptych.engine.device_arena import DeviceArena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
+from triptych.ports import Arena
 from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
@@ -43,7 +45,7 @@ async def app(
         record = EncoderRecord(telemetry.metrics)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
-        arena = HostArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch)
+        arena = await compute.run(partial(_arena, settings, instance_id, epoch))
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
@@ -99,6 +101,12 @@ async def app(
 
 async def _missing(service: EncoderService[PreparedMedia]) -> tuple[str, ...]:
     return ("it is draining",) if service.load().draining else ()
+
+
+def _arena(settings: EncoderSettings, instance_id: str, epoch: int) -> Arena:
+    if settings.arena == "device":
+        return DeviceArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch, device=settings.device)
+    return HostArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch)
 
 
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:

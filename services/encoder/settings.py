@@ -32,6 +32,8 @@ class EncoderSettings(RpcServiceSettings):
 
     transports: Strings = ("shm", "nixl", "tcp")
     """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
+    arena: str = Field(default="host", pattern="^(host|device)$")
+    """Where embeddings lie: in the host's memory, or in that of ``device``, which then needs nixl or tcp to be reached."""
     arena_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for embeddings: those that are leased and, in what is left, the cache."""
     max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from triptych.domain.embedding import LeaseId
+from triptych.engine.device_arena import DeviceArena
 from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.ports import Arena
@@ -49,7 +50,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         record = TextRecord(telemetry.metrics, engine.model)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
-        arena = HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
+        arena = await engine_thread.run(partial(_arena, settings, instance_id, epoch))
         transports = await _transports(settings, arena, record)
         stack.push_async_callback(transports.close)
         peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
@@ -137,6 +138,12 @@ async def _transports(settings: TextSettings, arena: Arena, record: TextRecord) 
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None
+
+
+def _arena(settings: TextSettings, instance_id: str, epoch: int) -> Arena:
+    if settings.arena == "device":
+        return DeviceArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch, device=settings.device)
+    return HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
 
 
 def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
