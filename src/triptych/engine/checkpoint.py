@@ -32,6 +32,7 @@ DECIDING_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
+    "video_preprocessor_config.json",
     "vocab.json",
 )
 """Besides the weights, the files that decide what comes out."""

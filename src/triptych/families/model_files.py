@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,8 @@ class ModelFiles:
     """What the configuration files of a model directory say; a file that is not there is an empty mapping.
 
     ``image_processor`` is the nested section of ``processor_config.json`` or else ``preprocessor_config.json``, in the
-    order in which transformers looks for it. ``chat_template`` is the template's source, None without one.
+    order in which transformers looks for it; ``video_processor`` that or ``video_preprocessor_config.json``, or else what
+    holds for images. ``chat_template`` is the template's source, None without one.
     """
 
     directory: Path
@@ -29,6 +30,7 @@ class ModelFiles:
     tokenizer_config: Json
     generation_config: Json
     chat_template: str | None
+    video_processor: Json = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
@@ -41,11 +43,14 @@ class ModelFiles:
             raise BadModel(f"model directory {root.name!r} has no config.json")
         processor = _read_json(root / "processor_config.json")
         tokenizer_config = _read_json(root / "tokenizer_config.json")
+        preprocessor = _read_json(root / "preprocessor_config.json")
+        videos = _read_json(root / "video_preprocessor_config.json") or preprocessor
         return cls(
             directory=root,
             config=config,
             processor=processor,
-            image_processor=processor.get("image_processor") or _read_json(root / "preprocessor_config.json"),
+            image_processor=processor.get("image_processor") or preprocessor,
+            video_processor=processor.get("video_processor") or videos,
             tokenizer_config=tokenizer_config | _missing_special_tokens(root, tokenizer_config),
             generation_config=_read_json(root / "generation_config.json"),
             chat_template=_chat_template(root, processor, tokenizer_config),
@@ -55,6 +60,12 @@ class ModelFiles:
     def model_type(self) -> str:
         """The architecture's name in transformers (``llava``)."""
         return str(self.config.get("model_type", ""))
+
+    @property
+    def feature_extractor(self) -> Json:
+        """Settings of what hears audio: nested in ``processor_config.json`` or else ``preprocessor_config.json``."""
+        nested = self.processor.get("feature_extractor") or self.processor.get("audio_processor")
+        return nested or self.image_processor
 
     @property
     def tokenizer_file(self) -> Path:

@@ -29,6 +29,16 @@ def test_the_nested_image_processor_comes_first(tmp_path: Path) -> None:
     assert ModelFiles.load(tmp_path).image_processor == {"size": 2}
 
 
+def test_what_holds_for_videos_is_looked_for_in_transformers_order(tmp_path: Path) -> None:
+    write(tmp_path, preprocessor_config={"size": 3})
+    assert ModelFiles.load(tmp_path).video_processor == {"size": 3}
+    write(tmp_path, video_preprocessor_config={"size": 2})
+    assert ModelFiles.load(tmp_path).video_processor == {"size": 2}
+    write(tmp_path, processor_config={"video_processor": {"size": 1}})
+    assert ModelFiles.load(tmp_path).video_processor == {"size": 1}
+    assert ModelFiles.load(tmp_path).image_processor == {"size": 3}
+
+
 def test_the_chat_template_is_looked_for_in_transformers_order(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_config={"chat_template": [{"name": "default", "template": "4"}]})
     assert ModelFiles.load(tmp_path).chat_template == "4"
