@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from triptych.families.model_files import BadModel, Json
+from triptych.families.model_files import BadModel, Json, ModelFiles
 
 
 def section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
@@ -25,3 +25,26 @@ def integer(fields: Json, *names: str) -> int:
             raise BadModel(f"{name} is {value!r}, not a positive integer")
         return value
     raise BadModel(f"the model's configuration has no {names[0]}")
+
+
+def square(fields: Json, name: str) -> int:
+    """The side of what has to be a square: one number, a pair, ``height`` and ``width``, or an edge. Raises BadModel."""
+    value = fields.get(name)
+    sides = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    sides = [side for side in sides if side is not None]
+    if not sides or any(side != sides[0] for side in sides):
+        raise BadModel(f"{name} is {value!r}, not a square")
+    return integer({name: sides[0]}, name)
+
+
+def named_token(files: ModelFiles, name: str, default: str | None = None) -> str:
+    """A special token that the tokenizer's configuration knows under a name (``image_token``). Raises BadModel."""
+    config = files.tokenizer_config
+    for names in (config, config.get("model_specific_special_tokens"), config.get("extra_special_tokens")):
+        token = names.get(name) if isinstance(names, dict) else None
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            return content
+    if default is None:
+        raise BadModel(f"tokenizer_config.json names no {name}")
+    return default

@@ -7,20 +7,10 @@ from typing import Self
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.defaults import CLASS_TOKENS, TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
-# Published checkpoints leave out what equals transformers' defaults for these architectures.
-_TEXT_DEFAULTS: Mapping[str, Json] = {
-    "llama": {"hidden_size": 4096, "max_position_embeddings": 2048},
-    "mistral": {"hidden_size": 4096, "max_position_embeddings": 131072},
-    "qwen2": {"hidden_size": 4096, "max_position_embeddings": 32768},
-}
-_VISION_DEFAULTS: Mapping[str, Json] = {
-    "clip_vision_model": {"image_size": 224, "patch_size": 32},
-    "siglip_vision_model": {"image_size": 224, "patch_size": 16},
-}
-_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 _PROCESSOR_DEFAULTS: Json = {
     "do_resize": True,
     "do_center_crop": True,
@@ -41,7 +31,7 @@ class Llava:
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
+        text = section(files.config, "text_config", "llama", TEXT_DEFAULTS)
         return cls(
             placeholder_id=integer(files.config, "image_token_id", "image_token_index"),
             hidden_size=integer(text, "hidden_size"),
@@ -68,22 +58,22 @@ class Llava:
 
 def _tokens_per_image(files: ModelFiles) -> int:
     """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision tower agrees."""
-    vision = section(files.config, "vision_config", "clip_vision_model", _VISION_DEFAULTS)
+    vision = section(files.config, "vision_config", "clip_vision_model", TOWER_DEFAULTS)
     tower = vision["model_type"]
-    if tower not in _CLASS_TOKENS:
-        raise BadModel(f"vision_config.model_type is {tower!r}; llava is served with {', '.join(_CLASS_TOKENS)}")
+    if tower not in CLASS_TOKENS:
+        raise BadModel(f"vision_config.model_type is {tower!r}; llava is served with {', '.join(CLASS_TOKENS)}")
     patch_size = integer(vision, "patch_size")
     side = integer(vision, "image_size")
     strategy = files.config.get("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
     dropped = 1 if strategy == "default" else 0
-    made = (side // patch_size) ** 2 + _CLASS_TOKENS[tower] - dropped
+    made = (side // patch_size) ** 2 + CLASS_TOKENS[tower] - dropped
 
     height, width = _processed_size({**_PROCESSOR_DEFAULTS, **files.image_processor})
     processor_patch = files.processor.get("patch_size") or patch_size
     processor_strategy = files.processor.get("vision_feature_select_strategy") or strategy
-    additional = files.processor.get("num_additional_image_tokens", _CLASS_TOKENS[tower] if not files.processor else 0)
+    additional = files.processor.get("num_additional_image_tokens", CLASS_TOKENS[tower] if not files.processor else 0)
     written = (height // processor_patch) * (width // processor_patch) + additional
     written -= 1 if processor_strategy == "default" else 0
     if written != made or (height, width) != (side, side):
