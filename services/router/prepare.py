@@ -10,7 +10,7 @@ from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.machine.request_events import CountedItem
-from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
 from triptych.tokens.grammar import Grammars
@@ -109,7 +109,7 @@ class ModelPrepare:
 
     def _inspect(self, part: MediaPart, param: str) -> MediaInfo:
         try:
-            info = inspect_image(part.data, self.limits)
+            info = inspect_media(part.data, self.limits)
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
             self.builder.family.layout(info)

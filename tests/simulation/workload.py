@@ -12,7 +12,7 @@ from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReaso
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
-from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.fakes import FAKE_MODEL, Spliced, answer_tokens, fake_embedding
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, fake_prompt_builder, fake_tokenizer
@@ -32,7 +32,7 @@ class Ask:
     def right_answers(self) -> list[tuple[int, ...]]:
         """What a model in one piece would say, for each choice."""
         images = [part.data for part in self.request.media]
-        prompt = PROMPTS.build(self.request.messages, [inspect_image(image, MediaLimits()) for image in images])
+        prompt = PROMPTS.build(self.request.messages, [inspect_media(image, MediaLimits()) for image in images])
         items = [
             Spliced(run.start, run.tokens, fake_embedding(image, run.tokens, FAKE_MODEL.hidden_size))
             for run, image in zip(prompt.runs, images, strict=True)

@@ -14,9 +14,10 @@ class Modality(Enum):
 class MediaInfo:
     """What is known of an item from its bytes alone, without decoding pixels.
 
-    ``width`` and ``height`` are in pixels, after the EXIF orientation is applied; 0 for audio. ``digest`` is the whole
+    ``width`` and ``height`` are in pixels, after the orientation is applied; 0 for audio. ``digest`` is the whole
     32-byte BLAKE2b digest of the bytes: never truncated, never a client's. ``frames`` are all that a video has
-    (1 for an image), shown over ``duration_s``; ``samples`` are those of one channel of audio at ``sample_rate_hz``.
+    (1 for an image), shown over ``duration_s``; each has been turned by ``rotation_deg`` clockwise (0, 90, 180 or 270)
+    to be ``width`` by ``height``. ``samples`` are those of one channel of audio at ``sample_rate_hz``.
     Decoders hold an item to what stands here: one that turns out otherwise is refused.
     """
 
@@ -30,10 +31,21 @@ class MediaInfo:
     duration_s: float = 0.0
     samples: int = 0
     sample_rate_hz: int = 0
+    rotation_deg: int = 0
 
     @property
     def pixels(self) -> int:
+        """Of one frame."""
         return self.width * self.height
+
+    @property
+    def frames_per_s(self) -> float:
+        """Of a video, on average; 0 for what has no duration."""
+        return self.frames / self.duration_s if self.duration_s else 0.0
+
+    def samples_at(self, sample_rate_hz: int) -> int:
+        """Samples of one channel once the audio is brought to another rate: any that has begun counts."""
+        return -(-self.samples * sample_rate_hz // self.sample_rate_hz)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import av
 import PIL
 import torch
 import transformers
@@ -71,6 +72,7 @@ class TransformersEncoderEngine:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "pillow": PIL.__version__,
+            "av": av.__version__,
             "device": self._device.type,
         }
         return " ".join(f"{name}/{value}" for name, value in parts.items())

@@ -1,54 +1,77 @@
-"""What an image is, from its bytes alone: format, size and digest, without decoding a pixel.
+"""What an item is, from its bytes alone: format, size, length and digest, without decoding anything.
 
-Headers are read here rather than by an imaging library, so that the process that takes requests never hands untrusted
-bytes to a decoder. A file whose header is sound but whose pixels are not is found by the encoder.
+Headers are read here rather than by an imaging or a video library, so that the process that takes requests never hands
+untrusted bytes to a decoder (ADR 11). A file whose header is sound but whose content is not is found by the encoder.
 """
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
+from triptych.media.clips import Clip
 from triptych.media.headers import FORMATS, Header, read_header
+from triptych.media.mp4 import is_mp4, read_mp4
+from triptych.media.sound import is_mp3, read_flac, read_mp3, read_ogg, read_wav
+from triptych.media.webm import read_webm
 
 DIGEST_NBYTES = 32
+
+_KNOWN = f"images ({', '.join(FORMATS)}), videos (mp4, mov, webm) and audio (wav, flac, mp3, ogg, m4a)"
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The most that one image may be.
+    """The most that one item may be.
 
-    ``max_pixels`` bounds decoded memory: 64 million are 192 MB as RGB. ``max_aspect_ratio`` bounds what comes after:
-    processors that bring the shorter side to a fixed length would make gigabytes of an image of 1 x 16,384.
+    ``max_pixels`` bounds decoded memory of an image or a frame: 64 million are 192 MB as RGB. ``max_aspect_ratio``
+    bounds what comes after: processors that bring the shorter side to a fixed length would make gigabytes of an image
+    of 1 x 16,384. ``max_video_pixels``, of all frames together, bounds the time that decoding takes.
     """
 
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384
     max_aspect_ratio: int = 200
+    max_video_s: int = 3600
+    max_frames: int = 36_000
+    max_video_pixels: int = 16_000_000_000
+    max_audio_s: int = 1800
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_side_px", "max_aspect_ratio"):
+        for name in (field.name for field in fields(self)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it has to be at least 1")
 
 
-def inspect_image(data: bytes, limits: MediaLimits) -> MediaInfo:
-    """Identify one image and check it against the limits.
+def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
+    """Identify one image, video or audio clip and check it against the limits.
 
-    ``width`` and ``height`` are in pixels with the EXIF orientation applied; of an animation, the first frame counts.
+    ``width`` and ``height`` are in pixels with the orientation applied; a GIF is an image, its first frame counts.
     Hashing takes about a millisecond per megabyte and releases the interpreter lock: call this from a pool.
 
     Raises InvalidMedia for an empty, too large, unknown or broken file.
     """
     if not data:
-        raise InvalidMedia("the image is empty")
+        raise InvalidMedia("the item is empty")
     if len(data) > limits.max_bytes:
-        raise InvalidMedia(f"the image has {len(data)} bytes, the limit is {limits.max_bytes}")
-    header = read_header(data)
-    if header is None:
-        raise InvalidMedia(f"the image's format is not known; accepted are {', '.join(FORMATS)}")
-    _check_size(header, limits)
+        raise InvalidMedia(f"the item has {len(data)} bytes, the limit is {limits.max_bytes}")
+    if (header := read_header(data)) is not None:
+        _check_size(f"the {header.format} image", header.width, header.height, limits)
+        return _image_info(header, data)
+    clip = _read_clip(data)
+    if clip.modality is Modality.VIDEO:
+        _check_video(clip, limits)
+    elif clip.duration_s > limits.max_audio_s:
+        raise InvalidMedia(
+            f"the {clip.format} audio takes {clip.duration_s:.1f} s, the limit is {limits.max_audio_s} s"
+        )
+    return _clip_info(clip, data)
+
+
+def _image_info(header: Header, data: bytes) -> MediaInfo:
     turned = header.orientation >= 5  # 5 to 8 exchange the axes
     return MediaInfo(
         modality=Modality.IMAGE,
@@ -56,17 +79,76 @@ def inspect_image(data: bytes, limits: MediaLimits) -> MediaInfo:
         width=header.height if turned else header.width,
         height=header.width if turned else header.height,
         nbytes=len(data),
-        digest=blake2b(data, digest_size=DIGEST_NBYTES).digest(),
+        digest=_digest(data),
     )
 
 
-def _check_size(header: Header, limits: MediaLimits) -> None:
-    size = f"the {header.format} image is {header.width} x {header.height} pixels"
-    if min(header.width, header.height) < 1:
+def _clip_info(clip: Clip, data: bytes) -> MediaInfo:
+    turned = clip.rotation_deg in (90, 270)
+    return MediaInfo(
+        modality=clip.modality,
+        format=clip.format,
+        width=clip.height if turned else clip.width,
+        height=clip.width if turned else clip.height,
+        nbytes=len(data),
+        digest=_digest(data),
+        frames=clip.frames,
+        duration_s=clip.duration_s,
+        samples=clip.samples,
+        sample_rate_hz=clip.sample_rate_hz,
+        rotation_deg=clip.rotation_deg,
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_NBYTES).digest()
+
+
+def _read_clip(data: bytes) -> Clip:
+    name, reader = _clip_reader(data)
+    try:
+        return reader(data)
+    except (struct.error, IndexError) as error:  # a read beyond the end
+        raise InvalidMedia(f"the {name} file is cut off") from error
+
+
+def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
+    """By the first bytes; those of MP3 say the least, so they are asked last."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "wav", read_wav
+    if data[:4] == b"fLaC":
+        return "flac", read_flac
+    if data[:4] == b"OggS":
+        return "ogg", read_ogg
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "webm", read_webm
+    if is_mp4(data):
+        return "mp4", read_mp4
+    if is_mp3(data):
+        return "mp3", read_mp3
+    raise InvalidMedia(f"the item's format is not known; accepted are {_KNOWN}")
+
+
+def _check_video(clip: Clip, limits: MediaLimits) -> None:
+    what = f"the {clip.format} video"
+    _check_size(what, clip.width, clip.height, limits)
+    if clip.frames < 1 or not clip.duration_s > 0:
+        raise InvalidMedia(f"{what} has {clip.frames} frames over {clip.duration_s:.3f} s; it needs at least one frame")
+    if clip.frames > limits.max_frames:
+        raise InvalidMedia(f"{what} has {clip.frames} frames, the limit is {limits.max_frames}")
+    if clip.duration_s > limits.max_video_s:
+        raise InvalidMedia(f"{what} takes {clip.duration_s:.1f} s, the limit is {limits.max_video_s} s")
+    if (pixels := clip.frames * clip.width * clip.height) > limits.max_video_pixels:
+        raise InvalidMedia(f"{what} has {pixels} pixels in all its frames, the limit is {limits.max_video_pixels}")
+
+
+def _check_size(what: str, width: int, height: int, limits: MediaLimits) -> None:
+    size = f"{what} is {width} x {height} pixels"
+    if min(width, height) < 1:
         raise InvalidMedia(f"{size}; it needs at least 1 x 1")
-    if max(header.width, header.height) > limits.max_side_px:
+    if max(width, height) > limits.max_side_px:
         raise InvalidMedia(f"{size}; the longest side allowed is {limits.max_side_px}")
-    if header.width * header.height > limits.max_pixels:
-        raise InvalidMedia(f"{size}, {header.width * header.height} in all; the limit is {limits.max_pixels}")
-    if max(header.width, header.height) > limits.max_aspect_ratio * min(header.width, header.height):
+    if width * height > limits.max_pixels:
+        raise InvalidMedia(f"{size}, {width * height} in all; the limit is {limits.max_pixels}")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
         raise InvalidMedia(f"{size}; the longer side may be at most {limits.max_aspect_ratio} times the shorter one")

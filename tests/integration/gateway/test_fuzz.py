@@ -17,7 +17,7 @@ from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InvalidRequest, NotFound
-from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
 
@@ -50,7 +50,7 @@ class SniffingRouter:
 
     def _check(self, request: ChatRequest) -> None:
         for part in request.media:
-            inspect_image(part.data, MediaLimits())
+            inspect_media(part.data, MediaLimits())
         if request.tools:
             raise InvalidRequest("no place for tools", param="tools")
 

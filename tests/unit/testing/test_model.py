@@ -2,7 +2,7 @@
 
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
-from triptych.media.sniff import MediaLimits, inspect_image
+from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.fakes import FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
 from triptych.testing.model import SPECIAL, WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
@@ -11,7 +11,7 @@ from triptych.testing.model import SPECIAL, WORDS, FakeFamily, fake_prompt_build
 def test_images_take_positions_by_their_size() -> None:
     images = [png(14, 14), png(30, 28)]
     message = Message("user", (TextPart("w5 w6"), *(MediaPart(Modality.IMAGE, image) for image in images)))
-    infos = [inspect_image(image, MediaLimits()) for image in images]
+    infos = [inspect_media(image, MediaLimits()) for image in images]
     prompt = fake_prompt_builder().build((message,), infos)
     assert [run.tokens for run in prompt.runs] == [1, 6]
     for run in prompt.runs:

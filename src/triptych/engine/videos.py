@@ -1,0 +1,91 @@
+"""Untrusted videos: decoded to the frames that a model looks at."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.container import InputContainer
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia
+from triptych.media.clips import VideoCodec
+from triptych.runtime.clock import monotonic
+
+Frames = npt.NDArray[np.uint8]
+"""[frames, height, width, 3]."""
+
+_DEMUXERS = {"mp4": "mov", "webm": "matroska"}
+_CODECS = frozenset(codec.value for codec in VideoCodec)
+_DECODERS = "h264,hevc,vp8,vp9,av1,libdav1d"
+
+MAX_DECODE_S = 120.0
+"""Longest time that decoding one item may take."""
+
+
+def decode_video(
+    media: bytes, info: MediaInfo, indices: Sequence[int], *, clock: Callable[[], float] = monotonic
+) -> Frames:
+    """[len(indices), info.height, info.width, 3]: the frames of these numbers in the order of presentation, upright, RGB.
+
+    ``indices`` ascend and may repeat. Memory is that of the result and of one frame. ``info`` was read from the header
+    and is what all bounds were checked against, so a video that turns out to have another size, or another number of
+    frames, is refused. Raises InvalidMedia; its text never quotes the decoder.
+    """
+    if info.modality is not Modality.VIDEO or info.format not in _DEMUXERS:
+        raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
+    if not indices or list(indices) != sorted(indices) or not 0 <= indices[0] <= indices[-1] < info.frames:
+        raise ValueError(f"frames are asked for that a video of {info.frames} frames does not have, or not in order")
+    frames = np.empty((len(indices), info.height, info.width, 3), dtype=np.uint8)
+    demuxer = _DEMUXERS[info.format]
+    # Every frame of the track counts, also one that an edit list hides: so the header was read.
+    options = {"ignore_editlist": "1"} if demuxer == "mov" else {}
+    with opened(media, demuxer, _DECODERS, f"{info.format} video", **options) as container:
+        found = filled = 0
+        for frame in _decoded(container, info, clock):
+            while filled < len(indices) and indices[filled] == found:
+                frames[filled] = _upright(frame, info)
+                filled += 1
+            found += 1
+    if found != info.frames:
+        raise InvalidMedia(f"the {info.format} video has {found} frames, its header says {info.frames}")
+    return frames
+
+
+def _decoded(container: InputContainer, info: MediaInfo, clock: Callable[[], float]) -> Iterator[av.VideoFrame]:
+    stored = (info.height, info.width) if info.rotation_deg in (90, 270) else (info.width, info.height)
+    until_s = clock() + MAX_DECODE_S
+    stream = container.streams.video[0]
+    if stream.codec_context.codec.canonical_name not in _CODECS:
+        raise InvalidMedia(f"the {info.format} video's codec is not taken")
+    stream.codec_context.thread_count = 1  # a pool of items keeps the cores busy
+    for number, frame in enumerate(container.decode(stream)):
+        if (frame.width, frame.height) != stored:
+            raise InvalidMedia(
+                f"a frame of the video is {frame.width}x{frame.height}, its header says {stored[0]}x{stored[1]}"
+            )
+        if number >= info.frames:
+            raise InvalidMedia(f"the {info.format} video has more than the {info.frames} frames of its header")
+        if clock() > until_s:
+            raise InvalidMedia(f"the {info.format} video takes more than {MAX_DECODE_S:.0f} s to decode")
+        yield frame
+
+
+def _upright(frame: av.VideoFrame, info: MediaInfo) -> Frames:
+    return np.rot90(frame.to_ndarray(format="rgb24"), -info.rotation_deg // 90)
+
+
+@contextmanager
+def opened(media: bytes, demuxer: str, decoders: str, what: str, **options: str) -> Iterator[InputContainer]:
+    """One container, opened as what it was sniffed as, with these decoders and no other, and with no way out of the bytes.
+
+    Whatever decoding runs into within the block becomes InvalidMedia.
+    """
+    options |= {"codec_whitelist": decoders, "format_whitelist": demuxer, "protocol_whitelist": "none"}
+    try:
+        with av.open(BytesIO(media), mode="r", format=demuxer, options=options) as container:
+            yield container
+    except (av.FFmpegError, IndexError, ValueError, OverflowError, MemoryError, EOFError) as error:
+        raise InvalidMedia(f"the {what} cannot be decoded") from error

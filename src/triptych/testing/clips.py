@@ -1,0 +1,74 @@
+"""Short videos and audio clips, made with PyAV's encoders: what tests ask questions about."""
+
+import math
+from fractions import Fraction
+from io import BytesIO
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+_VIDEO = {"mp4": "libx264", "mov": "libx264", "webm": "libvpx-vp9"}
+_AUDIO = {"wav": "pcm_s16le", "flac": "flac", "mp3": "libmp3lame", "ogg": "libopus", "m4a": "aac"}
+_MUXERS = {"webm": "webm", "m4a": "ipod"}
+
+
+def video(
+    width: int = 64,
+    height: int = 48,
+    frames: int = 12,
+    frames_per_s: int = 8,
+    *,
+    form: str = "mp4",
+    codec: str = "",
+    seed: int = 0,
+    options: dict[str, str] | None = None,
+    encoder: dict[str, str] | None = None,
+) -> bytes:
+    """A video whose frames get brighter one by one over a pattern that depends on ``seed``.
+
+    ``options`` are the container's, ``encoder`` the codec's, as ffmpeg names them. Sizes have to be even.
+    """
+    pattern = np.random.default_rng(seed).integers(0, 64, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
+    pattern = pattern.repeat(8, axis=0).repeat(8, axis=1)[:height, :width]
+    out = BytesIO()
+    with av.open(out, "w", format=_MUXERS.get(form, form), options=options or {}) as container:
+        stream = container.add_stream(codec or _VIDEO[form], rate=Fraction(frames_per_s), options=encoder or {})
+        if not isinstance(stream, av.VideoStream):
+            raise TypeError(f"{form} holds no video")
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(frames):
+            picture = pattern + np.uint8(160 * number // max(1, frames - 1))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def audio(
+    seconds: float = 1.0, sample_rate_hz: int = 16_000, *, form: str = "wav", channels: int = 1, hertz: float = 440.0
+) -> bytes:
+    """A tone; each further channel is an octave higher."""
+    samples = tone(seconds, sample_rate_hz, channels=channels, hertz=hertz)
+    out = BytesIO()
+    layout = {1: "mono", 2: "stereo"}[channels]
+    with av.open(out, "w", format=_MUXERS.get(form, form)) as container:
+        stream = container.add_stream(_AUDIO[form], rate=sample_rate_hz, layout=layout)
+        if not isinstance(stream, av.AudioStream):
+            raise TypeError(f"{form} holds no audio")
+        packed = np.ascontiguousarray((samples * 32767).astype(np.int16).T.reshape(1, -1))
+        whole = av.AudioFrame.from_ndarray(packed, format="s16", layout=layout)
+        whole.sample_rate, whole.pts = sample_rate_hz, 0
+        fifo = av.AudioFifo()
+        for part in av.AudioResampler(format=stream.format, layout=layout, rate=sample_rate_hz).resample(whole):
+            fifo.write(part)
+        per_packet = stream.codec_context.frame_size or len(samples[0])
+        while (frame := fifo.read(per_packet, partial=True)) is not None:
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def tone(seconds: float, sample_rate_hz: int, *, channels: int = 1, hertz: float = 440.0) -> npt.NDArray[np.float64]:
+    """[channels, samples]."""
+    time_s = np.arange(round(seconds * sample_rate_hz)) / sample_rate_hz
+    return np.stack([0.5 * np.sin(2 * math.pi * hertz * (2**channel) * time_s) for channel in range(channels)])
