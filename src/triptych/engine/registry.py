@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.gemma3 import Gemma3Encoder, Gemma3Text
 from triptych.engine.halves import EncoderHalf, TextHalf
-from triptych.engine.llava import LlavaEncoder
+from triptych.engine.idefics3 import Idefics3Encoder
+from triptych.engine.internvl import InternVlEncoder
+from triptych.engine.mllama import MllamaEncoder, MllamaText
 from triptych.engine.plain import PlainText
+from triptych.engine.tiles import TileEncoder
 from triptych.families.model_files import BadModel
 
 
@@ -20,7 +24,14 @@ class Halves:
     text: Callable[[PreTrainedModel, Checkpoint], TextHalf]
 
 
-HALVES: Mapping[str, Halves] = {"llava": Halves(encoder=LlavaEncoder, text=PlainText)}
+HALVES: Mapping[str, Halves] = {
+    "gemma3": Halves(encoder=Gemma3Encoder, text=Gemma3Text),
+    "idefics3": Halves(encoder=Idefics3Encoder, text=PlainText),
+    "internvl": Halves(encoder=InternVlEncoder, text=PlainText),
+    "llava": Halves(encoder=TileEncoder, text=PlainText),
+    "mllama": Halves(encoder=MllamaEncoder, text=MllamaText),
+    "smolvlm": Halves(encoder=Idefics3Encoder, text=PlainText),
+}
 """By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
 
 

@@ -1,0 +1,107 @@
+"""Llama 3.2 Vision: an image is one position of the prompt; what it shows goes in by cross-attention, tile by tile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.fields import integer, section
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+TILES = "tiles"
+"""Name of the tensor [tiles, states per tile, hidden size] that the text after an image attends to."""
+PADDING = "padding"
+"""Name of the tensor of the tiles that an image lacks, which text in front of all images attends to as well."""
+
+_DEFAULTS: Json = {"image_token_index": 128_256}
+_TEXT_DEFAULTS: Mapping[str, Json] = {"mllama_text_model": {"hidden_size": 4096, "max_position_embeddings": 131_072}}
+_VISION_DEFAULTS: Mapping[str, Json] = {
+    "mllama_vision_model": {"image_size": 448, "patch_size": 14, "max_num_tiles": 4, "supported_aspect_ratios": None}
+}
+_PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}, "max_image_tiles": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Mllama:
+    """``tile_px`` is the side of a tile; the tower makes ``states_per_tile`` of each, and always of ``max_tiles``."""
+
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    tile_px: int
+    max_tiles: int
+    states_per_tile: int
+    model_type: str = "mllama"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        text = section(files.config, "text_config", "mllama_text_model", _TEXT_DEFAULTS)
+        vision = section(files.config, "vision_config", "mllama_vision_model", _VISION_DEFAULTS)
+        tile_px, max_tiles = integer(vision, "image_size"), integer(vision, "max_num_tiles")
+        _check_processor({**_PROCESSOR_DEFAULTS, **files.image_processor}, tile_px, max_tiles)
+        ratios = vision["supported_aspect_ratios"] or arrangements(4)
+        if [list(ratio) for ratio in ratios] != [list(ratio) for ratio in arrangements(max_tiles)]:
+            raise BadModel(f"vision_config.supported_aspect_ratios are not those of {max_tiles} tiles: {ratios}")
+        return cls(
+            placeholder_id=integer({**_DEFAULTS, **files.config}, "image_token_id", "image_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            tile_px=tile_px,
+            max_tiles=max_tiles,
+            states_per_tile=(tile_px // integer(vision, "patch_size")) ** 2 + 1,
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.IMAGE: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        refuse_unless(info, Modality.IMAGE)
+        return (Positions(self.placeholder_id, 1),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        refuse_unless(info, Modality.IMAGE)
+        tiles = self.tiles(info.width, info.height)
+        return tuple(
+            TensorSpec(name, dtype, (count, self.states_per_tile, self.hidden_size))
+            for name, count in ((TILES, tiles), (PADDING, self.max_tiles - tiles))
+        )
+
+    def tiles(self, width: int, height: int) -> int:
+        """Tiles that an image is cut into, as transformers' ``get_optimal_tiled_canvas`` decides.
+
+        Of the arrangements that hold the image at its size or enlarged the one that enlarges it least; of the others
+        the one that shrinks it least; of equals the smallest.
+        """
+        scales = [
+            (min(rows * self.tile_px / height, columns * self.tile_px / width), rows * columns)
+            for rows, columns in arrangements(self.max_tiles)
+        ]
+        chosen = min((scale for scale, _ in scales if scale >= 1), default=None)
+        if chosen is None:
+            chosen = max(scale for scale, _ in scales)
+        return min(tiles for scale, tiles in scales if scale == chosen)
+
+
+def arrangements(max_tiles: int) -> list[tuple[int, int]]:
+    """Rows and columns of every canvas of at most ``max_tiles`` tiles, in the order in which the tower numbers them."""
+    sides = range(1, max_tiles + 1)
+    return [(rows, columns) for rows in sides for columns in sides if rows * columns <= max_tiles]
+
+
+def _check_processor(processor: Mapping[str, Any], tile_px: int, max_tiles: int) -> None:
+    size = processor["size"]
+    made = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if made != (tile_px, tile_px):
+        raise BadModel(f"the image processor's size is {size!r}, vision_config.image_size is {tile_px}")
+    if processor["max_image_tiles"] != max_tiles:
+        raise BadModel(
+            f"the image processor's max_image_tiles is {processor['max_image_tiles']!r}, "
+            f"vision_config.max_num_tiles is {max_tiles}"
+        )
