@@ -30,6 +30,7 @@ _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""
 _LOG_TAIL_LINES = 12
+_LOOPBACK_DEVICE = "lo"
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -282,6 +283,7 @@ class LocalCluster:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
+                env=_environment(self._options.get(plan.service, ())),
                 start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which stops them in order
             )
         self._children[plan.name] = _Child(plan, process)
@@ -356,6 +358,18 @@ def _module(service: str) -> str:
             if importlib.util.find_spec(module) is not None:
                 return module
     raise ClusterError(f"the {service} service is not installed here")
+
+
+def _environment(options: Sequence[str]) -> dict[str, str]:
+    """A child's: this process's own, and UCX kept to the loopback device as everything else is.
+
+    By itself UCX listens on every interface of the machine. What the operator has set stays, and so does UCX's way
+    where ``options`` choose another address to listen on.
+    """
+    environment = dict(os.environ)  # noqa: TID251 - a child process gets all of it
+    if not any(option.split("=")[0] in ("--host", "--advertise-host") for option in options):
+        environment.setdefault("UCX_NET_DEVICES", _LOOPBACK_DEVICE)
+    return environment
 
 
 def _front_first(plans: Sequence[_Plan]) -> list[_Plan]:

@@ -120,6 +120,21 @@ async def test_admin_ports_can_be_chosen(make: Make) -> None:
         make(admin_port=65_533)
 
 
+@pytest.mark.parametrize(
+    ("operators", "host", "devices"), [(None, (), "lo"), ("eth0", (), "eth0"), (None, ("--host", "127.0.0.2"), None)]
+)
+async def test_ucx_is_on_the_loopback_device_unless_told_otherwise(
+    make: Make, monkeypatch: pytest.MonkeyPatch, operators: str | None, host: tuple[str, ...], devices: str | None
+) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    if operators is not None:
+        monkeypatch.setenv("UCX_NET_DEVICES", operators)
+    async with make(encoder=host) as cluster:
+        environment = psutil.Process(cluster.processes["encoder-1"]).environ()
+    assert environment.get("UCX_NET_DEVICES") == devices
+    assert environment["PATH"] == os.environ["PATH"]  # noqa: TID251
+
+
 async def test_logs_stay_only_when_a_process_failed(make: Make) -> None:
     with pytest.raises(KeyError):
         async with make() as cluster:

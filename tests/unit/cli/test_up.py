@@ -7,18 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.unit.cli.closing_terminal import Terminal
 from tests.unit.cli.stranger import stranger
 
 ROOT = Path(__file__).parents[3]
 FREE = ("--port", "0", "--router-port", "0")
-START_S = 30
 
 
-def command(*arguments: str, module: str = "tests.unit.cli.up_with_stubs") -> list[str]:
-    return [sys.executable, "-m", module, "up", "--encoders", "1", *arguments]
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.unit.cli.up_with_stubs", "up", "--encoders", "1", *arguments]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -27,55 +26,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm", **instances}  # noqa: TID251
 
 
-class Terminal:
-    """A pseudo terminal with a process on it, which is its controlling one."""
-
-    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
-        self.master, slave = os.openpty()
-        take_terminal = (
-            "import fcntl,os,sys,termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", take_terminal, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=ROOT,
-            env=env,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.shown = ""
-
-    def read_until(self, text: str) -> None:
-        while text not in self.shown:
-            try:
-                self.shown += os.read(self.master, 1 << 16).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"it ended before it said {text!r}:\n{self.shown}") from None
-
-    def children(self) -> list[psutil.Process]:
-        return list(psutil.Process(self.process.pid).children(recursive=True))
-
-    def close(self) -> None:
-        os.close(self.master)
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("view", ["--live", "--no-live"])
 @pytest.mark.parametrize("repeat", [False, True], ids=["by the system", "by the shell, too"])
 def test_a_terminal_that_is_closed_ends_everything_in_order(tmp_path: Path, view: str, *, repeat: bool) -> None:
     logs = tmp_path / "logs"
-    terminal = Terminal(command(*FREE, view, "--log-dir", str(logs)), environment(tmp_path))
-    terminal.read_until("Ctrl-C stops" if view == "--live" else "try:")
-    children = terminal.children()
-    assert len(children) == 4
-    ports = [connection.laddr.port for child in children for connection in child.net_connections("tcp4")]
-    assert ports
-    terminal.close()
-    if repeat:
-        terminal.process.send_signal(signal.SIGHUP)
-    assert terminal.process.wait(20) == 0
+    with Terminal(command(*FREE, view, "--log-dir", str(logs)), cwd=ROOT, env=environment(tmp_path)) as terminal:
+        terminal.read_until("Ctrl-C stops" if view == "--live" else "try:")
+        children = terminal.children()
+        assert len(children) == 4
+        ports = [connection.laddr.port for child in children for connection in child.net_connections("tcp4")]
+        assert ports
+        terminal.close()
+        if repeat:
+            terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.process.wait(20) == 0
     assert not any(child.is_running() for child in children)
     assert {path.name for path in tmp_path.iterdir()} == {"logs"}
     for port in ports:

@@ -1,0 +1,49 @@
+"""``triptych up`` on a terminal, with real services: what it listens on, and what stays when the terminal is closed."""
+
+import os
+import re
+import socket
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.unit.cli.closing_terminal import Terminal
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "triptych.cli.main", "up", "--encoders", "1", "--port", "0", "--router-port", "0"]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+def listens_on(process: psutil.Process) -> set[tuple[str, int]]:
+    found = set()
+    for connection in process.net_connections("inet"):
+        if connection.status == psutil.CONN_LISTEN:
+            found.add((connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port))
+    return found
+
+
+def test_a_cluster_is_on_the_loopback_address_alone_and_goes_with_its_terminal(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm"}  # noqa: TID251
+    with Terminal(COMMAND, cwd=ROOT, env=env) as terminal:
+        terminal.read_until("Ctrl-C stops")
+        assert re.search(r"encoder-1 +ready after", terminal.shown)
+        children = terminal.children()
+        assert len(children) == 4
+        listening = {address for child in children for address in listens_on(child)}
+        assert len(listening) >= 8, "a port and an admin port each"
+        assert {ip for ip, _ in listening if not ip_address(ip).is_loopback} == set()
+        mapped = {Path(each.path) for child in children for each in child.memory_maps()}
+        terminal.close()
+        assert terminal.process.wait(60) == 0
+    assert not any(child.is_running() for child in children)
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == [], "but torch's own cache, which it has one of per user"
+    assert [path for path in mapped if path.is_relative_to("/dev/shm") and path.exists()] == []  # noqa: S108
+    for ip, port in listening:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((ip, port))
