@@ -39,6 +39,7 @@ from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
 
 DIGEST_NBYTES = 32
 LEASE_ID_NBYTES = 16
+ROTATIONS_DEG = (0, 90, 180, 270)
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
 MAX_TENANT_SALT_NBYTES = 256
@@ -130,10 +131,17 @@ def media_info_to_wire(info: MediaInfo) -> common_pb2.MediaInfo:
         height=info.height,
         nbytes=info.nbytes,
         digest=info.digest,
+        frames=info.frames,
+        duration_s=info.duration_s,
+        samples=info.samples,
+        sample_rate_hz=info.sample_rate_hz,
+        rotation_deg=info.rotation_deg,
     )
 
 
 def media_info_from_wire(message: common_pb2.MediaInfo) -> MediaInfo:
+    if message.rotation_deg not in ROTATIONS_DEG:
+        raise errors.InvalidRequest(f"info.rotation_deg is {message.rotation_deg}, not one of {ROTATIONS_DEG}")
     return MediaInfo(
         modality=_from_enum(_MODALITY, message.modality, "modality"),
         format=message.format,
@@ -141,6 +149,11 @@ def media_info_from_wire(message: common_pb2.MediaInfo) -> MediaInfo:
         height=message.height,
         nbytes=message.nbytes,
         digest=_digest(message.digest, "info.digest"),
+        frames=message.frames,
+        duration_s=_duration(message.duration_s, "info.duration_s"),
+        samples=message.samples,
+        sample_rate_hz=message.sample_rate_hz,
+        rotation_deg=message.rotation_deg,
     )
 
 

@@ -40,7 +40,18 @@ SECONDS = st.floats(0, 1e6)
 KEY = st.binary(min_size=32, max_size=32)
 LEASE = st.binary(min_size=16, max_size=16)
 INFO = st.builds(
-    MediaInfo, modality=st.sampled_from(Modality), format=TEXT, width=U32, height=U32, nbytes=U64, digest=KEY
+    MediaInfo,
+    modality=st.sampled_from(Modality),
+    format=TEXT,
+    width=U32,
+    height=U32,
+    nbytes=U64,
+    digest=KEY,
+    frames=U32,
+    duration_s=SECONDS,
+    samples=U64,
+    sample_rate_hz=U32,
+    rotation_deg=st.sampled_from(wire.ROTATIONS_DEG),
 )
 SPEC = st.builds(TensorSpec, TEXT, st.sampled_from(DType), st.lists(U64, max_size=4).map(tuple))
 TICKET = st.builds(

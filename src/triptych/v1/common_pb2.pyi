@@ -75,20 +75,40 @@ GRAMMAR_JSON_OBJECT: Grammar
 GRAMMAR_JSON_SCHEMA: Grammar
 
 class MediaInfo(_message.Message):
-    __slots__ = ("modality", "format", "width", "height", "nbytes", "digest")
+    __slots__ = ("modality", "format", "width", "height", "nbytes", "digest", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_DEG_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     format: str
     width: int
     height: int
     nbytes: int
     digest: bytes
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., format: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    frames: int
+    duration_s: float
+    samples: int
+    sample_rate_hz: int
+    rotation_deg: int
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., format: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., samples: _Optional[int] = ..., sample_rate_hz: _Optional[int] = ..., rotation_deg: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("first", "count", "of")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    of: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape")
