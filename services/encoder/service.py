@@ -190,10 +190,7 @@ class EncoderService(Generic[PreparedT]):
             encoder_version=self._engine.version,
             processor_digest=self._engine.processor_digest,
             dtype=model.dtype,
-            modality=request.info.modality,
-            width=request.info.width,
-            height=request.info.height,
-            media_digest=digest,
+            media=request.info,
             tenant_salt=request.tenant_salt,
         ).key
 

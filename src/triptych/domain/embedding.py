@@ -9,7 +9,7 @@ from enum import Enum
 from hashlib import blake2b
 from math import prod
 
-from triptych.domain.media import Modality
+from triptych.domain.media import MediaInfo, Shard
 
 
 class DType(Enum):
@@ -42,7 +42,7 @@ _ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingIdentity:
-    """Everything that an embedding depends on: two items with equal identity have equal embeddings.
+    """Everything that an embedding depends on: two items, or shards, with equal identity have equal embeddings.
 
     The key is the whole 32-byte digest over all fields, each with its length in front, so that neither a truncated
     hash nor fields that run into each other can make two different items equal.
@@ -53,10 +53,10 @@ class EmbeddingIdentity:
     encoder_version: str
     processor_digest: bytes
     dtype: DType
-    modality: Modality
-    width: int
-    height: int
-    media_digest: bytes
+    media: MediaInfo
+    """With the digest of the bytes that are encoded."""
+    shard: Shard | None = None
+    """The part of the item that is encoded; None for all of it."""
     options: tuple[tuple[str, str], ...] = ()
     tenant_salt: bytes = b""
 
@@ -68,9 +68,8 @@ class EmbeddingIdentity:
             self.encoder_version.encode(),
             self.processor_digest,
             self.dtype.value.encode(),
-            self.modality.value.encode(),
-            f"{self.width}x{self.height}".encode(),
-            self.media_digest,
+            *_media_fields(self.media),
+            b"" if self.shard is None else f"{self.shard.first}+{self.shard.count}/{self.shard.of}".encode(),
             self.tenant_salt,
             *(part.encode() for option in sorted(self.options) for part in option),
         ]
@@ -79,6 +78,17 @@ class EmbeddingIdentity:
             digest.update(len(field).to_bytes(8, "little"))
             digest.update(field)
         return digest.digest()
+
+
+def _media_fields(media: MediaInfo) -> tuple[bytes, ...]:
+    return (
+        media.modality.value.encode(),
+        media.format.encode(),
+        f"{media.width}x{media.height} {media.rotation_deg}".encode(),
+        f"{media.frames} {media.duration_s!r}".encode(),
+        f"{media.samples} {media.sample_rate_hz}".encode(),
+        media.digest,
+    )
 
 
 EMBEDS = "embeds"

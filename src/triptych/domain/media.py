@@ -49,6 +49,18 @@ class MediaInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one item that one encoder does: ``count`` of its units (tiles, frames) from unit ``first`` on.
+
+    The item has ``of`` units. What a unit is, and that units do not depend on each other, is the family's to say.
+    """
+
+    first: int
+    count: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One item of a request: its bytes, what they are, and how many positions it takes in the prompt."""
 
