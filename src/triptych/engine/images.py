@@ -1,6 +1,6 @@
 """Untrusted images: decoded, and preprocessed as a checkpoint's own image processor does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -42,25 +42,31 @@ def decode_image(media: bytes, info: MediaInfo) -> Image.Image:
 class ImagePreparer:
     """A checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way."""
 
-    def __init__(self, files: ModelFiles) -> None:
-        """Raises BadModel."""
+    def __init__(self, files: ModelFiles, options: Mapping[str, Any] | None = None) -> None:
+        """``options`` are what a family's processor tells its image processor on every call. Raises BadModel."""
         self._processor = _load_processor(files)
+        self._options = dict(options or {})
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        settings: Mapping[str, Any] = self._processor.to_dict()
-        return settings
+        settings: dict[str, Any] = self._processor.to_dict()
+        return settings | self._options
 
-    def prepare(self, media: bytes, info: MediaInfo, **options: Any) -> dict[str, torch.Tensor]:
-        """The processor's tensors for one image, without their batch dimension; ``options`` are the processor's own.
+    def prepare(self, media: bytes, info: MediaInfo) -> dict[str, torch.Tensor]:
+        """The processor's tensors for one image, without their batch dimension. Thread-safe. Raises InvalidMedia."""
+        return {name: value[0] for name, value in self.process([self.open(media, info)]).items()}
 
-        Thread-safe. Raises InvalidMedia.
-        """
+    def open(self, media: bytes, info: MediaInfo) -> Image.Image:
+        """The image in a mode that the processor takes. Raises InvalidMedia."""
         image = decode_image(media, info)
         if not getattr(self._processor, "do_convert_rgb", False) and image.mode != "RGB":
             image = image.convert("RGB")
-        batch = self._processor(images=[image], return_tensors="pt", **options)
-        return {name: value[0] for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        return image
+
+    def process(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The processor's tensors for images, nested as it takes them. Thread-safe."""
+        batch = self._processor(images=images, return_tensors="pt", **self._options)
+        return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
 
 
 def _load_processor(files: ModelFiles) -> Any:

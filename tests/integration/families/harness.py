@@ -15,6 +15,7 @@ from hashlib import blake2b
 from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -166,6 +167,31 @@ def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
         "pad_token_id": 0,
         "bos_token_id": None,
         "eos_token_id": EOS,
+    } | changes
+
+
+def without_video(cls: Any) -> Any:
+    """A processor class that can be made where no video processor can: they need torchvision."""
+
+    class ImagesOnly(cls):  # type: ignore[misc]  # a class that is chosen at run time
+        video_processor = SimpleNamespace(num_frames=0, fps=0)  # looked at, and not used, by templates
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name != "video_processor"]
+
+    ImagesOnly.__name__ = cls.__name__
+    return ImagesOnly
+
+
+def siglip_sizes(**changes: Any) -> dict[str, Any]:
+    """A small tower in the terms that most of transformers' vision configurations share."""
+    return {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "initializer_range": 0.5,
     } | changes
 
 

@@ -1,0 +1,18 @@
+"""Idefics3 and SmolVLM: the tiles of an image, and the whole of it as one more."""
+
+from collections.abc import Mapping
+
+import torch
+
+from triptych.engine.tiles import TileEncoder
+
+
+class Idefics3Encoder(TileEncoder):
+    """Its image processor and its tower take samples of several images, and so tiles: [samples, tiles, ...]."""
+
+    def _tiles(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return batch["pixel_values"][0]
+
+    def _rows(self, pixels: torch.Tensor) -> torch.Tensor:
+        (rows,) = self._model.get_image_features(pixels[None], return_dict=True).pooler_output
+        return rows.unflatten(0, (len(pixels), -1))

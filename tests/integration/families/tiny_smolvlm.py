@@ -1,0 +1,39 @@
+"""SmolVLM: as Idefics3; its processor wants a package for videos that images do not need."""
+
+from typing import Any
+from unittest.mock import patch
+
+from tests.integration.families.harness import TinyFamily, llama_sizes, siglip_sizes, transformers, without_video
+from tests.integration.families.tiny_idefics3 import IMAGE, marked_tokenizer
+from triptych.domain.media import Modality
+
+
+class TinySmolVlm(TinyFamily):
+    name = "smolvlm"
+    anchors = ((Modality.IMAGE, IMAGE),)
+
+    def processor(self) -> Any:
+        images = transformers.SmolVLMImageProcessorPil(
+            size={"longest_edge": 56}, max_image_size={"longest_edge": 28}, return_row_col_info=True
+        )
+        with patch("transformers.models.smolvlm.processing_smolvlm.num2words", str):
+            return without_video(transformers.SmolVLMProcessor)(
+                images, marked_tokenizer(), None, image_seq_len=4, chat_template=self.template
+            )
+
+    def load_processor(self, directory: Any) -> Any:
+        return self.processor()
+
+    def model(self) -> Any:
+        text = marked_tokenizer()
+        config = transformers.SmolVLMConfig(
+            vision_config=transformers.SmolVLMVisionConfig(**siglip_sizes(image_size=28, patch_size=7)),
+            text_config=transformers.LlamaConfig(**llama_sizes(len(text))),
+            image_token_id=text.convert_tokens_to_ids(IMAGE),
+            scale_factor=2,
+            tie_word_embeddings=False,
+        )
+        return transformers.SmolVLMForConditionalGeneration(config)
+
+
+TINIES = (TinySmolVlm(),)
