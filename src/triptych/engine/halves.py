@@ -101,13 +101,13 @@ class TextHalf(Protocol):
         ...
 
 
-def embedding_rows(items: Sequence[PlacedItem]) -> dict[int, torch.Tensor]:
-    """``PromptPlan.rows`` where each item brings one row of ``EMBEDS`` for each position that it fills."""
+def embedding_rows(items: Sequence[PlacedItem], name: str = EMBEDS) -> dict[int, torch.Tensor]:
+    """``PromptPlan.rows`` where each item brings one row of a tensor for each position that it fills."""
     rows: dict[int, torch.Tensor] = {}
     for item in items:
         begin = 0
         for at in range(1, len(item.positions) + 1):
             if at == len(item.positions) or item.positions[at] != item.positions[at - 1] + 1:
-                rows[item.positions[begin]] = item.tensors[EMBEDS][begin:at]
+                rows[item.positions[begin]] = item.tensors[name][begin:at]
                 begin = at
     return rows

@@ -1,0 +1,114 @@
+"""Qwen2-VL and Qwen2.5-VL: images of any shape, videos, and rotary positions in time, height and width.
+
+They differ in how far apart the patches of a video are in time: one position in Qwen2-VL, in Qwen2.5-VL as many as
+``tokens_per_second`` says for the seconds between them. What is independent of what: see ``qwen_vision``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import floor
+from typing import Self
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia
+from triptych.families.base import Layout, Positions
+from triptych.families.fields import integer
+from triptych.families.model_files import Json, ModelFiles
+from triptych.families.qwen_vision import Grid, Language, Patches, PixelRange, VideoRules, frame_rate, is_video
+
+_TEXT_DEFAULTS: Json = {"hidden_size": 8192, "max_position_embeddings": 32768}
+_VISION_DEFAULTS: Json = {
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "hidden_size": 3584,
+    "out_hidden_size": 3584,
+    "tokens_per_second": 4,
+}
+_IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)
+_VIDEO_PIXELS = PixelRange(128 * 28 * 28, 28 * 28 * 768)
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2VL:
+    """``tokens_per_second`` is None for Qwen2-VL."""
+
+    model_type: str
+    language: Language
+    patches: Patches
+    images: PixelRange
+    videos: VideoRules
+    tokens_per_second: int | None
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        timed = files.model_type == "qwen2_5_vl"
+        vision = {**_VISION_DEFAULTS, **files.config.get("vision_config", {})}
+        return cls(
+            model_type=files.model_type,
+            language=Language.load(
+                files.config, _TEXT_DEFAULTS, integer(vision, "out_hidden_size" if timed else "hidden_size")
+            ),
+            patches=Patches.load(vision, files, image_side=14, video_side=14),
+            images=PixelRange.load(files.image_processor, _IMAGE_PIXELS),
+            videos=VideoRules.load(files, pixels=_VIDEO_PIXELS, max_tokens=128_000),
+            tokens_per_second=integer(vision, "tokens_per_second") if timed else None,
+        )
+
+    @property
+    def hidden_size(self) -> int:
+        return self.language.hidden_size
+
+    @property
+    def context_length(self) -> int:
+        return self.language.context_length
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return self.language.anchors
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return self.language.placeholder_ids
+
+    def layout(self, info: MediaInfo) -> Layout:
+        token_id = self.language.video_id if is_video(info) else self.language.image_id
+        return (Positions(token_id, self.patches.tokens(self.grid(info))),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return self.tensors(self.patches.tokens(self.grid(info)), dtype)
+
+    def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
+        """What an item of so many tokens brings."""
+        return self.language.rows(tokens, dtype)
+
+    def grid(self, info: MediaInfo) -> Grid:
+        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        if not is_video(info):
+            return self.patches.grid(1, *self.images.fit(info.height, info.width, self.patches.token_side))
+        count = len(self.sampled_frames(info))
+        pixels = self.videos.pixels
+        if self.videos.capped:
+            whole = int(self.videos.max_tokens * self.patches.token_side**2 * 0.9)
+            share = min(pixels.most, whole * self.patches.frames // count)
+            pixels = PixelRange(pixels.least, max(share, int(pixels.least * 1.05)))
+        return self.patches.grid(count, *pixels.fit(info.height, info.width, self.patches.token_side))
+
+    def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
+        """The frames of a video that the tower sees, whole patches of them, ascending. Raises InvalidMedia.
+
+        As transformers' ``sample_frames``, which for some lengths steps in floating point to a frame after the last.
+        """
+        rules, patch = self.videos, self.patches.frames
+        most = min(rules.max_frames, info.frames) // patch * patch
+        wanted = info.frames / frame_rate(info) * rules.fps
+        count = floor(min(max(wanted, rules.min_frames), most) / patch) * patch
+        if not count:
+            raise InvalidMedia(f"a video of {info.frames} frames is too short: the model takes {patch} at least")
+        return tuple(at * info.frames // count for at in range(count))
+
+    def patch_seconds(self, info: MediaInfo) -> float:
+        """Seconds of a video from one patch in time to the next. Raises InvalidMedia."""
+        sampled_per_s = len(self.sampled_frames(info)) / info.frames * frame_rate(info)
+        return self.patches.frames / sampled_per_s

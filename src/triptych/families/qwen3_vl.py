@@ -1,0 +1,133 @@
+"""Qwen3-VL: as Qwen2-VL, and what the tower sees at several depths (DeepStack, arXiv 2406.04334) enters as many layers.
+
+In a prompt every patch in time of a video stands between marks of its own, behind its time in words. Its rotary
+positions know no time; those in words do. What is independent of what: see ``qwen_vision``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.errors import InvalidMedia
+from triptych.families.base import Layout, Positions
+from triptych.families.fields import integer
+from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.qwen_vision import Grid, Language, Patches, PixelRange, VideoRules, frame_rate, is_video
+
+_TEXT_DEFAULTS: Json = {"hidden_size": 4096, "max_position_embeddings": 128_000}
+_VISION_DEFAULTS: Json = {
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 3584,
+    "deepstack_visual_indexes": (8, 16, 24),
+}
+_IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)  # the image processor is that of Qwen2-VL
+_VIDEO_PIXELS = PixelRange(128 * 32 * 32, 32 * 32 * 768)
+_VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
+
+
+def deepstack(layer: int) -> str:
+    """Name of the tensor [tokens, hidden size] that is added to what layer ``layer`` of the language model makes."""
+    return f"deepstack_{layer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VL:
+    """``deepstack_layers`` counts the first layers of the language model that items enter."""
+
+    language: Language
+    patches: Patches
+    images: PixelRange
+    videos: VideoRules
+    deepstack_layers: int
+    model_type: str = "qwen3_vl"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        vision = {**_VISION_DEFAULTS, **files.config.get("vision_config", {})}
+        indexes = vision["deepstack_visual_indexes"]
+        if not isinstance(indexes, list | tuple):
+            raise BadModel(f"vision_config.deepstack_visual_indexes is {indexes!r}, not a list")
+        return cls(
+            language=Language.load(files.config, _TEXT_DEFAULTS, integer(vision, "out_hidden_size")),
+            patches=Patches.load(vision, files, image_side=14, video_side=16),
+            images=PixelRange.load(files.image_processor, _IMAGE_PIXELS),
+            videos=VideoRules.load(files, pixels=_VIDEO_PIXELS, max_tokens=768),
+            deepstack_layers=len(indexes),
+        )
+
+    @property
+    def hidden_size(self) -> int:
+        return self.language.hidden_size
+
+    @property
+    def context_length(self) -> int:
+        return self.language.context_length
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return self.language.anchors
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return self.language.placeholder_ids
+
+    def layout(self, info: MediaInfo) -> Layout:
+        grid = self.grid(info)
+        tokens = self.patches.tokens_per_frame(grid)
+        if not is_video(info):
+            return (Positions(self.language.image_id, tokens),)
+        layout: list[str | Positions] = []
+        mark = ""
+        for seconds in self.patch_times(info):
+            layout += [f"{mark}<{seconds:.1f} seconds>{_VISION_START}", Positions(self.language.video_id, tokens)]
+            mark = _VISION_END
+        return (*layout, mark)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return self.tensors(self.patches.tokens(self.grid(info)), dtype)
+
+    def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
+        """What an item of so many tokens brings."""
+        shape = (tokens, self.language.hidden_size)
+        stacked = (TensorSpec(deepstack(layer), dtype, shape) for layer in range(self.deepstack_layers))
+        return (*self.language.rows(tokens, dtype), *stacked)
+
+    def grid(self, info: MediaInfo) -> Grid:
+        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        side = self.patches.token_side
+        if not is_video(info):
+            return self.patches.grid(1, *self.images.fit(info.height, info.width, side))
+        count = len(self.sampled_frames(info))
+        pixels = self.videos.pixels
+        if self.videos.capped:
+            share = min(self.videos.max_tokens * side**2, pixels.most // count)
+            pixels = PixelRange(pixels.least, max(share, int(pixels.least * 1.05)) * count)
+        height, width = info.height, info.width
+        if 0 < min(height, width) < side:
+            scale = max(side / height, side / width)
+            height, width = int(height * scale), int(width * scale)
+        counted = round(count / self.patches.frames) * self.patches.frames
+        return self.patches.grid(count, *pixels.fit(height, width, side, frames=count, counted=counted))
+
+    def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
+        """The frames of a video that the tower sees, ascending, from the first to the last. Raises InvalidMedia."""
+        rules = self.videos
+        wanted = info.frames / frame_rate(info) * rules.fps
+        count = int(min(max(wanted, rules.min_frames), rules.max_frames, info.frames))
+        if count < self.patches.frames:
+            raise InvalidMedia(
+                f"a video of {info.frames} frames is too short: the model takes {self.patches.frames} at least"
+            )
+        step = (info.frames - 1) / max(1, count - 1)
+        return (*(round(at * step) for at in range(count - 1)), info.frames - 1)
+
+    def patch_times(self, info: MediaInfo) -> tuple[float, ...]:
+        """Seconds into a video at which each patch in time lies: midway between its first frame and its last."""
+        rate = frame_rate(info)
+        frames, patch = self.sampled_frames(info), self.patches.frames
+        frames += (frames[-1],) * (-len(frames) % patch)
+        return tuple((frames[at] / rate + frames[at + patch - 1] / rate) / 2 for at in range(0, len(frames), patch))
