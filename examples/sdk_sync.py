@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from triptych import Client
-from triptych.client import assistant, user
+from triptych.client import RawPrompt, assistant, user
 from triptych.errors import InvalidMedia
 
 DIGITS = Path(__file__).parent / "digits"
@@ -25,7 +25,7 @@ with Client(target) as client:
         print(f"image {item.item + 1}: {item.tokens} tokens on {item.encoder}, {item.pull_bytes} bytes pulled")
 
     # The same, as it comes.
-    print("stream:", end="")
+    print("stream:", end=" ")
     with client.stream("Which is the largest digit?", images=[DIGITS / "3_a.png", DIGITS / "7_a.png"]) as stream:
         for chunk in stream:
             print(chunk.text, end="", flush=True)
@@ -38,6 +38,9 @@ with Client(target) as client:
         user("How many images are there?"),
     ]
     print("follow-up:", client.chat(turns, temperature=0, max_tokens=64).text)
+
+    # A raw prompt: no chat template, the text is gone on with as it stands.
+    print("raw:", client.chat(RawPrompt("1 2 3"), temperature=0, max_tokens=8).text)
 
     # Mistakes are errors of one tree.
     try:

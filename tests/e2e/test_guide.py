@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def blocks() -> list[Block]:
         for match in _BLOCK.finditer(text):
             if not match["skip"]:
                 said = tuple((match["said"] or "").splitlines())
-                found.append(Block(guide, text.count("\n", 0, match.start()) + 1, match["commands"], said))
+                found.append(Block(guide, _line(text, match), match["commands"], said))
     return found
 
 
@@ -106,6 +107,34 @@ def test_commands_do_what_the_guide_says(block: Block, addresses: dict[str, str]
     for line in block.said:
         pattern = ".*".join(map(re.escape, here(line, addresses).split("...")))
         assert re.search(pattern, done.stdout), f"{line!r} is not in:\n{done.stdout}"
+
+
+def snippets() -> list[Any]:
+    found = []
+    for guide in ("README.md", "docs/sdk.md"):
+        text = (ROOT / guide).read_text()
+        matches = re.finditer(r"^```python\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
+        found += [pytest.param(match[1], id=f"{guide}:{_line(text, match)}") for match in matches]
+    return found
+
+
+def _line(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
+
+
+@pytest.mark.parametrize("snippet", snippets())
+def test_python_of_the_guides_runs(snippet: str, addresses: dict[str, str]) -> None:
+    """Each as it stands, from the root of a checkout; a ``client`` of the SDK is there where the text has one."""
+    before = 'from triptych import Client\n\nclient = Client("127.0.0.1:50051")\n'
+    done = subprocess.run(
+        [sys.executable, "-c", here(before + snippet, addresses)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_guide_has_commands_that_are_run() -> None:

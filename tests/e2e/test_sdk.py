@@ -34,7 +34,17 @@ async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sdk_sync", ["models: triptych-demo", "answer: 3 7", "image 2: 16 tokens on encoder-", "refused: the router"]),
+        (
+            "sdk_sync",
+            [
+                "models: triptych-demo",
+                "answer: 3 7",
+                "image 2: 16 tokens on encoder-",
+                "stream: T",
+                "raw:",
+                "refused: the router",
+            ],
+        ),
         ("sdk_async", ["0_a.png: 0", "9_a.png: 9", "first words:", "too late:"]),
     ],
 )

@@ -1,18 +1,20 @@
 """``AsyncClient``: the router's API as Python."""
 
 import asyncio
+import json
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
 from triptych import errors
 from triptych.client.answers import Answer, Choice
 from triptych.client.images import Image
-from triptych.client.messages import user
+from triptych.client.messages import Prompt, RawPrompt, user
 from triptych.client.options import SamplingOptions
 from triptych.client.retries import Retries, RetryPolicy
 from triptych.domain.chat import ChatRequest, Message
@@ -132,63 +134,67 @@ class AsyncClient:
 
     async def chat(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
         priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
-        """The whole answer. ``prompt`` is a question about ``images``, or a conversation that has its own."""
+        """The whole answer. ``prompt`` is a question about ``images``, a conversation that has its own, or raw text.
+
+        ``tools`` are as the OpenAI API has them, for models whose chat template has a place for them; what the model
+        says of them is text. Of requests that wait, those with the lowest ``priority`` go first.
+        """
         async with self.stream(
-            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
+            prompt,
+            images,
+            model=model,
+            timeout_s=timeout_s,
+            tenant_salt=tenant_salt,
+            priority=priority,
+            tools=tools,
+            **sampling,
         ) as answer:
             return await answer.collect()
 
     @asynccontextmanager
     async def stream(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
         priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[ChatStream]:
         """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
         now_s = asyncio.get_running_loop().time
         end_s = now_s() + (self._timeout_s if timeout_s is None else timeout_s)
         params = SamplingParams(**sampling)
-        messages = await self._messages(prompt, images)
-        name = await self._model_for(model, end_s)
-
-        def request() -> ChatRequest:
-            return ChatRequest(
-                uuid4().hex,
-                name,
-                messages,
-                params,
-                timeout_s=max(0.0, end_s - now_s()),
-                tenant_salt=tenant_salt,
-                priority=priority,
-            )
+        asked = replace(
+            await _asked(prompt, images, tools), sampling=params, tenant_salt=tenant_salt, priority=priority
+        )
+        asked = replace(asked, model=await self._model_for(model, end_s))
 
         async with AsyncExitStack() as stack:
 
             async def begin() -> ChatStream:
-                asked = request()
-                events = self._router().chat(asked)
+                request = replace(asked, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
+                events = self._router().chat(request)
                 try:
                     first = await _next(events)
                 except BaseException:
                     await events.aclose()
                     raise
                 await stack.enter_async_context(aclosing(events))
-                return ChatStream(asked, first, events)
+                return ChatStream(request, first, events)
 
             yield await self._attempts(begin, end_s)
 
@@ -196,17 +202,18 @@ class AsyncClient:
 
     async def tokenize(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float = QUERY_TIMEOUT_S,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """The token ids that ``chat`` would prefill, a placeholder for each position of an image included."""
         end_s = asyncio.get_running_loop().time() + timeout_s
-        messages = await self._messages(prompt, images)
+        asked = await _asked(prompt, images, tools)
         name = await self._model_for(model, end_s)
-        request = ChatRequest(uuid4().hex, name, messages, timeout_s=timeout_s)
+        request = replace(asked, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
         return await self._attempts(lambda: self._router().tokenize(request), end_s)
 
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
@@ -235,22 +242,6 @@ class AsyncClient:
                 self._opened = self._target
         return self._opened
 
-    async def _messages(self, prompt: str | Sequence[Message], images: Sequence[Image]) -> tuple[Message, ...]:
-        if isinstance(images, str | bytes):
-            raise errors.InvalidRequest("images is a list of images, not one of them", param="images")
-        messages: tuple[Message, ...]
-        if isinstance(prompt, str):
-            messages = (await asyncio.to_thread(user, prompt, images) if images else user(prompt),)
-        elif images:
-            raise errors.InvalidRequest("a conversation has its images in its messages", param="images")
-        else:
-            messages = tuple(prompt)
-        nbytes = sum(len(part.data) for part in ChatRequest("", "", messages).media)
-        limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
-        if nbytes > limit:
-            raise errors.RequestTooLarge(f"the images have {nbytes} bytes together, the limit is {limit}")
-        return messages
-
     async def _model_for(self, model: str | None, end_s: float) -> str:
         """The model asked for, the client's own, or the first that is served, which is looked up once."""
         if model is None and self._model is None:
@@ -272,16 +263,64 @@ class AsyncClient:
                 async with asyncio.timeout_at(end_s):
                     result = await call()
             except TimeoutError:
-                raise errors.DeadlineExceeded("the call did not end within its deadline") from None
-            except errors.TriptychError as error:
+                raise self._too_late() from None
+            except errors.TriptychError as raised:
+                error = self._explained(raised)
                 wait_s = self._retries.wait_s(error, attempt, end_s - loop.time())
                 if wait_s is None:
-                    raise
+                    raise error from None
                 await asyncio.sleep(wait_s)
                 attempt += 1
             else:
                 self._retries.succeeded()
                 return result
+
+    def _explained(self, error: errors.TriptychError) -> errors.TriptychError:
+        """The error, or who it was that could not be reached at all."""
+        if not isinstance(self._opened, RouterStub):
+            return error
+        if isinstance(error, errors.InstanceLost) and self._opened.refused:
+            return errors.Unavailable(
+                f"nothing answers at {self._target}: is a router's gRPC there? `triptych up` shows where its own is"
+            )
+        return self._too_late() if isinstance(error, errors.DeadlineExceeded) else error
+
+    def _too_late(self) -> errors.DeadlineExceeded:
+        if isinstance(self._opened, RouterStub) and not self._opened.connected:
+            return errors.DeadlineExceeded(f"there was no connection to {self._target} within the deadline")
+        return errors.DeadlineExceeded("the call did not end within its deadline")
+
+
+async def _asked(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    """What is asked, in a request without a name, a model or a deadline. Raises InvalidRequest and its kin."""
+    if isinstance(images, str | bytes):
+        raise errors.InvalidRequest("images is a list of images, not one of them", param="images")
+    if isinstance(prompt, RawPrompt):
+        if images or tools:
+            raise errors.InvalidRequest("a raw prompt has neither images nor tools", param="prompt")
+        return ChatRequest("", "", (), prompt=prompt.text)
+    messages: tuple[Message, ...]
+    if isinstance(prompt, str):
+        messages = (await asyncio.to_thread(user, prompt, images) if images else user(prompt),)
+    elif images:
+        raise errors.InvalidRequest("a conversation has its images in its messages", param="images")
+    else:
+        messages = tuple(prompt)
+    asked = ChatRequest("", "", messages, tools=_tools(tools))
+    nbytes = sum(len(part.data) for part in asked.media)
+    limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
+    if nbytes > limit:
+        raise errors.RequestTooLarge(f"the images have {nbytes} bytes together, the limit is {limit}")
+    return asked
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise errors.InvalidRequest("tools is a list of tools, each a mapping", param="tools")
+    try:
+        return json.dumps(list(tools)) if tools else ""
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
 
 
 async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:

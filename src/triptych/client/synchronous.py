@@ -1,17 +1,17 @@
 """``Client``: ``AsyncClient`` for callers without an event loop. What a call does is said and done there."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from triptych.client.answers import Answer
 from triptych.client.asynchronous import DEFAULT_TIMEOUT_S, QUERY_TIMEOUT_S, AsyncClient, ChatStream
 from triptych.client.background import BackgroundLoop
 from triptych.client.images import Image
+from triptych.client.messages import Prompt
 from triptych.client.options import SamplingOptions
 from triptych.client.retries import RetryPolicy
-from triptych.domain.chat import Message
 from triptych.domain.generation import FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
@@ -89,37 +89,53 @@ class Client:
 
     def chat(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
         priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """The whole answer."""
         return self._loop.run(
             self._client.chat(
-                prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
+                prompt,
+                images,
+                model=model,
+                timeout_s=timeout_s,
+                tenant_salt=tenant_salt,
+                priority=priority,
+                tools=tools,
+                **sampling,
             )
         )
 
     @contextmanager
     def stream(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float | None = None,
         tenant_salt: bytes = b"",
         priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[SyncChatStream]:
         """The answer as it comes; leaving the context cancels what is still to come."""
         context = self._client.stream(
-            prompt, images, model=model, timeout_s=timeout_s, tenant_salt=tenant_salt, priority=priority, **sampling
+            prompt,
+            images,
+            model=model,
+            timeout_s=timeout_s,
+            tenant_salt=tenant_salt,
+            priority=priority,
+            tools=tools,
+            **sampling,
         )
         stream = self._loop.run(context.__aenter__())
         try:
@@ -129,13 +145,14 @@ class Client:
 
     def tokenize(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         images: Sequence[Image] = (),
         *,
         model: str | None = None,
         timeout_s: float = QUERY_TIMEOUT_S,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
-        return self._loop.run(self._client.tokenize(prompt, images, model=model, timeout_s=timeout_s))
+        return self._loop.run(self._client.tokenize(prompt, images, model=model, timeout_s=timeout_s, tools=tools))
 
     def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
         return self._loop.run(self._client.models(timeout_s=timeout_s))

@@ -29,6 +29,15 @@ class _Channel:
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=limits.CHANNEL_OPTIONS)
 
+    @property
+    def refused(self) -> bool:
+        """Whether the last attempt to connect came to nothing, so that a call fails without having been made."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    @property
+    def connected(self) -> bool:
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
     async def close(self) -> None:
         await self._channel.close()
 

@@ -2,15 +2,19 @@
 
 import asyncio
 import dataclasses
+import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.unit.cli.stranger import stranger
 from tests.unit.client.scripted import END, HELLO, MODEL, USAGE, ScriptedRouter, behind_grpc
 from triptych import AsyncClient
-from triptych.client import assistant, system, user
+from triptych.client import RawPrompt, RetryPolicy, assistant, system, user
 from triptych.client.asynchronous import ChatStream
 from triptych.client.options import SamplingOptions
 from triptych.domain.chat import TextPart
@@ -177,8 +181,57 @@ def test_a_call_ends_with_its_deadline() -> None:
 
 async def test_nobody_listening_is_unavailable_within_the_deadline() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match=r"nothing answers at 127\.0\.0\.1:1: is a router's gRPC there") as caught:
             await client.ready(timeout_s=1)
+    assert type(caught.value) is Unavailable
+    assert caught.value.retryable
+
+
+async def test_a_port_that_speaks_something_else_is_named() -> None:
+    with stranger() as port:
+        async with AsyncClient(f"127.0.0.1:{port}", retry=RetryPolicy(max_attempts=1)) as client:
+            with pytest.raises(Unavailable, match=f"nothing answers at 127.0.0.1:{port}"):
+                await client.chat("Hi", timeout_s=5)
+
+
+async def test_a_host_that_says_nothing_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = f"127.0.0.1:{server.getsockname()[1]}"
+        async with AsyncClient(target) as client:
+            with pytest.raises(
+                (Unavailable, DeadlineExceeded), match=f"(nothing answers at|no connection to) {target}"
+            ):
+                await client.models(timeout_s=0.3)
+
+
+async def test_a_raw_prompt_and_tools_are_sent_as_they_are() -> None:
+    router = ScriptedRouter()
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    async with behind_grpc(router) as target, AsyncClient(target, model="demo") as client:
+        assert (await client.chat(RawPrompt("1 2 3"), max_tokens=4)).text == "Hello"
+        await client.chat("Hi", tools=tools)
+        assert await client.tokenize(RawPrompt("1 2 3")) == ()
+    raw, with_tools = router.requests
+    assert (raw.prompt, raw.messages, raw.sampling.max_tokens) == ("1 2 3", (), 4)
+    assert (with_tools.prompt, json.loads(with_tools.tools)) == (None, tools)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        (RawPrompt("1"), {"images": [b"x"]}, "neither images nor tools"),
+        (RawPrompt("1"), {"tools": [{}]}, "neither images nor tools"),
+        ("Hi", {"tools": {"type": "function"}}, "a list of tools"),
+        ("Hi", {"tools": "[]"}, "a list of tools"),
+        ("Hi", {"tools": [{"a": b"x"}]}, "cannot be written as JSON"),
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_here(prompt: Any, options: dict[str, Any], said: str) -> None:
+    router = ScriptedRouter()
+    async with AsyncClient(router) as client:
+        with pytest.raises(InvalidRequest, match=said):
+            await client.chat(prompt, **options)
+    assert router.requests == []
 
 
 async def test_mistakes_of_the_caller_are_said_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit.client.scripted import HELLO, MODEL, ScriptedRouter, behind_grpc
 from triptych import Client
+from triptych.client import RawPrompt
 from triptych.domain.generation import FinishReason
 from triptych.errors import Cancelled, InvalidMedia
 
@@ -53,6 +54,9 @@ def test_whole_answers_streams_and_looks(target: str) -> None:
             assert stream.finish_reason is FinishReason.STOP
             assert stream.usage == answer.usage
         with client.stream("What?") as stream:
+            assert stream.collect().text == "Hello"
+        assert client.chat(RawPrompt("1 2"), priority=3).text == "Hello"
+        with client.stream("What?", tools=[{"type": "function"}]) as stream:
             assert stream.collect().text == "Hello"
         assert client.tokenize("What?") == (0,)
         assert client.models() == (MODEL,)
