@@ -183,7 +183,7 @@ def test_other_modalities_are_refused(encoder: TransformersEncoderEngine) -> Non
 def test_an_embedding_that_is_not_finite_never_leaves(encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     good = encoder.prepare(media, info_of(media))
-    bad = PreparedMedia({"pixel_values": torch.full((3, 32, 32), float("nan"))}, good.tokens, good.outputs)
+    bad = PreparedMedia({"pixel_values": torch.full((1, 3, 32, 32), float("nan"))}, good.tokens, good.outputs)
     with pytest.raises(EngineFailure, match="not finite"):
         encoder.encode([good, bad])
     assert len(encoder.encode([good])) == 1
@@ -192,7 +192,7 @@ def test_an_embedding_that_is_not_finite_never_leaves(encoder: TransformersEncod
 def test_a_pass_that_fails_is_an_engine_failure(encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     good = encoder.prepare(media, info_of(media))
-    bad = PreparedMedia({"pixel_values": torch.zeros(3, 31, 32)}, good.tokens, good.outputs)
+    bad = PreparedMedia({"pixel_values": torch.zeros(1, 3, 31, 32)}, good.tokens, good.outputs)
     with pytest.raises(EngineFailure) as caught:
         encoder.encode([good, bad])
     assert "31" not in str(caught.value)
