@@ -7,7 +7,16 @@ from enum import Enum
 from math import ceil
 from typing import Any, Protocol
 
-from triptych.domain.generation import Alternative, ChoiceFinished, FinishReason, TokenChunk, TokenLogprobs, Usage
+from triptych.domain.chat import ToolCall
+from triptych.domain.generation import (
+    Alternative,
+    ChoiceFinished,
+    FinishReason,
+    TokenChunk,
+    TokenLogprobs,
+    ToolCallMade,
+    Usage,
+)
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
@@ -48,6 +57,7 @@ class WholeChoice:
     text: str
     reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,8 @@ class Form(Protocol):
     def chunk(self, event: TokenChunk) -> bytes:
         """b"" where there is nothing to tell: a character or a stop string is still incomplete."""
         ...
+
+    def call(self, event: ToolCallMade) -> bytes: ...
 
     def finish(self, event: ChoiceFinished) -> bytes: ...
 
@@ -96,7 +108,7 @@ class ChatForm:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice),
                 "logprobs": self._told(choice.logprobs),
                 "finish_reason": choice.reason.value,
             }
@@ -116,6 +128,10 @@ class ChatForm:
         text = json.dumps(event.text).encode()
         return b'%b"index":%d%b%b%b' % (self._before_index, event.choice, self._before_text, text, self._closing)
 
+    def call(self, event: ToolCallMade) -> bytes:
+        """In one piece: whether it is a call is known at its end."""
+        return self._chunk(event.choice, {"tool_calls": [{"index": event.index, **_call(event.call)}]})
+
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(event.choice, {}, finish_reason=event.reason.value)
 
@@ -132,7 +148,7 @@ class ChatForm:
         return {"content": content, "refusal": None}
 
     def _chunk(
-        self, index: int, delta: Mapping[str, str], logprobs: object = None, finish_reason: str | None = None
+        self, index: int, delta: Mapping[str, Any], logprobs: object = None, finish_reason: str | None = None
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return _event({**self._head, "choices": [choice], **self._tail})
@@ -168,6 +184,10 @@ class CompletionForm:
         if not event.text and not (self._logprobs and event.logprobs):
             return b""
         return self._chunk(self._choice(event.choice, event.text, event.logprobs, None))
+
+    def call(self, event: ToolCallMade) -> bytes:
+        del event
+        raise AssertionError("a raw prompt tells of no tools")
 
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(self._choice(event.choice, "", (), event.reason.value))
@@ -209,6 +229,18 @@ def error_event(error: TriptychError) -> bytes:
 
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _message(choice: WholeChoice) -> dict[str, Any]:
+    """Beside calls, no text is null."""
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    if not choice.calls:
+        return message
+    return {**message, "content": choice.text or None, "tool_calls": [_call(call) for call in choice.calls]}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _token(alternative: Alternative) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart
+from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, TriptychError
@@ -18,10 +18,14 @@ from triptych.media.data_url import decode_data_url
 from .openai_models import (
     INT64,
     Api,
+    ApiAssistantMessage,
     ApiImagePart,
     ApiMessage,
+    ApiNamedTool,
     ApiResponseFormat,
     ApiTextPart,
+    ApiToolChoice,
+    ApiToolMessage,
     ChatCompletionRequest,
     CompletionRequest,
     Generation,
@@ -65,6 +69,7 @@ class ParsedChat:
     """A raw prompt, in place of messages."""
     tools: str = ""
     """The tools as JSON text; empty for none."""
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     cache_salt: str = ""
     priority: int = 0
     remote: tuple[Remote, ...] = ()
@@ -98,6 +103,7 @@ def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         tools=json.dumps([tool.model_dump(exclude_none=True) for tool in told], ensure_ascii=False) if told else "",
+        tool_choice=_tool_choice(request.tool_choice, parallel=request.parallel_tool_calls is not False),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         remote=remote,
@@ -179,17 +185,23 @@ def _messages(given: Sequence[ApiMessage], max_image_bytes: int) -> tuple[tuple[
     messages = []
     for index, message in enumerate(given):
         role: SpeakerRole = "system" if message.role == "developer" else message.role
+        calls = (message.tool_calls or ()) if isinstance(message, ApiAssistantMessage) else ()
+        if message.content is None and not calls:
+            param = f"messages[{index}].content"
+            raise InvalidRequest(f"{param}: Field required", param=param)
         content = (
             [ApiTextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
         )
         parts: list[Part] = []
-        for place, part in enumerate(content):
+        for place, part in enumerate(content or ()):
             found = _part(part, index, place, max_image_bytes)
             if isinstance(found, Remote):
                 remote.append(found)
                 found = MediaPart(Modality.IMAGE, b"")
             parts.append(found)
-        messages.append(Message(role, tuple(parts)))
+        told = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
+        answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
+        messages.append(Message(role, tuple(parts), told, answered))
     return tuple(messages), tuple(remote)
 
 
@@ -208,6 +220,12 @@ def _part(part: ApiTextPart | ApiImagePart, message: int, place: int, max_image_
     except TriptychError as error:
         raise type(error)(f"{param}: {error.message}", param=param) from None
     return MediaPart(Modality.IMAGE, data)
+
+
+def _tool_choice(given: ApiToolChoice | None, *, parallel: bool) -> ToolChoice:
+    if isinstance(given, ApiNamedTool):
+        return ToolChoice(name=given.function.name, parallel=parallel)
+    return ToolChoice(required=given == "required", parallel=parallel)
 
 
 def _max_tokens(old: int | None, new: int | None) -> int | None:

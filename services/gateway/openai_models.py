@@ -30,6 +30,8 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARS = 64
+MAX_CALL_ID_CHARS = 256
 MAX_SALT_CHARS = 256
 INT64 = 2**63
 INT31 = 2**31
@@ -131,14 +133,63 @@ ApiContent = Annotated[
 ]
 
 
-class ApiMessage(Api):
-    role: Literal["system", "developer", "user", "assistant"]
+class ApiSpokenMessage(Api):
+    role: Literal["system", "developer", "user"]
     content: ApiContent
-    tool_calls: Annotated[object, _Unless(None, [])] = None
+
+
+class ApiCalledFunction(Api):
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ApiToolCall(Api):
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
+    type: Literal["function"]
+    function: ApiCalledFunction
+
+
+ApiToolCalls = TypeAliasType("ApiToolCalls", Annotated[list[ApiToolCall], FailFast(), Field(max_length=MAX_TOOLS)])
+
+
+class ApiAssistantMessage(Api):
+    role: Literal["assistant"]
+    content: ApiContent | None = None
+    """Needed unless there are tool_calls."""
+    tool_calls: ApiToolCalls | None = None
+    """Taken where the model's chat template has a place for them, else refused."""
     function_call: Annotated[object, _Unless(None)] = None
     audio: Annotated[object, _Unless(None)] = None
 
 
+class ApiToolMessage(Api):
+    """What came of a call. Taken where the model's chat template has a place for it, else refused."""
+
+    role: Literal["tool"]
+    content: ApiContent
+    tool_call_id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
+
+
+def _role_tag(value: Any) -> str:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return f"#{role}" if role in ("assistant", "tool") else "#spoken"
+
+
+def _check_message(value: object) -> object:
+    """One clear line about what is no message or has no role that is known."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("part_type", "must be an object, not {got}", {"got": shown(value)})
+    return value
+
+
+ApiMessage = Annotated[
+    Annotated[ApiSpokenMessage, Tag("#spoken")]
+    | Annotated[ApiAssistantMessage, Tag("#assistant")]
+    | Annotated[ApiToolMessage, Tag("#tool")],
+    Discriminator(_role_tag),
+    BeforeValidator(_check_message),
+]
 # Named, as FailFast cannot be hashed and so cannot be part of a union.
 ApiMessages = TypeAliasType(
     "ApiMessages", Annotated[list[ApiMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -188,7 +239,7 @@ ApiResponseFormat = Annotated[
 
 
 class ApiFunction(Api):
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -196,6 +247,33 @@ class ApiFunction(Api):
 class ApiTool(Api):
     type: Literal["function"]
     function: ApiFunction
+
+
+class ApiNamedFunction(Api):
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
+
+
+class ApiNamedTool(Api):
+    type: Literal["function"]
+    function: ApiNamedFunction
+
+
+def _choice_tag(value: Any) -> str:
+    return "#word" if isinstance(value, str) else "#named"
+
+
+def _check_choice(value: object) -> object:
+    if value not in ("none", "auto", "required") and not isinstance(value, dict):
+        message = "must be 'none', 'auto', 'required' or an object of type 'function', not {got}"
+        raise PydanticCustomError("part_type", message, {"got": shown(value)})
+    return value
+
+
+ApiToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[ApiNamedTool, Tag("#named")],
+    Discriminator(_choice_tag),
+    BeforeValidator(_check_choice),
+]
 
 
 def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
@@ -267,8 +345,12 @@ class ChatCompletionRequest(Generation):
     """Needs ``logprobs``."""
     response_format: ApiResponseFormat | None = None
     tools: ApiTools | None = None
-    """Shown to the model if its chat template has a place for them, else refused. Calls come back as text."""
-    tool_choice: Annotated[object, _Unless(None, "none", "auto", hint="only 'none' and 'auto' are supported")] = None
+    """Shown to the model if its chat template has a place for them, else refused."""
+    tool_choice: ApiToolChoice | None = None
+    """Whether tools are kept from the model (none), called as it likes (auto, the default), called in any case
+    (required), or one of them is called by name."""
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may make several calls; it may if this is left out."""
     functions: Annotated[object, _Unless(None, [])] = None
     function_call: Annotated[object, _Unless(None, "none", "auto")] = None
     modalities: Annotated[object, _Unless(None, [], ["text"])] = None

@@ -75,12 +75,14 @@ _ANSWERS: dict[str, Any] = {
                         "message": _object(
                             {
                                 "role": {"const": "assistant"},
-                                "content": {"type": "string"},
+                                "content": _NULLABLE_TEXT,
                                 "refusal": {"type": "null"},
-                            }
+                                "tool_calls": _list(_ref("ApiToolCall")),
+                            },
+                            optional=("tool_calls",),
                         ),
                         "logprobs": {"anyOf": [_ref("ChatLogprobs"), {"type": "null"}]},
-                        "finish_reason": {"enum": ["stop", "length"]},
+                        "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
                     }
                 )
             ),

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
+from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
@@ -239,6 +239,9 @@ async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
             match event:
                 case TokenChunk():
                     await write(held + form.chunk(event))
+                    held = b""
+                case ToolCallMade():
+                    await write(held + form.call(event))
                     held = b""
                 case ChoiceFinished() if chat.request.sampling.n == 1:
                     held += form.finish(event)

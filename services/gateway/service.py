@@ -6,8 +6,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from triptych.domain.chat import ChatRequest
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
+from triptych.domain.chat import ChatRequest, ToolCall
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FinishReason,
+    TokenChunk,
+    ToolCallMade,
+)
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
@@ -53,23 +60,26 @@ class OpenChat:
     async def collect(self) -> WholeAnswer:
         """The whole answer."""
         chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
+        calls: list[list[ToolCall]] = [[] for _ in chunks]
         reasons = [FinishReason.STOP] * len(chunks)
         async with aclosing(self.events()) as events:
             async for event in events:
                 match event:
                     case TokenChunk():
                         chunks[event.choice].append(event)
+                    case ToolCallMade():
+                        calls[event.choice].append(event.call)
                     case ChoiceFinished():
                         reasons[event.choice] = event.reason
                     case ChatFinished():
-                        choices = map(_whole, chunks, reasons)
+                        choices = map(_whole, chunks, calls, reasons)
                         return WholeAnswer(tuple(choices), event.usage)
         raise AssertionError("events() ends with ChatFinished or raises")
 
 
-def _whole(chunks: list[TokenChunk], reason: FinishReason) -> WholeChoice:
+def _whole(chunks: list[TokenChunk], calls: list[ToolCall], reason: FinishReason) -> WholeChoice:
     logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs)
-    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs)
+    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs, tuple(calls))
 
 
 async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
@@ -174,6 +184,7 @@ class Gateway:
             tenant_salt=tenant_salt(tenant, request.cache_salt),
             prompt=request.prompt,
             tools=request.tools,
+            tool_choice=request.tool_choice,
             priority=request.priority,
         )
 

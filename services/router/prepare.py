@@ -1,13 +1,13 @@
 """From a conversation to token ids and counted items: the blocking part of a request, to be run off the event loop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
-from triptych.domain.sampling import SamplingParams
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -15,6 +15,9 @@ from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
+from triptych.tokens.tool_calls import call_grammar, read_tools
+
+from .calls import Calling
 
 T = TypeVar("T")
 
@@ -24,11 +27,16 @@ _MAX_MESSAGES_INLINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A request as the pools take it. ``items[i]`` counts ``media[i]``."""
+    """A request as the pools take it. ``items[i]`` counts ``media[i]``.
+
+    ``calls`` is how the model calls the tools it was told of, as far as that can be told from text.
+    """
 
     token_ids: tuple[int, ...]
     items: tuple[CountedItem, ...]
     media: tuple[bytes, ...]
+    sampling: SamplingParams
+    calls: Calling | None = None
 
 
 class Prepare(Protocol):
@@ -55,6 +63,8 @@ class SmallInline:
 
     def _is_small(self, request: ChatRequest) -> bool:
         if request.sampling.response_format is not None or len(request.messages) > _MAX_MESSAGES_INLINE:
+            return False
+        if request.tool_choice.forces or any(message.tool_calls for message in request.messages):
             return False
         texts = (part.text for message in request.messages for part in message.parts if isinstance(part, TextPart))
         chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts))
@@ -92,7 +102,33 @@ class ModelPrepare:
             )
             for info, run, param in zip(infos, prompt.runs, params, strict=True)
         )
-        return Prompted(prompt.token_ids, items, tuple(part.data for part in media))
+        calls, sampling = self._tools(request)
+        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls)
+
+    def _tools(self, request: ChatRequest) -> tuple[Calling | None, SamplingParams]:
+        """How tools are called, and the sampling that sees to it where a call is asked for. Raises InvalidRequest."""
+        sampling, choice = request.sampling, request.tool_choice
+        if not request.tools:
+            return None, sampling
+        tools, syntax = read_tools(request.tools), self.builder.template.call_syntax
+        if choice.forces:
+            if syntax is None:
+                raise InvalidRequest(
+                    "tool_choice: the model's chat template has no way of calling tools that is known here, so a call "
+                    "cannot be asked for; 'auto' and 'none' can",
+                    param="tool_choice",
+                )
+            wanted = [tool for tool in tools if choice.name in ("", tool.name)]
+            if not wanted:
+                raise InvalidRequest(f"tool_choice: there is no tool {choice.name[:64]!r}", param="tool_choice")
+            grammar = call_grammar(syntax, wanted, parallel=choice.parallel and not choice.name)
+            sampling = replace(sampling, response_format=ResponseFormat(Grammar.LARK, grammar))
+            self.grammars.start(ResponseFormat(Grammar.LARK, grammar))
+        elif sampling.response_format is not None:
+            return None, sampling  # the answer is held to something that is no call
+        if syntax is None:
+            return None, sampling
+        return Calling(syntax, frozenset(tool.name for tool in tools), choice.parallel), sampling
 
     def _check(self, sampling: SamplingParams) -> None:
         """What of the sampling only the model's vocabulary can tell."""

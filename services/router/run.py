@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
+from uuid import uuid4
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.generation import (
     ChatFinished,
-    ChoiceFinished,
     Finished,
     Ready,
     TextRequest,
@@ -70,6 +70,7 @@ from triptych.policy import admission
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
+from .calls import Spoken
 from .cluster import Cluster
 from .outbox import Outbox
 from .prepare import Prepare, Prompted
@@ -106,7 +107,7 @@ class Run:
         self._prepare_request = prepare
         self._offload = offload
         self._clock = clock
-        self._prompted = Prompted((), (), ())
+        self._prompted = Prompted((), (), (), request.sampling)
         self._sampling = request.sampling
         self._streamed_tokens = 0
         self.finish_reason = ""
@@ -272,7 +273,7 @@ class Run:
                 self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
             prompt_tokens = len(self._prompted.token_ids)
             self._sampling = admission.complete(
-                self.request.sampling, prompt_tokens=prompt_tokens, context_length=self._model.context_length
+                self._prompted.sampling, prompt_tokens=prompt_tokens, context_length=self._model.context_length
             )
         except TriptychError as error:
             self._feed(Failed(error))
@@ -359,6 +360,7 @@ class Run:
             begun = False
             unfinished = set(range(request.sampling.n))
             completion_tokens = 0
+            spoken = Spoken(self._prompted.calls, request.sampling.n, _new_call_id)
             async for event in events:
                 if not begun and not isinstance(event, Ready):
                     begun = True  # what has been passed on cannot be taken back
@@ -369,12 +371,14 @@ class Run:
                         self._feed(TextReady(attempt, event))
                     case TokenChunk():
                         self._streamed_tokens += len(event.token_ids)
-                        self.outbox.put(event)
+                        for told in spoken.chunk(event):
+                            self.outbox.put(told)
                     case Finished() if event.choice in unfinished:
                         unfinished.remove(event.choice)
                         completion_tokens += event.completion_tokens
                         self.finish_reason = event.reason.value
-                        self.outbox.put(ChoiceFinished(event.reason, event.choice))
+                        for told in spoken.finished(event):
+                            self.outbox.put(told)
                         if not unfinished:
                             self.outbox.put(ChatFinished(self._usage(completion_tokens)))
                         self._feed(TextFinished(attempt, event))
@@ -386,6 +390,10 @@ class Run:
 
     def _usage(self, completion_tokens: int) -> Usage:
         return Usage(len(self._prompted.token_ids), completion_tokens, self._machine.image_tokens)
+
+
+def _new_call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

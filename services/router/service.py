@@ -163,6 +163,7 @@ class RouterService:
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._request_bounds)
         admission.check_priority(request.priority)
+        admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
         if request.timeout_s == 0:
             raise DeadlineExceeded("the request's time was over before it came in")

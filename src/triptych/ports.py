@@ -33,6 +33,8 @@ class Router(Protocol):
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
         """The ``TokenChunk`` of all choices, with one ``ChoiceFinished`` after the last of each; then ``ChatFinished``.
 
+        Where tools were told of, a ``ToolCallMade`` stands for the text of each call.
+
         Closing the generator cancels the request at every stage.
         """
         ...

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TypeVar
 
 from triptych import errors
-from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, SpeakerRole, TextPart
+from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
@@ -28,6 +28,7 @@ from triptych.domain.generation import (
     TextRequest,
     TokenChunk,
     TokenLogprobs,
+    ToolCallMade,
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
@@ -74,15 +75,18 @@ _ROLE: Mapping[Role, common_pb2.Role] = {
 _FINISH: Mapping[FinishReason, common_pb2.FinishReason] = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: common_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _GRAMMAR: Mapping[Grammar, common_pb2.Grammar] = {
     Grammar.JSON_OBJECT: common_pb2.GRAMMAR_JSON_OBJECT,
     Grammar.JSON_SCHEMA: common_pb2.GRAMMAR_JSON_SCHEMA,
+    Grammar.LARK: common_pb2.GRAMMAR_LARK,
 }
 _SPEAKER: Mapping[SpeakerRole, router_pb2.SpeakerRole] = {
     "system": router_pb2.SPEAKER_ROLE_SYSTEM,
     "user": router_pb2.SPEAKER_ROLE_USER,
     "assistant": router_pb2.SPEAKER_ROLE_ASSISTANT,
+    "tool": router_pb2.SPEAKER_ROLE_TOOL,
 }
 _OUTCOME: Mapping[Outcome, router_pb2.Outcome] = {
     Outcome.RUNNING: router_pb2.OUTCOME_RUNNING,
@@ -533,19 +537,53 @@ def _part_from_wire(message: router_pb2.Part) -> Part:
             raise errors.InvalidRequest("a content part is neither text nor media", param="messages")
 
 
+def _message_to_wire(message: Message) -> router_pb2.Message:
+    return router_pb2.Message(
+        role=_SPEAKER[message.role],
+        parts=[_part_to_wire(part) for part in message.parts],
+        tool_calls=[_tool_call_to_wire(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _message_from_wire(message: router_pb2.Message) -> Message:
+    return Message(
+        role=_from_enum(_SPEAKER, message.role, "messages.role"),
+        parts=tuple(_part_from_wire(part) for part in message.parts),
+        tool_calls=tuple(_tool_call_from_wire(call) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _tool_call_to_wire(call: ToolCall) -> router_pb2.ToolCall:
+    return router_pb2.ToolCall(call_id=call.call_id, name=call.name, arguments=call.arguments)
+
+
+def _tool_call_from_wire(message: router_pb2.ToolCall) -> ToolCall:
+    return ToolCall(message.call_id, message.name, message.arguments)
+
+
+def _tool_choice_to_wire(choice: ToolChoice) -> router_pb2.ToolChoice | None:
+    if choice == ToolChoice():
+        return None
+    return router_pb2.ToolChoice(required=choice.required, name=choice.name, one_call=not choice.parallel)
+
+
+def _tool_choice_from_wire(message: router_pb2.ToolChoice) -> ToolChoice:
+    return ToolChoice(message.required, message.name, not message.one_call)
+
+
 def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
     return router_pb2.ChatRequest(
         request_id=request.request_id,
         model=request.model,
-        messages=[
-            router_pb2.Message(role=_SPEAKER[message.role], parts=[_part_to_wire(part) for part in message.parts])
-            for message in request.messages
-        ],
+        messages=[_message_to_wire(message) for message in request.messages],
         sampling=sampling_to_wire(request.sampling),
         tenant_salt=request.tenant_salt,
         prompt=request.prompt,
         tools=request.tools,
         priority=request.priority,
+        tool_choice=_tool_choice_to_wire(request.tool_choice),
     )
 
 
@@ -553,19 +591,14 @@ def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) ->
     return ChatRequest(
         request_id=message.request_id,
         model=message.model,
-        messages=tuple(
-            Message(
-                role=_from_enum(_SPEAKER, entry.role, "messages.role"),
-                parts=tuple(_part_from_wire(part) for part in entry.parts),
-            )
-            for entry in message.messages
-        ),
+        messages=tuple(_message_from_wire(entry) for entry in message.messages),
         sampling=sampling_from_wire(message.sampling),
         timeout_s=timeout_s,
         tenant_salt=_salt(message.tenant_salt),
         prompt=message.prompt if message.HasField("prompt") else None,
         tools=message.tools,
         priority=message.priority,
+        tool_choice=_tool_choice_from_wire(message.tool_choice),
     )
 
 
@@ -581,6 +614,9 @@ def chat_event_to_wire(event: ChatEvent) -> router_pb2.ChatEvent:
     match event:
         case TokenChunk():
             return router_pb2.ChatEvent(chunk=_chunk_to_wire(event))
+        case ToolCallMade():
+            made = router_pb2.ToolCallMade(call=_tool_call_to_wire(event.call), index=event.index, choice=event.choice)
+            return router_pb2.ChatEvent(tool_call=made)
         case ChoiceFinished():
             finished = router_pb2.ChoiceFinished(reason=_FINISH[event.reason], choice=event.choice)
             return router_pb2.ChatEvent(choice_finished=finished)
@@ -597,6 +633,9 @@ def chat_event_from_wire(message: router_pb2.ChatEvent) -> ChatEvent:
     match message.WhichOneof("event"):
         case "chunk":
             return _chunk_from_wire(message.chunk)
+        case "tool_call":
+            made = message.tool_call
+            return ToolCallMade(_tool_call_from_wire(made.call), made.index, made.choice)
         case "choice_finished":
             choice = message.choice_finished
             return ChoiceFinished(_from_enum(_FINISH, choice.reason, "choice_finished.reason"), choice.choice)

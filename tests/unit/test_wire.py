@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych import errors, wire
-from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
@@ -23,6 +23,7 @@ from triptych.domain.generation import (
     TextRequest,
     TokenChunk,
     TokenLogprobs,
+    ToolCallMade,
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
@@ -110,9 +111,21 @@ PULLS = st.lists(st.builds(PullReport, U32, TEXT, U64, SECONDS, st.booleans()), 
 FINISHED = st.builds(Finished, st.sampled_from(FinishReason), U32, SECONDS, SECONDS, U32)
 TEXT_EVENT = CHUNK | FINISHED | st.builds(Ready, PULLS, SECONDS, SECONDS)
 CHOICE_FINISHED = st.builds(ChoiceFinished, st.sampled_from(FinishReason), U32)
-CHAT_EVENT = CHUNK | CHOICE_FINISHED | st.builds(ChatFinished, st.builds(Usage, U32, U32, U32))
+TOOL_CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
+CHAT_EVENT = (
+    CHUNK
+    | st.builds(ToolCallMade, TOOL_CALL, U32, U32)
+    | CHOICE_FINISHED
+    | st.builds(ChatFinished, st.builds(Usage, U32, U32, U32))
+)
 PART = st.builds(TextPart, TEXT) | st.builds(MediaPart, st.sampled_from(Modality), st.binary(max_size=8))
-MESSAGE = st.builds(Message, st.sampled_from(("system", "user", "assistant")), st.lists(PART, max_size=3).map(tuple))
+MESSAGE = st.builds(
+    Message,
+    st.sampled_from(("system", "user", "assistant", "tool")),
+    st.lists(PART, max_size=3).map(tuple),
+    st.lists(TOOL_CALL, max_size=2).map(tuple),
+    TEXT,
+)
 CHAT = st.builds(
     ChatRequest,
     request_id=TEXT,
@@ -123,6 +136,7 @@ CHAT = st.builds(
     tenant_salt=st.binary(max_size=8),
     prompt=st.none() | TEXT,
     tools=TEXT,
+    tool_choice=st.builds(ToolChoice, st.booleans(), TEXT, st.booleans()),
     priority=I64,
 )
 TEXT_REQUEST = st.builds(

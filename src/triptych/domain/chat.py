@@ -21,13 +21,42 @@ class MediaPart:
 
 
 Part = TextPart | MediaPart
-SpeakerRole = Literal["system", "user", "assistant"]
+SpeakerRole = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made. ``arguments`` is a JSON object as text."""
+
+    call_id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """``tool_calls`` are an assistant's; ``tool_call_id`` says which of them a tool's message answers."""
+
     role: SpeakerRole
     parts: tuple[Part, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What the model is to do with the tools it is told of: by itself it may call any of them, or none."""
+
+    required: bool = False
+    """It makes a call, of whichever."""
+    name: str = ""
+    """It makes one call, of this one."""
+    parallel: bool = True
+    """It may make several calls in one answer."""
+
+    @property
+    def forces(self) -> bool:
+        return self.required or bool(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +75,7 @@ class ChatRequest:
     """A raw prompt, tokenized as it stands; ``messages`` is empty then."""
     tools: str = ""
     """A JSON array of tools for the chat template, in the OpenAI API's form; empty for none."""
+    tool_choice: ToolChoice = ToolChoice()
     priority: int = 0
     """Where requests wait, lower ones go first; those of equal priority by the time they have left."""
 

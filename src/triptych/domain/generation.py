@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from triptych.domain.chat import ToolCall
 from triptych.domain.embedding import Ticket
 from triptych.domain.sampling import SamplingParams
 
@@ -10,6 +11,8 @@ from triptych.domain.sampling import SamplingParams
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    """It stopped after it had made calls; only the router tells them from text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallMade:
+    """One whole call, the ``index``-th of its choice. Its tokens came in chunks, whose text it is not part of."""
+
+    call: ToolCall
+    index: int
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinished:
     """The last event of one choice."""
 
@@ -132,5 +144,5 @@ class ChatFinished:
     usage: Usage
 
 
-ChatEvent = TokenChunk | ChoiceFinished | ChatFinished
+ChatEvent = TokenChunk | ToolCallMade | ChoiceFinished | ChatFinished
 """What the router streams back; failures are raised."""

@@ -9,11 +9,13 @@ class Grammar(Enum):
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
+    LARK = "lark"
+    """Any grammar, in Lark's form. The router's own, for tool calls: nobody else can ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """``schema`` is a JSON Schema as text; empty for JSON_OBJECT."""
+    """``schema`` is a JSON Schema as text, or a grammar; empty for JSON_OBJECT."""
 
     grammar: Grammar
     schema: str = ""

@@ -6,6 +6,7 @@ Pure functions; each refusal names the thing, its value and its limit, and the r
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from triptych.domain.chat import ToolChoice
 from triptych.domain.sampling import Grammar, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 
@@ -117,6 +118,8 @@ def _check_format(sampling: SamplingParams, bounds: RequestBounds) -> None:
     """Whether a schema can be followed is for ``tokens.grammar`` to say."""
     if sampling.response_format is None:
         return
+    if sampling.response_format.grammar is Grammar.LARK:
+        raise InvalidRequest("response_format: grammars are not taken", param="response_format")
     if sampling.ignore_eos:
         raise InvalidRequest("ignore_eos and response_format exclude each other", param="ignore_eos")
     schema = sampling.response_format.schema
@@ -129,6 +132,18 @@ def _check_format(sampling: SamplingParams, bounds: RequestBounds) -> None:
             f"the JSON schema has {len(schema)} characters, at most {bounds.max_schema_chars} are allowed",
             param="response_format",
         )
+
+
+def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) -> None:
+    """Raise InvalidRequest for a call that is wanted where there can be none."""
+    if not choice.forces:
+        return
+    if not tools:
+        raise InvalidRequest("tool_choice: there are no tools to call", param="tool_choice")
+    if sampling.response_format is not None:
+        raise InvalidRequest("tool_choice: a call and response_format exclude each other", param="tool_choice")
+    if sampling.ignore_eos:
+        raise InvalidRequest("ignore_eos and a tool_choice that asks for a call exclude each other", param="ignore_eos")
 
 
 def check_items(count: int, bounds: RequestBounds) -> None:

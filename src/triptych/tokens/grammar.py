@@ -1,5 +1,9 @@
-"""Response formats as grammars over a model's tokens, through ``llguidance``: no torch, and bounded in time and memory."""
+"""Response formats and tool calls as grammars over a model's tokens, through ``llguidance``.
 
+No torch, and bounded in time and memory.
+"""
+
+import re
 from collections import OrderedDict
 from threading import Lock
 from typing import Self
@@ -11,21 +15,26 @@ from triptych.errors import InvalidRequest
 from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
-_PARAM = "response_format"
+_WHAT = {"response_format": "response format", "tools": "call of a tool"}
+"""What an answer is held to, by the request field that asks for it."""
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_REASON_CHARS = 300
+_PLACE = re.compile(r"\Aat \d+\(\d+\): |\n.*", re.DOTALL)
+"""Of a fault in a grammar that the caller has not written."""
 _WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
 """Between the tokens of JSON: a space, or the beginning of an indented line."""
 
 
-class JsonGrammar:
+class TokenMatcher:
     """``ports.TokenGrammar``."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, param: str) -> None:
+        """``param`` is the request field that asked for it."""
         self._matcher = matcher
+        self._param = param
 
     def fork(self) -> Self:
-        return type(self)(self._matcher.deep_copy())
+        return type(self)(self._matcher.deep_copy(), self._param)
 
     def allowed(self) -> bytes:
         mask = self._matcher.compute_bitmask()
@@ -38,7 +47,7 @@ class JsonGrammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():  # of tokens that are allowed nothing else can go wrong
-            raise InvalidRequest("the response format has become too complex to follow", param=_PARAM)
+            raise InvalidRequest(f"the {_WHAT[self._param]} has become too complex to follow", param=self._param)
 
 
 class Grammars:
@@ -56,10 +65,10 @@ class Grammars:
             max_grammar_size=100_000,
             verbose_errors=False,
         )
-        self._cached: OrderedDict[ResponseFormat, JsonGrammar] = OrderedDict()
+        self._cached: OrderedDict[ResponseFormat, TokenMatcher] = OrderedDict()
         self._lock = Lock()
 
-    def start(self, response_format: ResponseFormat) -> JsonGrammar:
+    def start(self, response_format: ResponseFormat) -> TokenMatcher:
         """The format at the beginning of an answer.
 
         Raises InvalidRequest for what is no JSON Schema, uses what cannot be enforced, or is too complex; and for
@@ -76,12 +85,29 @@ class Grammars:
                 self._cached.popitem(last=False)
             return grammar.fork()
 
-    def _compile(self, response_format: ResponseFormat) -> JsonGrammar:
+    def _compile(self, response_format: ResponseFormat) -> TokenMatcher:
+        param = "tools" if response_format.grammar is Grammar.LARK else "response_format"
         if self._tokenizer is None:
-            raise InvalidRequest("this model's tokenizer cannot be held to a response format", param=_PARAM)
-        schema = _ANY_OBJECT if response_format.grammar is Grammar.JSON_OBJECT else response_format.schema
+            raise InvalidRequest(f"this model's tokenizer cannot be held to a {_WHAT[param]}", param=param)
         try:
-            text = LLMatcher.grammar_from_json_schema(
+            matcher = LLMatcher(self._tokenizer, _grammar(response_format), log_level=0, limits=self._limits)
+        except ValueError as error:
+            raise _refusal(str(error), param) from None
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()
+        if matcher.is_error():
+            raise _refusal(matcher.get_error(), param)
+        return TokenMatcher(matcher, param)
+
+
+def _grammar(response_format: ResponseFormat) -> str:
+    """As llguidance reads it. Raises ValueError."""
+    match response_format.grammar:
+        case Grammar.LARK:
+            return LLMatcher.grammar_from_lark(response_format.schema)
+        case Grammar.JSON_OBJECT | Grammar.JSON_SCHEMA:
+            schema = _ANY_OBJECT if response_format.grammar is Grammar.JSON_OBJECT else response_format.schema
+            return LLMatcher.grammar_from_json_schema(
                 schema,
                 # Whatever the schema's own x-guidance says. Some models never stop with white space.
                 overrides={
@@ -91,18 +117,11 @@ class Grammars:
                     "lenient": False,
                 },
             )
-        except ValueError as error:
-            raise _refusal(str(error)) from None
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()
-        if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        return JsonGrammar(matcher)
 
 
-def _refusal(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"the JSON schema cannot be followed: {reason.strip()[:_MAX_REASON_CHARS]}", param=_PARAM)
+def _refusal(reason: str, param: str) -> InvalidRequest:
+    reason = _PLACE.sub("", reason)
+    return InvalidRequest(f"the JSON schema cannot be followed: {reason.strip()[:_MAX_REASON_CHARS]}", param=param)
 
 
 def _wrapped(tokenizer: Tokenizer) -> LLTokenizer | None:

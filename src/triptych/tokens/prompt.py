@@ -161,6 +161,7 @@ class PromptBuilder:
         """
         for message in messages:
             text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+            text += "".join(call.name + call.arguments for call in message.tool_calls)
             for reserved in self._reserved:
                 if count := text.count(reserved):
                     raise self._placeholder_in_text(reserved, count)

@@ -13,15 +13,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
+from triptych.tokens.tool_calls import find_syntax
 
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template's own code can raise, beside what jinja2 says."""
 
-_PROBE = "triptych-probe"
+_PROBE, _PROBE_CALL = "triptych-probe", "triptych_probe_call"
 _PROBE_CHARS = 1_000_000
 
 
@@ -69,7 +70,22 @@ def _refuse_underscore(name: object) -> None:
 def _size_chars(messages: Sequence[Message]) -> int:
     """Characters, where every message and every part counts as one more: many empty ones cost time too."""
     parts = [part for message in messages for part in message.parts]
-    return len(messages) + len(parts) + sum(len(part.text) for part in parts if isinstance(part, TextPart))
+    calls = [call for message in messages for call in message.tool_calls]
+    texts = (part.text for part in parts if isinstance(part, TextPart))
+    called = (len(call.name) + len(call.arguments) for call in calls)
+    return len(messages) + len(parts) + len(calls) + sum(map(len, texts)) + sum(called)
+
+
+def _call(call: ToolCall, param: str) -> dict[str, Any]:
+    """A call as templates know it: with its arguments as an object. Raises InvalidRequest."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        param += ".function.arguments"
+        raise InvalidRequest(f"{param}: must be a JSON object, as text", param=param)
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _raise_exception(message: str) -> None:
@@ -124,8 +140,12 @@ class ChatTemplate:
             raise BadModel(f"the chat template has an error in line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
         self._placeholders = dict(placeholders or {})
+        self.call_syntax = find_syntax(source) if self.takes_tools else None
+        """How the template teaches the model to call tools; None where it does not, or not in a way that is known."""
         self.takes_parts = self._find_takes_parts()
         """Whether a message's content is given as a list of parts; else it is one string."""
+        self.takes_calls = self._find_takes_calls()
+        """Whether it shows the model the calls of a conversation, and what came of them."""
 
     def render(self, messages: Sequence[Message], max_chars: int, tools: str = "") -> str:
         """The prompt, up to where the assistant begins to speak. ``tools`` is a JSON array, or empty.
@@ -136,17 +156,37 @@ class ChatTemplate:
         offered = self._tools(tools) if tools else None
         if size > max_chars:
             raise InvalidRequest(f"the messages have {size} characters, the limit is {max_chars}", param="messages")
-        convert = self._as_parts if self.takes_parts else self._as_string
+        conversation = self._conversation(messages)
         try:
-            return self._render(
-                [{"role": message.role, "content": convert(message)} for message in messages], max_chars, offered
-            )
+            return self._render(conversation, max_chars, offered)
         except RefusedByTemplate as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
         except _FAILURES as error:
             raise InvalidRequest("the model's chat template cannot take these messages", param="messages") from error
+
+    def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages as templates know them. Raises InvalidRequest for calls where there is no place for them."""
+        convert = self._as_parts if self.takes_parts else self._as_string
+        conversation: list[dict[str, Any]] = []
+        names: dict[str, str] = {}
+        for place, message in enumerate(messages):
+            turn: dict[str, Any] = {"role": message.role, "content": convert(message)}
+            if message.tool_calls or message.role == "tool":
+                param = f"messages[{place}]" + (".tool_calls" if message.tool_calls else ".role")
+                if not self.takes_calls:
+                    raise InvalidRequest(
+                        f"{param}: the model's chat template has no place for tool calls and their results", param=param
+                    )
+            if message.tool_calls:
+                names |= {call.call_id: call.name for call in message.tool_calls}
+                turn["tool_calls"] = [_call(call, f"{param}[{n}]") for n, call in enumerate(message.tool_calls)]
+            if message.role == "tool":
+                turn["tool_call_id"] = message.tool_call_id
+                turn["name"] = names.get(message.tool_call_id, "")
+            conversation.append(turn)
+        return conversation
 
     def _tools(self, tools: str) -> list[Any]:
         if not self.takes_tools:
@@ -180,6 +220,23 @@ class ChatTemplate:
             return False
         before, found, _ = rendered.partition(_PROBE)
         return bool(found) and "type" not in before[-len(str(content)) :]
+
+    def _find_takes_calls(self) -> bool:
+        """Show the template a call and what came of it: it takes them if it says both."""
+        function = {"name": _PROBE_CALL, "arguments": {}}
+        call = {"id": "call", "type": "function", "function": function}
+        text = [{"type": "text", "text": _PROBE}] if self.takes_parts else _PROBE
+        nothing: object = [] if self.takes_parts else ""
+        conversation: list[dict[str, Any]] = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": nothing, "tool_calls": [call]},
+            {"role": "tool", "content": text, "tool_call_id": "call", "name": _PROBE_CALL},
+        ]
+        try:
+            rendered = self._render(conversation, _PROBE_CHARS, [{"type": "function", "function": {"name": "f"}}])
+        except (InvalidRequest, *_FAILURES):
+            return False
+        return _PROBE_CALL in rendered and _PROBE in rendered.partition(_PROBE_CALL)[2]
 
     @staticmethod
     def _as_parts(message: Message) -> list[dict[str, str]]:

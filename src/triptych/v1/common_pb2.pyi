@@ -41,12 +41,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
 
 class Grammar(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRAMMAR_UNSPECIFIED: _ClassVar[Grammar]
     GRAMMAR_JSON_OBJECT: _ClassVar[Grammar]
     GRAMMAR_JSON_SCHEMA: _ClassVar[Grammar]
+    GRAMMAR_LARK: _ClassVar[Grammar]
 MODALITY_UNSPECIFIED: Modality
 MODALITY_IMAGE: Modality
 MODALITY_VIDEO: Modality
@@ -70,9 +72,11 @@ ROLE_EPD: Role
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_TOOL_CALLS: FinishReason
 GRAMMAR_UNSPECIFIED: Grammar
 GRAMMAR_JSON_OBJECT: Grammar
 GRAMMAR_JSON_SCHEMA: Grammar
+GRAMMAR_LARK: Grammar
 
 class MediaInfo(_message.Message):
     __slots__ = ("modality", "format", "width", "height", "nbytes", "digest", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg")

@@ -14,6 +14,7 @@ class SpeakerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPEAKER_ROLE_SYSTEM: _ClassVar[SpeakerRole]
     SPEAKER_ROLE_USER: _ClassVar[SpeakerRole]
     SPEAKER_ROLE_ASSISTANT: _ClassVar[SpeakerRole]
+    SPEAKER_ROLE_TOOL: _ClassVar[SpeakerRole]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -26,6 +27,7 @@ SPEAKER_ROLE_UNSPECIFIED: SpeakerRole
 SPEAKER_ROLE_SYSTEM: SpeakerRole
 SPEAKER_ROLE_USER: SpeakerRole
 SPEAKER_ROLE_ASSISTANT: SpeakerRole
+SPEAKER_ROLE_TOOL: SpeakerRole
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_RUNNING: Outcome
 OUTCOME_DONE: Outcome
@@ -48,16 +50,40 @@ class Part(_message.Message):
     media: MediaPart
     def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[MediaPart, _Mapping]] = ...) -> None: ...
 
+class ToolCall(_message.Message):
+    __slots__ = ("call_id", "name", "arguments")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    call_id: str
+    name: str
+    arguments: str
+    def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
 class Message(_message.Message):
-    __slots__ = ("role", "parts")
+    __slots__ = ("role", "parts", "tool_calls", "tool_call_id")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     role: SpeakerRole
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, role: _Optional[_Union[SpeakerRole, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    def __init__(self, role: _Optional[_Union[SpeakerRole, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+
+class ToolChoice(_message.Message):
+    __slots__ = ("required", "name", "one_call")
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ONE_CALL_FIELD_NUMBER: _ClassVar[int]
+    required: bool
+    name: str
+    one_call: bool
+    def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +92,7 @@ class ChatRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -74,7 +101,8 @@ class ChatRequest(_message.Message):
     prompt: str
     tools: str
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    tool_choice: ToolChoice
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids",)
@@ -92,6 +120,16 @@ class Usage(_message.Message):
     image_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
 
+class ToolCallMade(_message.Message):
+    __slots__ = ("call", "index", "choice")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    call: ToolCall
+    index: int
+    choice: int
+    def __init__(self, call: _Optional[_Union[ToolCall, _Mapping]] = ..., index: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
 class ChoiceFinished(_message.Message):
     __slots__ = ("reason", "choice")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -107,14 +145,16 @@ class ChatFinished(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
-    __slots__ = ("chunk", "choice_finished", "finished")
+    __slots__ = ("chunk", "choice_finished", "finished", "tool_call")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     chunk: _common_pb2.TokenChunk
     choice_finished: ChoiceFinished
     finished: ChatFinished
-    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ...) -> None: ...
+    tool_call: ToolCallMade
+    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ...) -> None: ...
 
 class ModelsRequest(_message.Message):
     __slots__ = ()

@@ -6,14 +6,17 @@ from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from triptych.demo import MODEL_DIR
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import ModelFiles
 from triptych.testing.model import fake_tokenizer
-from triptych.tokens.grammar import MAX_CACHED, Grammars, JsonGrammar
+from triptych.tokens.grammar import MAX_CACHED, Grammars, TokenMatcher
 from triptych.tokens.tokenizer import Tokenizer
+from triptych.tokens.tool_calls import Call, CallReader, CallSyntax, Tool, call_grammar
 
 OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
 ANSWER = {
@@ -42,12 +45,12 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer)
 
 
-def allowed(grammar: JsonGrammar) -> list[int]:
+def allowed(grammar: TokenMatcher) -> list[int]:
     mask = int.from_bytes(grammar.allowed(), "little")
     return [token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1]
 
 
-def random_answer(grammar: JsonGrammar, tokenizer: Tokenizer, chance: Random, limit: int = 600) -> str | None:
+def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, chance: Random, limit: int = 600) -> str | None:
     """What a model of random logits says; None when it does not come to an end."""
     token_ids: list[int] = []
     while len(token_ids) < limit:
@@ -74,6 +77,66 @@ def test_random_answers_of_a_schema_validate(grammars: Grammars, tokenizer: Toke
     assert len(set(ended)) > 50
     for answer in ended:
         check(json.loads(answer))
+
+
+TOOLS = (
+    Tool(
+        "get_weather",
+        {
+            "$ref": "#/$defs/place",
+            "$defs": {
+                "place": {
+                    "type": "object",
+                    "properties": {"lat": {"enum": [1, 2]}},
+                    "required": ["lat"],
+                    "additionalProperties": False,
+                }
+            },
+        },
+    ),
+    Tool(
+        'odd "name" \u00e9',
+        {"type": "object", "properties": {}, "additionalProperties": False, "x-guidance": {"whitespace_pattern": "x"}},
+    ),
+)
+
+
+@pytest.mark.parametrize("syntax", CallSyntax)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_random_answers_held_to_calls_are_calls(
+    grammars: Grammars, tokenizer: Tokenizer, syntax: CallSyntax, parallel: bool
+) -> None:
+    held = ResponseFormat(Grammar.LARK, call_grammar(syntax, TOOLS, parallel=parallel))
+    names, most = set(), 0
+    for seed in range(40):
+        answer = random_answer(grammars.start(held), tokenizer, Random(seed), limit=3000)
+        assert answer is not None
+        reader = CallReader(syntax, frozenset(tool.name for tool in TOOLS))
+        calls = reader.feed(answer) + reader.flush()
+        for call in calls:
+            assert isinstance(call, Call), answer
+            names.add(call.name)
+            assert json.loads(call.arguments) in ([{"lat": 1}, {"lat": 2}] if call.name == "get_weather" else [{}])
+        most = max(most, len(calls))
+        assert calls
+    assert names == {tool.name for tool in TOOLS}
+    assert (most > 1) == parallel
+
+
+def test_a_tag_that_is_one_token_may_be_said_as_one(tokenizer: Tokenizer) -> None:
+    """As in Qwen's vocabulary, where it is an added token and not a special one."""
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    tagged = Tokenizer(backend, special_tokens={}, eos_ids=tokenizer.eos_ids)
+    held = ResponseFormat(Grammar.LARK, call_grammar(CallSyntax.TAGGED, TOOLS, parallel=False))
+    assert tagged.token_to_id("<tool_call>") in allowed(Grammars(tagged).start(held))
+
+
+def test_a_tool_whose_arguments_cannot_be_followed_is_refused_by_name(grammars: Grammars) -> None:
+    held = call_grammar(CallSyntax.TAGGED, [Tool("f", {"type": "object", "not": {}})], parallel=False)
+    with pytest.raises(InvalidRequest, match=r'followed: failed to compile .*\["not"\]$') as caught:
+        grammars.start(ResponseFormat(Grammar.LARK, held))
+    assert caught.value.param == "tools"
 
 
 def test_random_objects_parse(grammars: Grammars, tokenizer: Tokenizer) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
 from triptych.tokens.template import ChatTemplate
+from triptych.tokens.tool_calls import CallSyntax
 
 IMAGE = MediaPart(Modality.IMAGE, b"")
 QUESTION = [Message("user", (TextPart("a"), IMAGE, TextPart("b")))]
@@ -122,6 +123,43 @@ def test_tools_go_where_the_template_has_a_place_for_them() -> None:
     for broken in ("{}", "[" * 100_000, "x"):
         with pytest.raises(InvalidRequest, match="must be a JSON array"):
             template.render([], 1_000_000, broken)
+
+
+CALLING = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls %}<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
+    "</tool_call>{% endfor %}{% if m.role == 'tool' %}({{ m.name }} {{ m.tool_call_id }}){% endif %}{% endfor %}"
+)
+CALLED = [
+    Message("user", (TextPart("q"),)),
+    Message("assistant", (), (ToolCall("c1", "f", '{"a": [1, "é"]}'),)),
+    Message("tool", (TextPart("42"),), tool_call_id="c1"),
+]
+
+
+def test_calls_and_their_results_are_shown_to_the_model() -> None:
+    template = ChatTemplate(CALLING, {})
+    assert (template.takes_calls, template.call_syntax) == (True, CallSyntax.TAGGED)
+    shown = '[user]q[assistant]<tool_call>{"name": "f", "arguments": {"a": [1, "é"]}}</tool_call>[tool]42(f c1)'
+    assert template.render(CALLED, 1000) == shown
+
+
+@pytest.mark.parametrize("source", [STRINGS, PARTS, CALLING.replace("{% for c in", "{% for c in [] and")])
+def test_calls_are_refused_where_the_template_would_drop_them(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert not template.takes_calls
+    for messages, param in ((CALLED, "messages[1].tool_calls"), (CALLED[2:], "messages[0].role")):
+        with pytest.raises(InvalidRequest, match="no place for tool calls") as caught:
+            template.render(messages, 1000)
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", "{", "null", '{"a":' * 100_000])
+def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
+    broken = Message("assistant", (), (ToolCall("c", "f", "{}"), ToolCall("d", "g", arguments)))
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(CALLING, {}).render([*QUESTION, broken], 1_000_000)
+    assert caught.value.param == "messages[1].tool_calls[1].function.arguments"
 
 
 def test_tools_are_refused_where_the_template_has_no_place_for_them() -> None:

@@ -13,7 +13,7 @@ from services.gateway.openai_api import (
     parse_completion,
     tenant_salt,
 )
-from triptych.domain.chat import MediaPart, TextPart
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest
@@ -41,10 +41,13 @@ def url(value: Any) -> dict[str, Any]:
         ({"messages": []}, "messages"),
         ({"messages": {"role": "user"}}, "messages"),
         ({"messages": [5]}, "messages[0]"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         (content(5), "messages[0].content[0]"),
         (content({"type": "text", "text": "x"}, {"type": "input_audio"}), "messages[0].content[1]"),
         (content({"type": ["text"]}), "messages[0].content[0]"),
@@ -77,9 +80,10 @@ def url(value: Any) -> dict[str, Any]:
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         (
             {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}},
-            "tool_choice",
+            "tool_choice.function",
         ),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": 1}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -177,6 +181,27 @@ def test_tools_go_to_the_template_unless_the_model_is_not_to_use_them() -> None:
     assert json.loads(read(tools=tools).tools) == tools
     assert json.loads(read(tools=tools, tool_choice="auto").tools) == tools
     assert read(tools=tools, tool_choice="none").tools == ""
+    assert read(tools=tools).tool_choice == ToolChoice()
+    assert read(tools=tools, tool_choice="required", parallel_tool_calls=False).tool_choice == ToolChoice(
+        required=True, parallel=False
+    )
+    named = {"type": "function", "function": {"name": "f"}}
+    assert read(tools=tools, tool_choice=named).tool_choice == ToolChoice(name="f")
+
+
+def test_calls_and_their_results_are_read() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]},
+        {"role": "assistant", "content": "It is 42.", "tool_calls": None},
+    ]
+    assert read(messages=messages).messages[1:] == (
+        Message("assistant", (), (ToolCall("c1", "f", "{}"),)),
+        Message("tool", (TextPart("42"),), tool_call_id="c1"),
+        Message("assistant", (TextPart("It is 42."),)),
+    )
 
 
 def test_urls_are_left_to_be_fetched_and_put_back_in_their_places() -> None:

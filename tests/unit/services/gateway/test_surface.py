@@ -13,8 +13,9 @@ from services.gateway.app import serve
 from services.gateway.keys import new_key
 from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.conftest import Rest
-from tests.unit.services.gateway.fakes import HELLO, FakeRouter
+from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
+from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
     Alternative,
     ChatEvent,
@@ -23,6 +24,7 @@ from triptych.domain.generation import (
     FinishReason,
     TokenChunk,
     TokenLogprobs,
+    ToolCallMade,
     Usage,
 )
 from triptych.errors import InvalidRequest
@@ -114,6 +116,45 @@ async def test_logprobs_are_told_as_openai_tells_them(rest: Rest) -> None:
     streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert streamed == answer["logprobs"]["content"]
     assert without["logprobs"] is None
+
+
+# --- tool calls ------------------------------------------------------------------------------------------------------
+
+
+CALLS = (ToolCall("call_1", "f", '{"a": 1}'), ToolCall("call_2", "g", "{}"))
+CALLING = (
+    TokenChunk((1,), ""),
+    ToolCallMade(CALLS[0], 0),
+    ToolCallMade(CALLS[1], 1),
+    ChoiceFinished(FinishReason.TOOL_CALLS),
+    FINISH[1],
+)
+TOLD_CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+    {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+
+
+async def test_calls_come_back_as_openai_has_them_and_no_text_is_null(rest: Rest) -> None:
+    async with rest(FakeRouter(CALLING)) as client:
+        (choice,) = (await client.post(CHAT, json=ASK)).json()["choices"]
+    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": TOLD_CALLS}
+    assert choice == {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
+    async with rest(FakeRouter((TokenChunk((1,), "See:"), *CALLING))) as client:
+        assert (await client.post(CHAT, json=ASK)).json()["choices"][0]["message"]["content"] == "See:"
+
+
+async def test_a_stream_tells_each_call_in_one_piece(rest: Rest) -> None:
+    async with rest(FakeRouter(CALLING)) as client:
+        *chunks, done = events_of((await client.post(CHAT, json={**ASK, "stream": True})).text)
+    told = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
+    assert told == [
+        ({"role": "assistant", "content": ""}, None),
+        ({"tool_calls": [{"index": 0, **TOLD_CALLS[0]}]}, None),
+        ({"tool_calls": [{"index": 1, **TOLD_CALLS[1]}]}, None),
+        ({}, "tool_calls"),
+    ]
+    assert done == "[DONE]"
 
 
 # --- plain completions and tokens -------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""What a model says, with its tool calls told from its text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from triptych.domain.chat import ToolCall
+from triptych.domain.generation import ChatEvent, ChoiceFinished, Finished, FinishReason, TokenChunk, ToolCallMade
+from triptych.tokens.tool_calls import Call, CallReader, CallSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How calls are written, of which tools, and whether an answer may have several."""
+
+    syntax: CallSyntax
+    names: frozenset[str]
+    parallel: bool
+
+
+class Spoken:
+    """One request's answer on its way: every event of the text instance becomes those that the caller gets.
+
+    Without ``calling`` all is text. ``new_id`` names calls; names are never used twice, as conversations keep them.
+    """
+
+    def __init__(self, calling: Calling | None, choices: int, new_id: Callable[[], str]) -> None:
+        self._readers: list[CallReader] = []
+        self._most_calls = 0
+        if calling is not None:
+            self._readers = [CallReader(calling.syntax, calling.names) for _ in range(choices)]
+            self._most_calls = 0 if calling.parallel else 1
+        self._made = [0] * choices
+        self._new_id = new_id
+
+    def chunk(self, event: TokenChunk) -> list[ChatEvent]:
+        """The tokens with the text before the first call, then calls and further text in their order."""
+        if not self._readers:
+            return [event]
+        pieces = self._readers[event.choice].feed(event.text)
+        match pieces:
+            case [str(text), *rest]:
+                return [replace(event, text=text), *self._told(rest, event.choice)]
+            case _:
+                return [replace(event, text=""), *self._told(pieces, event.choice)]
+
+    def finished(self, event: Finished) -> list[ChatEvent]:
+        """Ends with ``ChoiceFinished``."""
+        if not self._readers:
+            return [ChoiceFinished(event.reason, event.choice)]
+        last = self._told(self._readers[event.choice].flush(), event.choice)
+        called = self._made[event.choice] > 0 and event.reason is FinishReason.STOP
+        return [*last, ChoiceFinished(FinishReason.TOOL_CALLS if called else event.reason, event.choice)]
+
+    def _told(self, pieces: list[str | Call], choice: int) -> list[ChatEvent]:
+        events: list[ChatEvent] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                events.append(TokenChunk((), piece, choice))
+            elif not self._most_calls or self._made[choice] < self._most_calls:
+                call = ToolCall(self._new_id(), piece.name, piece.arguments)
+                events.append(ToolCallMade(call, self._made[choice], choice))
+                self._made[choice] += 1
+        return events

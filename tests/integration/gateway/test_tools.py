@@ -1,0 +1,160 @@
+"""Tools from end to end, through OpenAI's own client: the demo model with templates that teach it to call."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_DIR
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+TAGGED = """\
+{%- if tools -%}<|user|>Tools: {{ tools | tojson }} Answer <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>{%- endif -%}
+{%- for m in messages -%}<|{{ 'user' if m.role == 'tool' else m.role }}|>
+  {%- if m.content is string -%}{{ m.content }}
+  {%- else -%}{%- for part in m.content -%}{{ '<image>\n' if part.type == 'image' else part.text }}{%- endfor -%}{%- endif -%}
+  {%- for call in m.tool_calls -%}<tool_call>{{ call.function | tojson }}</tool_call>{%- endfor -%}<|end|>
+{%- endfor -%}<|assistant|>"""
+BARE = TAGGED.replace(
+    '<tool_call>{"name": ..., "arguments": ...}</tool_call>', '{"name": ..., "parameters": ...}'
+).replace(
+    "<tool_call>{{ call.function | tojson }}</tool_call>",
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}',
+)
+LEVEL = {
+    "type": "object",
+    "properties": {"level": {"enum": [1, 2, 3]}},
+    "required": ["level"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "set_level", "parameters": LEVEL}},
+    {"type": "function", "function": {"name": "stop", "parameters": NOTHING}},
+]
+ASK: dict[str, Any] = {
+    "model": "caller",
+    "messages": [{"role": "user", "content": "Go."}],
+    "tools": TOOLS,
+    "temperature": 1.5,
+    "max_tokens": 200,
+}
+CALLED = [
+    *ASK["messages"],
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "stop", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "done"},
+]
+
+
+def make_model(directory: Path, template: str) -> Path:
+    shutil.copytree(MODEL_DIR, directory)
+    (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[TAGGED, BARE], ids=["tagged", "bare"])
+async def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    model = make_model(tmp_path_factory.mktemp("model") / "caller", request.param)
+    async with (
+        LocalCluster(model, encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running,
+        openai.DefaultAsyncHttpxClient(trust_env=False) as http,
+        openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
+    ):
+        yield made
+
+
+def check_call(name: str, arguments: str) -> None:
+    assert name in ("set_level", "stop")
+    told = json.loads(arguments)
+    assert told in ([{"level": level} for level in (1, 2, 3)] if name == "set_level" else [{}])
+
+
+async def test_a_call_that_is_asked_for_is_made_whatever_the_model_would_say(client: openai.AsyncOpenAI) -> None:
+    names, ids = set(), set()
+    for seed in range(8):
+        answer = await client.chat.completions.create(
+            **ASK, tool_choice="required", parallel_tool_calls=False, seed=seed
+        )
+        (choice,) = answer.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        check_call(call.function.name, call.function.arguments)
+        names.add(call.function.name)
+        ids.add(call.id)
+    assert (names, len(ids)) == ({"set_level", "stop"}, 8)
+
+
+async def test_the_tool_that_is_named_is_called(client: openai.AsyncOpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "stop"}}
+    answer = await client.chat.completions.create(**ASK, tool_choice=named, n=2)
+    for choice in answer.choices:
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert (call.function.name, json.loads(call.function.arguments)) == ("stop", {})
+
+
+async def test_calls_are_streamed(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        **ASK, tool_choice="required", parallel_tool_calls=False, stream=True, seed=1
+    )
+    chunks = [chunk async for chunk in stream]
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0]
+    assert calls[0].id
+    assert calls[0].function
+    check_call(calls[0].function.name or "", calls[0].function.arguments or "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_the_model_is_shown_what_came_of_its_calls_and_may_say_something_else(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(**{**ASK, "messages": CALLED, "temperature": 0, "max_tokens": 8})
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {
+                "messages": [
+                    {
+                        **CALLED[1],
+                        "tool_calls": [{**CALLED[1]["tool_calls"][0], "function": {"name": "f", "arguments": "["}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}],
+            },
+            "tools",
+        ),
+    ],
+)
+async def test_what_cannot_be_called_is_refused_by_name(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{**ASK, **fields})
+    assert refused.value.param == param

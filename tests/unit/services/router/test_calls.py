@@ -1,0 +1,71 @@
+"""Events of the text instance become those that the caller gets, calls told from text."""
+
+from itertools import count
+
+from services.router.calls import Calling, Spoken
+from triptych.domain.chat import ToolCall
+from triptych.domain.generation import (
+    Alternative,
+    ChoiceFinished,
+    Finished,
+    FinishReason,
+    TokenChunk,
+    TokenLogprobs,
+    ToolCallMade,
+)
+from triptych.tokens.tool_calls import CallSyntax
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+SURE = (TokenLogprobs(Alternative(1, b"x", 0.0), ()),)
+STOP = Finished(FinishReason.STOP, 1, 0.0, 0.0)
+
+
+def spoken(*, parallel: bool = True, choices: int = 1) -> Spoken:
+    ids = count()
+    return Spoken(Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), choices, lambda: f"call_{next(ids)}")
+
+
+def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:
+    return ToolCallMade(ToolCall(f"call_{number}", "f", "{}"), index, choice)
+
+
+def test_without_tools_everything_passes_as_it_is() -> None:
+    answer = Spoken(None, 1, str)
+    chunk = TokenChunk((1,), CALL)
+    assert answer.chunk(chunk) == [chunk]
+    assert answer.finished(STOP) == [ChoiceFinished(FinishReason.STOP)]
+
+
+def test_tokens_and_their_logprobs_pass_whatever_becomes_of_their_text() -> None:
+    answer = spoken()
+    assert answer.chunk(TokenChunk((1,), "Hi <tool", logprobs=SURE)) == [TokenChunk((1,), "Hi", logprobs=SURE)]
+    assert answer.chunk(TokenChunk((2, 3), CALL[5:] + "\nand " + CALL)) == [
+        TokenChunk((2, 3), ""),
+        made(0),
+        TokenChunk((), "\nand"),
+        made(1, 1),
+    ]
+    assert answer.finished(STOP) == [ChoiceFinished(FinishReason.TOOL_CALLS)]
+
+
+def test_an_answer_that_is_cut_off_says_so_and_half_a_call_is_text() -> None:
+    answer = spoken()
+    answer.chunk(TokenChunk((1,), CALL + CALL[:20]))
+    assert answer.finished(Finished(FinishReason.LENGTH, 9, 0.0, 0.0)) == [
+        TokenChunk((), CALL[:20]),
+        ChoiceFinished(FinishReason.LENGTH),
+    ]
+
+
+def test_choices_are_read_apart_and_only_who_made_calls_ends_with_them() -> None:
+    answer = spoken(choices=2)
+    assert answer.chunk(TokenChunk((1,), CALL[:20], 0)) == [TokenChunk((1,), "", 0)]
+    assert answer.chunk(TokenChunk((2,), CALL[20:], 1)) == [TokenChunk((2,), CALL[20:], 1)]
+    assert answer.chunk(TokenChunk((3,), CALL[20:], 0)) == [TokenChunk((3,), "", 0), made(0)]
+    assert answer.finished(Finished(FinishReason.STOP, 1, 0.0, 0.0, 1)) == [ChoiceFinished(FinishReason.STOP, 1)]
+    assert answer.finished(STOP) == [ChoiceFinished(FinishReason.TOOL_CALLS)]
+
+
+def test_only_the_first_call_counts_where_there_is_to_be_one() -> None:
+    answer = spoken(parallel=False)
+    assert answer.chunk(TokenChunk((1,), CALL + CALL)) == [TokenChunk((1,), ""), made(0)]
