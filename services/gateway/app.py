@@ -142,7 +142,7 @@ def _keys(settings: GatewaySettings) -> KeyRing:
 
 
 def remote_media(settings: GatewaySettings) -> RemoteMedia:
-    """What fetches images, as the settings have it."""
+    """What fetches items, as the settings have it."""
     if not settings.fetch:
         return RemoteMedia(None, settings.max_urls_per_request)
     rules = HostRules(
@@ -152,7 +152,7 @@ def remote_media(settings: GatewaySettings) -> RemoteMedia:
         ports=settings.fetch_ports,
     )
     limits = FetchLimits(
-        max_bytes=settings.max_image_bytes,
+        max_bytes=settings.max_item_bytes,
         max_redirects=settings.fetch_redirects,
         max_concurrent=settings.fetch_concurrency,
         total_s=settings.fetch_timeout_s,

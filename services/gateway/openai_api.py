@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,19 +14,23 @@ from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, TriptychError
-from triptych.media.data_url import decode_data_url
+from triptych.media.data_url import decode_base64, decode_data_url
 
 from .openai_models import (
     INT64,
     Api,
     ApiAssistantMessage,
+    ApiAudioPart,
+    ApiAudioUrlPart,
     ApiImagePart,
+    ApiMediaPart,
     ApiMessage,
     ApiNamedTool,
     ApiResponseFormat,
     ApiTextPart,
     ApiToolChoice,
     ApiToolMessage,
+    ApiVideoPart,
     ChatCompletionRequest,
     CompletionRequest,
     Generation,
@@ -52,6 +57,7 @@ class Remote:
 
     message: int
     part: int
+    modality: Modality
     url: str
     param: str
 
@@ -79,12 +85,12 @@ class ParsedChat:
         messages = list(self.messages)
         for remote, data in zip(self.remote, found, strict=True):
             parts = list(messages[remote.message].parts)
-            parts[remote.part] = MediaPart(Modality.IMAGE, data)
+            parts[remote.part] = MediaPart(remote.modality, data)
             messages[remote.message] = replace(messages[remote.message], parts=tuple(parts))
         return replace(self, messages=tuple(messages), remote=())
 
 
-def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
+def parse(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     """Read the body of a chat completion: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
@@ -92,7 +98,7 @@ def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
     request = _read(body, ChatCompletionRequest)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    messages, remote = _messages(request.messages, max_image_bytes)
+    messages, remote = _messages(request.messages, max_item_bytes)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     told = request.tools if request.tools and request.tool_choice != "none" else []
@@ -110,9 +116,9 @@ def parse(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
     )
 
 
-def parse_completion(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
+def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     """Read the body of a plain completion. Raises InvalidRequest."""
-    del max_image_bytes  # a raw prompt brings no images
+    del max_item_bytes  # a raw prompt brings no items
     request = _read(body, CompletionRequest)
     return ParsedChat(
         model=request.model,
@@ -126,12 +132,12 @@ def parse_completion(body: bytes | bytearray, max_image_bytes: int) -> ParsedCha
     )
 
 
-def parse_tokenize(body: bytes | bytearray, max_image_bytes: int) -> ParsedChat:
+def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
     request = _read(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    messages, remote = _messages(request.messages or [], max_image_bytes)
+    messages, remote = _messages(request.messages or [], max_item_bytes)
     return ParsedChat(model=request.model or "", messages=messages, prompt=request.prompt, remote=remote)
 
 
@@ -180,7 +186,7 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _messages(given: Sequence[ApiMessage], max_image_bytes: int) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
+def _messages(given: Sequence[ApiMessage], max_item_bytes: int) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
     remote: list[Remote] = []
     messages = []
     for index, message in enumerate(given):
@@ -194,10 +200,10 @@ def _messages(given: Sequence[ApiMessage], max_image_bytes: int) -> tuple[tuple[
         )
         parts: list[Part] = []
         for place, part in enumerate(content or ()):
-            found = _part(part, index, place, max_image_bytes)
+            found = _part(part, index, place, max_item_bytes)
             if isinstance(found, Remote):
                 remote.append(found)
-                found = MediaPart(Modality.IMAGE, b"")
+                found = MediaPart(found.modality, b"")
             parts.append(found)
         told = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
@@ -205,21 +211,37 @@ def _messages(given: Sequence[ApiMessage], max_image_bytes: int) -> tuple[tuple[
     return tuple(messages), tuple(remote)
 
 
-def _part(part: ApiTextPart | ApiImagePart, message: int, place: int, max_image_bytes: int) -> Part | Remote:
-    if isinstance(part, ApiTextPart):
-        return TextPart(part.text)
-    param = f"messages[{message}].content[{place}].image_url.url"
-    url = part.image_url.url
+def _part(part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int) -> Part | Remote:
+    param = f"messages[{message}].content[{place}].{part.type}"
+    match part:
+        case ApiTextPart(text=text):
+            return TextPart(text)
+        case ApiAudioPart(input_audio=audio):
+            with _naming(f"{param}.data"):
+                return MediaPart(Modality.AUDIO, decode_base64(audio.data, max_item_bytes))
+        case ApiImagePart(image_url=where):
+            modality, url = Modality.IMAGE, where.url
+        case ApiVideoPart(video_url=where):
+            modality, url = Modality.VIDEO, where.url
+        case ApiAudioUrlPart(audio_url=where):
+            modality, url = Modality.AUDIO, where.url
+    param += ".url"
     scheme = url[:8].lower()
     if scheme.startswith(("https:", "http:")):
-        return Remote(message, place, url, param)
+        return Remote(message, place, modality, url, param)
     if not scheme.startswith("data:"):
         raise InvalidRequest(f"{param}: only data:, https: and http: URLs are taken, got {shown(url)}", param=param)
+    with _naming(param):
+        return MediaPart(modality, decode_data_url(url, max_item_bytes)[1])
+
+
+@contextmanager
+def _naming(param: str) -> Iterator[None]:
+    """Errors within say which field they are about."""
     try:
-        _, data = decode_data_url(url, max_image_bytes)
+        yield
     except TriptychError as error:
         raise type(error)(f"{param}: {error.message}", param=param) from None
-    return MediaPart(Modality.IMAGE, data)
 
 
 def _tool_choice(given: ApiToolChoice | None, *, parallel: bool) -> ToolChoice:

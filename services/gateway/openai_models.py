@@ -36,6 +36,7 @@ MAX_SALT_CHARS = 256
 INT64 = 2**63
 INT31 = 2**31
 MAX_MESSAGES = 4096
+PART_TYPES = ("text", "image_url", "video_url", "audio_url", "input_audio")
 _SHOWN_CHARS = 60
 
 
@@ -81,10 +82,10 @@ def _as_list(value: object) -> object:
 
 def _check_part_type(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("input_audio", "video_url"):
-        raise PydanticCustomError("part_type", "the models here take text and images, not {got}", {"got": shown(kind)})
-    if kind not in ("text", "image_url"):
-        message = "must be an object of type 'text' or 'image_url', not {got}"
+    if kind not in PART_TYPES:
+        message = (
+            f"must be an object of type {', '.join(map(repr, PART_TYPES[:-1]))} or {PART_TYPES[-1]!r}, not {{got}}"
+        )
         raise PydanticCustomError("part_type", message, {"got": shown(value if kind is None else kind)})
     return value
 
@@ -120,8 +121,46 @@ class ApiImagePart(Api):
     image_url: ApiImageUrl
 
 
+class ApiUrl(Api):
+    url: str
+    """A data: URL, or an https: or http: URL that the server fetches."""
+
+
+class ApiVideoPart(Api):
+    """MP4, MOV or WebM; for models that take videos. What it is, its bytes say."""
+
+    type: Literal["video_url"]
+    video_url: ApiUrl
+
+
+class ApiAudioUrlPart(Api):
+    """WAV, FLAC, MP3, Ogg or M4A; for models that take audio. What it is, its bytes say."""
+
+    type: Literal["audio_url"]
+    audio_url: ApiUrl
+
+
+class ApiInputAudio(Api):
+    data: str
+    """The file in base64."""
+    format: str | None = Field(default=None, max_length=32)
+    """Taken and without effect: the bytes say what they are."""
+
+
+class ApiAudioPart(Api):
+    """Audio in the request itself, as OpenAI's API has it; for models that take audio."""
+
+    type: Literal["input_audio"]
+    input_audio: ApiInputAudio
+
+
+ApiMediaPart = ApiImagePart | ApiVideoPart | ApiAudioUrlPart | ApiAudioPart
 ApiPart = Annotated[
-    Annotated[ApiTextPart, Tag("#text")] | Annotated[ApiImagePart, Tag("#image_url")],
+    Annotated[ApiTextPart, Tag("#text")]
+    | Annotated[ApiImagePart, Tag("#image_url")]
+    | Annotated[ApiVideoPart, Tag("#video_url")]
+    | Annotated[ApiAudioUrlPart, Tag("#audio_url")]
+    | Annotated[ApiAudioPart, Tag("#input_audio")],
     Discriminator(_part_tag),
     BeforeValidator(_check_part_type),
 ]

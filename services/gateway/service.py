@@ -30,7 +30,7 @@ from .settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 Parse = Callable[[bytearray, int], ParsedChat]
-"""(body, largest image in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
+"""(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
 
 
 class OpenChat:
@@ -142,9 +142,9 @@ class Gateway:
     async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedChat:
         """A request with all of its media. Raises InvalidRequest, InvalidMedia, or Overloaded."""
         if len(body) <= self._settings.parse_inline_bytes:
-            request = how(body, self._settings.max_image_bytes)
+            request = how(body, self._settings.max_item_bytes)
         else:
-            request = await self._offload.run(how, body, self._settings.max_image_bytes)
+            request = await self._offload.run(how, body, self._settings.max_item_bytes)
         return await self._media.complete(request, hold.grow)
 
     @asynccontextmanager

@@ -27,7 +27,7 @@ class GatewaySettings(ServiceSettings):
     tenants_share: bool = False
     """Whether requests of different keys may share an image's embedding. What is cached can be told by timing."""
     fetch: bool = True
-    """Whether images are fetched from https: and http: URLs."""
+    """Whether images, videos and audio are fetched from https: and http: URLs."""
     fetch_hosts: Strings = ()
     """Hosts to fetch from (NAME, or .NAME for all below it); if there are any, from no others."""
     fetch_hosts_denied: Strings = ()
@@ -54,8 +54,8 @@ class GatewaySettings(ServiceSettings):
     """Time for a request's body to arrive, whatever its x-request-timeout says; a slower one is answered 408."""
     max_buffered_bytes: int = Field(default=1 << 30, ge=1024)
     """Most bytes of bodies held at the same time, over all requests; a body that does not fit is answered 429."""
-    max_image_bytes: int = Field(default=32 << 20, ge=1)
-    """Largest image, once its data URL is decoded."""
+    max_item_bytes: int = Field(default=32 << 20, ge=1)
+    """Largest image, video or audio clip, once it is decoded from base64."""
     request_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
     """Time a request may take unless its header x-request-timeout says otherwise."""
     max_request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)

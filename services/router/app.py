@@ -75,6 +75,12 @@ def _prepare(settings: RouterSettings) -> ModelPrepare:
         max_bytes=settings.max_image_bytes,
         max_pixels=settings.max_image_pixels,
         max_side_px=settings.max_image_side_px,
+        max_video_bytes=settings.max_video_bytes,
+        max_video_s=settings.max_video_s,
+        max_frames=settings.max_video_frames,
+        max_video_pixels=settings.max_video_pixels,
+        max_audio_bytes=settings.max_audio_bytes,
+        max_audio_s=settings.max_audio_s,
     )
     try:
         builder = PromptBuilder.load(ModelFiles.load(settings.model))

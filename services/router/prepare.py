@@ -9,6 +9,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
+from triptych.families.base import refuse_unless
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
@@ -144,13 +145,15 @@ class ModelPrepare:
             self.grammars.start(sampling.response_format)
 
     def _inspect(self, part: MediaPart, param: str) -> MediaInfo:
+        family = self.builder.family
         try:
+            refuse_unless(part, *family.anchors)
             info = inspect_media(part.data, self.limits)
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
-            self.builder.family.layout(info)
+            family.layout(info)
         except TriptychError as error:
-            # The sniffer knows bytes, not where they came from; the client wants to know which image it was.
+            # The sniffer knows bytes, not where they came from; the client wants to know which item it was.
             error.param = error.param or param
             raise
         return info

@@ -21,13 +21,25 @@ class RouterSettings(RpcServiceSettings):
     """HOST:PORT of each text instance."""
 
     max_items_per_request: int = Field(default=64, ge=0)
-    """Most images in one request."""
+    """Most images, videos and audio clips in one request."""
     max_image_bytes: int = Field(default=20 << 20, ge=1)
     """Largest encoded image."""
     max_image_pixels: int = Field(default=64_000_000, ge=1)
     """Most pixels of one image, by its header."""
     max_image_side_px: int = Field(default=16_384, ge=1)
     """Longest side of an image, by its header."""
+    max_video_bytes: int = Field(default=32 << 20, ge=1)
+    """Largest encoded video."""
+    max_video_s: int = Field(default=3600, ge=1)
+    """Longest video, by its header."""
+    max_video_frames: int = Field(default=36_000, ge=1)
+    """Most frames of one video, by its header."""
+    max_video_pixels: int = Field(default=16_000_000_000, ge=1)
+    """Most pixels of one video, all frames together, by its header: what decoding it costs."""
+    max_audio_bytes: int = Field(default=25 << 20, ge=1)
+    """Largest encoded audio clip."""
+    max_audio_s: int = Field(default=1800, ge=1)
+    """Longest audio clip, by its header."""
     max_stop_strings: int = Field(default=16, ge=0)
     """Most stop strings in one request."""
     max_stop_chars: int = Field(default=256, ge=1)
@@ -48,7 +60,7 @@ class RouterSettings(RpcServiceSettings):
     max_concurrent_requests: int = Field(default=2048, ge=1)
     """Most requests at the same time; one more is refused as overload."""
     max_media_bytes: int = Field(default=2 << 30, ge=1)
-    """Most bytes of images held at the same time, over all requests; they are kept so that they can be sent again."""
+    """Most bytes of media held at the same time, over all requests; they are kept so that they can be sent again."""
     max_waiting_requests: int = Field(default=1024, ge=0)
     """Most requests that wait for room in the encoders' arenas."""
     retry_after_s: float = Field(default=1.0, gt=0)

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
+from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia, InvalidRequest
@@ -90,11 +91,14 @@ def count_tokens(family: Family, info: MediaInfo) -> int:
     return sum(part.count for part in family.layout(info) if isinstance(part, Positions))
 
 
-def refuse_unless(info: MediaInfo, *modalities: Modality) -> None:
+_PLURALS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
+
+
+def refuse_unless(item: MediaInfo | MediaPart, *modalities: Modality) -> None:
     """Raises InvalidMedia for an item of a modality that the model does not take."""
-    if info.modality not in modalities:
-        taken = " and ".join(f"{modality.value}s" for modality in modalities)
-        raise InvalidMedia(f"the model takes {taken}, not {info.modality.value}")
+    if item.modality not in modalities:
+        taken = " and ".join(_PLURALS[modality] for modality in modalities)
+        raise InvalidMedia(f"the model takes {taken}, not {_PLURALS[item.modality]}")
 
 
 def filled_positions(token_ids: Sequence[int], run: Run, placeholder_ids: AbstractSet[int]) -> tuple[int, ...]:

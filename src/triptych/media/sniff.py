@@ -31,7 +31,10 @@ class MediaLimits:
     of 1 x 16,384. ``max_video_pixels``, of all frames together, bounds the time that decoding takes.
     """
 
-    max_bytes: int = 20 * 1024 * 1024
+    max_bytes: int = 20 << 20
+    """Of an image."""
+    max_video_bytes: int = 32 << 20
+    max_audio_bytes: int = 25 << 20
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384
     max_aspect_ratio: int = 200
@@ -56,15 +59,18 @@ def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
     """
     if not data:
         raise InvalidMedia("the item is empty")
-    if len(data) > limits.max_bytes:
-        raise InvalidMedia(f"the item has {len(data)} bytes, the limit is {limits.max_bytes}")
+    _check_bytes("item", data, max(limits.max_bytes, limits.max_video_bytes, limits.max_audio_bytes))
     if (header := read_header(data)) is not None:
+        _check_bytes(f"{header.format} image", data, limits.max_bytes)
         _check_size(f"the {header.format} image", header.width, header.height, limits)
         return _image_info(header, data)
     clip = _read_clip(data)
     if clip.modality is Modality.VIDEO:
+        _check_bytes(f"{clip.format} video", data, limits.max_video_bytes)
         _check_video(clip, limits)
-    elif clip.duration_s > limits.max_audio_s:
+        return _clip_info(clip, data)
+    _check_bytes(f"{clip.format} audio", data, limits.max_audio_bytes)
+    if clip.duration_s > limits.max_audio_s:
         raise InvalidMedia(
             f"the {clip.format} audio takes {clip.duration_s:.1f} s, the limit is {limits.max_audio_s} s"
         )
@@ -127,6 +133,11 @@ def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     if is_mp3(data):
         return "mp3", read_mp3
     raise InvalidMedia(f"the item's format is not known; accepted are {_KNOWN}")
+
+
+def _check_bytes(what: str, data: bytes, limit: int) -> None:
+    if len(data) > limit:
+        raise InvalidMedia(f"the {what} has {len(data)} bytes, the limit is {limit}")
 
 
 def _check_video(clip: Clip, limits: MediaLimits) -> None:

@@ -77,8 +77,9 @@ async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpe
         await client.chat.completions.create(**ASK, tools=tools)
     assert refused.value.param == "tools"
     audio: Any = [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
-    with pytest.raises(openai.BadRequestError, match="input_audio"):
+    with pytest.raises(openai.BadRequestError, match="the model takes images, not audio") as deaf:
         await client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": audio}])
+    assert deaf.value.param == "messages[0].content[0]"
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(**{**ASK, "model": "other"})
 

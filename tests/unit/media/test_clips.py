@@ -137,7 +137,9 @@ def test_what_is_no_whole_clip_is_refused(data: bytes, message: str) -> None:
         (video(64, 48, 12), {"max_video_pixels": 12 * 64 * 48 - 1}, "has 36864 pixels in all its frames"),
         (video(64, 48), {"max_side_px": 63}, "the longest side allowed is 63"),
         (audio(1.5), {"max_audio_s": 1}, "the wav audio takes 1.5 s, the limit is 1 s"),
-        (audio(1.5), {"max_bytes": 100}, "the limit is 100"),
+        (video(), {"max_video_bytes": 100}, "the mp4 video has [0-9]+ bytes, the limit is 100"),
+        (audio(1.5), {"max_audio_bytes": 100}, "the wav audio has 48[0-9]+ bytes, the limit is 100"),
+        (bytes(1001), {"max_bytes": 999, "max_video_bytes": 1000, "max_audio_bytes": 998}, "the limit is 1000"),
     ],
 )
 def test_limits_hold(data: bytes, limit: dict[str, int], message: str) -> None:
@@ -171,7 +173,7 @@ def test_the_parts_of_a_file_are_bounded() -> None:
         b"OggS\x00\x02" + bytes(20) + b"\x01\x13OpusHead" + bytes(11) + (b"OggS" + bytes(23)) * 300_000,
     ):
         with pytest.raises(InvalidMedia, match="has more than 262144 parts"):
-            inspect_media(data, replace(LIMITS, max_bytes=1 << 30))
+            inspect_media(data, replace(LIMITS, max_video_bytes=1 << 30, max_audio_bytes=1 << 30))
 
 
 WHOLE = [video(form=form) for form in VIDEOS] + [fragmented()]

@@ -218,7 +218,7 @@ def test_an_image_of_one_pixel_is_taken() -> None:
 
 def test_too_many_bytes_are_refused() -> None:
     data = image("png")
-    with pytest.raises(InvalidMedia, match=f"the item has {len(data)} bytes, the limit is 10"):
+    with pytest.raises(InvalidMedia, match=f"the png image has {len(data)} bytes, the limit is 10"):
         inspect_media(data, MediaLimits(max_bytes=10))
 
 

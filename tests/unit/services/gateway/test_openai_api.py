@@ -49,14 +49,18 @@ def url(value: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         (content(5), "messages[0].content[0]"),
-        (content({"type": "text", "text": "x"}, {"type": "input_audio"}), "messages[0].content[1]"),
+        (content({"type": "text", "text": "x"}, {"type": "input_audio"}), "messages[0].content[1].input_audio"),
+        (content({"type": "input_audio", "input_audio": {"data": "A?=="}}), "messages[0].content[0].input_audio.data"),
+        (content({"type": "input_audio", "input_audio": {"data": ""}}), "messages[0].content[0].input_audio.data"),
+        (content({"type": "audio_url", "audio_url": {"url": "file:///a"}}), "messages[0].content[0].audio_url.url"),
         (content({"type": ["text"]}), "messages[0].content[0]"),
         (content({"type": "text"}), "messages[0].content[0].text"),
         (content({"type": "image_url", "image_url": "data:"}), "messages[0].content[0].image_url"),
         (content(url(7)), "messages[0].content[0].image_url.url"),
         (content(url("ftp://example.com/a.png")), "messages[0].content[0].image_url.url"),
         (content({"type": "image_embeds", "image_embeds": "AAAA"}), "messages[0].content[0]"),
-        (content({"type": "video_url", "video_url": {"url": "data:"}}), "messages[0].content[0]"),
+        (content({"type": "video_url", "video_url": {"url": "data:"}}), "messages[0].content[0].video_url.url"),
+        (content({"type": "video_url", "video_url": {}}), "messages[0].content[0].video_url.url"),
         (content(*[{"type": "text", "text": ""}] * (MAX_PARTS + 1)), "messages"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
@@ -219,6 +223,35 @@ def test_urls_are_left_to_be_fetched_and_put_back_in_their_places() -> None:
     assert whole.remote == ()
 
 
+def test_videos_and_audio_come_by_url_or_in_the_body() -> None:
+    parts = (
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAEC"}},
+        {"type": "input_audio", "input_audio": {"data": "AAEC", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": "AAEC"}},
+    )
+    assert read(**content(*parts)).messages[0].parts == (
+        MediaPart(Modality.VIDEO, b"\0\0\0"),
+        *[MediaPart(Modality.AUDIO, b"\0\1\2")] * 3,
+    )
+
+
+def test_what_is_behind_a_url_keeps_its_modality() -> None:
+    video = {"type": "video_url", "video_url": {"url": "https://a.example/v"}}
+    audio = {"type": "audio_url", "audio_url": {"url": "http://a.example/a"}}
+    parsed = read(**content(url("https://a.example/i"), audio, video))
+    assert [remote.param for remote in parsed.remote] == [
+        "messages[0].content[0].image_url.url",
+        "messages[0].content[1].audio_url.url",
+        "messages[0].content[2].video_url.url",
+    ]
+    assert parsed.with_media([b"i", b"a", b"v"]).messages[0].parts == (
+        MediaPart(Modality.IMAGE, b"i"),
+        MediaPart(Modality.AUDIO, b"a"),
+        MediaPart(Modality.VIDEO, b"v"),
+    )
+
+
 def test_salts_keep_tenants_and_their_own_salts_apart() -> None:
     salts = {tenant_salt(*pair) for pair in (("a", ""), ("", "a"), ("a", "b"), ("ab", ""), ('a","', ""), ("b", "a"))}
     assert len(salts) == 6
@@ -262,6 +295,8 @@ def test_a_bad_image_is_named() -> None:
 def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:
     with pytest.raises(InvalidMedia, match=r"1002.*1000"):
         read(**content(url("data:image/png;base64," + "AAAA" * 334)))
+    with pytest.raises(InvalidMedia, match=r"input_audio.data: the data holds 1002 bytes, the limit is 1000"):
+        read(**content({"type": "input_audio", "input_audio": {"data": "AAAA" * 334}}))
 
 
 @pytest.mark.parametrize(
@@ -299,8 +334,13 @@ JSON = st.recursive(
     max_leaves=8,
 )
 PART = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "image_url"]) | JSON},
-    optional={"text": JSON, "image_url": st.fixed_dictionaries({}, optional={"url": JSON, "detail": JSON}) | JSON},
+    {"type": st.sampled_from(["text", "image_url", "video_url", "audio_url", "input_audio"]) | JSON},
+    optional={
+        "text": JSON,
+        "image_url": st.fixed_dictionaries({}, optional={"url": JSON, "detail": JSON}) | JSON,
+        "video_url": st.fixed_dictionaries({}, optional={"url": JSON}) | JSON,
+        "input_audio": st.fixed_dictionaries({}, optional={"data": JSON, "format": JSON}) | JSON,
+    },
 )
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system"]) | JSON, "content": st.lists(PART | JSON, max_size=3) | JSON}

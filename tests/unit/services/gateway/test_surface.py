@@ -242,7 +242,7 @@ async def test_urls_that_lead_nowhere_good_are_400(rest: Rest, router: FakeRoute
 async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) -> None:
     async with web(b"x", "503 Service Unavailable") as url, web(b"x" * 5000) as large:
         allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url), port_of(large))}
-        async with rest(router, **allowed, max_image_bytes=1000) as client:
+        async with rest(router, **allowed, max_item_bytes=1000) as client:
             assert "503" in (await client.post(CHAT, json=ask_about(url))).json()["error"]["message"]
             answer = await client.post(CHAT, json=ask_about(PNG_URL, large))
             assert (answer.status_code, "1000 bytes" in answer.text) == (400, True)

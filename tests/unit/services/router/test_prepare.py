@@ -5,10 +5,15 @@ from typing import TypeVar
 
 import pytest
 
-from services.router.prepare import SmallInline
+from services.router.prepare import ModelPrepare, SmallInline
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.errors import InvalidMedia
+from triptych.media.sniff import MediaLimits
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.model import fake_prompt_builder, fake_tokenizer
+from triptych.tokens.grammar import Grammars
 
 T = TypeVar("T")
 
@@ -54,3 +59,19 @@ async def test_other_work_is_handed_over() -> None:
     threads = Counted()
     assert await SmallInline(threads, max_chars=100, max_media_bytes=1000).run(len, "abc") == 3
     assert threads.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("modality", "message"),
+    [
+        (Modality.AUDIO, "the model takes images, not audio"),
+        (Modality.VIDEO, "the model takes images, not videos"),
+        (Modality.IMAGE, "format is not known"),
+    ],
+)
+def test_a_part_that_the_model_does_not_take_is_named(modality: Modality, message: str) -> None:
+    parts = (TextPart("w5"), MediaPart(modality, b"neither of them"))
+    prepare = ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer()))
+    with pytest.raises(InvalidMedia, match=message) as refused:
+        prepare(ChatRequest("request", "fake", (Message("user", parts),)), FAKE_MODEL)
+    assert refused.value.param == "messages[0].content[1]"
