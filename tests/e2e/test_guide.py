@@ -38,6 +38,10 @@ class Block:
         return f"{self.guide}:{self.line}"
 
 
+def _line(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
+
+
 def blocks() -> list[Block]:
     found = []
     for guide in GUIDES:
@@ -116,10 +120,6 @@ def snippets() -> list[Any]:
         matches = re.finditer(r"^```python\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
         found += [pytest.param(match[1], id=f"{guide}:{_line(text, match)}") for match in matches]
     return found
-
-
-def _line(text: str, match: re.Match[str]) -> int:
-    return text.count("\n", 0, match.start()) + 1
 
 
 @pytest.mark.parametrize("snippet", snippets())
