@@ -9,11 +9,11 @@ the text request with their tickets, and hands each event on as it comes. Same c
 
 import asyncio
 import random
+import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,14 +73,12 @@ class TicketPrinter:
 
     def __init__(self, instance_id: str) -> None:
         self._info = InstanceInfo(instance_id, 1, Role.E, FAKE_MODEL, _ARENA_BYTES, (), "fake-1")
-        self._leases = count(1)
 
     async def describe(self) -> InstanceInfo:
         return self._info
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         tensors = fake_tensors(request.tokens, FAKE_MODEL.hidden_size)
-        lease_id = next(self._leases).to_bytes(16, "little")
         ticket = Ticket(
             key=request.info.digest,
             holder=self._info.instance_id,
@@ -91,10 +89,10 @@ class TicketPrinter:
             checksum=1,
             tensors=tensors,
             tokens=request.tokens,
-            lease_id=lease_id,
+            lease_id=request.reader_lease,
             lease_s=request.lease_s,
         )
-        return EncodeResult(ticket, lease_id, cached=False, queue_s=0.0, encode_s=0.0)
+        return EncodeResult(ticket, request.holder_lease, cached=False, queue_s=0.0, encode_s=0.0)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
         raise AssertionError(f"no lease runs out here, {request.lease_s} s were asked for")
@@ -179,6 +177,8 @@ def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.Enco
         ),
         tokens=IMAGE_TOKENS,
         lease_s=_TIMEOUT_S,
+        reader_lease=secrets.token_bytes(16),
+        holder_lease=secrets.token_bytes(16),
     )
 
 

@@ -166,7 +166,17 @@ class Direct:
         info = MediaInfo(Modality.IMAGE, "png", _SIDE_PX, _SIDE_PX, len(media), bytes(32))
         encoder = self._encoders[item % len(self._encoders)]
         request = EncodeRequest(
-            "direct", item, FAKE_MODEL.model_id, media, info, IMAGE_TOKENS, b"", _REQUEST_S, _REQUEST_S
+            "direct",
+            item,
+            FAKE_MODEL.model_id,
+            media,
+            info,
+            IMAGE_TOKENS,
+            b"",
+            _REQUEST_S,
+            _REQUEST_S,
+            secrets.token_bytes(16),
+            secrets.token_bytes(16),
         )
         return (await encoder.encode(request)).ticket
 

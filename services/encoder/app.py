@@ -1,6 +1,5 @@
 """The encoder wired up: where real engines, memory, transports and threads are made."""
 
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -49,7 +48,7 @@ async def app(
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
-        holdings = Holdings(arena, limits, clock=monotonic, chance=secrets.SystemRandom(), offload=copy)
+        holdings = Holdings(arena, limits, clock=monotonic, offload=copy)
         try:
             transports = await start_transports(
                 settings.transports,

@@ -244,12 +244,12 @@ class Batcher(Generic[PreparedT]):
         if tokens is not None and tokens > waiter.request.tokens:
             return too_many_tokens(tokens, waiter.request)
         try:
-            ticket, holder_lease = self._holdings.grant_pair(flight.key, waiter.request.lease_s)
+            ticket = self._holdings.grant_pair(flight.key, waiter.request)
         except TriptychError as error:
             return error
         return EncodeResult(
             ticket=ticket,
-            holder_lease=holder_lease,
+            holder_lease=waiter.request.holder_lease,
             cached=False,
             queue_s=max(0.0, flight.encode_started_s - waiter.arrived_s),
             encode_s=now_s - flight.encode_started_s,

@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeRequest
 from triptych.errors import EngineFailure, InternalError
 from triptych.machine import arena as machine
-from triptych.ports import Arena, Chance, Clock, Offload
+from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal
 
 logger = logging.getLogger(__name__)
-
-_LEASE_ID_BITS = 128
 
 
 class Holdings:
@@ -23,19 +22,14 @@ class Holdings:
         limits: machine.ArenaLimits,
         *,
         clock: Clock,
-        chance: Chance,
         offload: Offload,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """``offload`` copies embeddings into the arena: best a pool that nothing slow waits in.
-
-        ``chance`` makes lease ids: it must not be predictable.
-        """
+        """``offload`` copies embeddings into the arena: best a pool that nothing slow waits in."""
         self.arena = arena
         self.offload = offload
         self.on_change = on_change
         self._clock = clock
-        self._chance = chance
         self._machine = machine.ArenaMachine(
             start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
         )
@@ -79,9 +73,12 @@ class Holdings:
         """The slot will not be filled."""
         self._handle(machine.Abandon(slot.key, slot.generation))
 
-    def grant(self, key: bytes, lease_s: float, generation: int | None = None) -> Ticket:
-        """A lease for one reader. Raises LeaseLost when the embedding (in that generation) is not here, Overloaded."""
-        lease_id = self._chance.getrandbits(_LEASE_ID_BITS).to_bytes(_LEASE_ID_BITS // 8, "little")
+    def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
+        """A lease for one reader, or more time for it.
+
+        Raises LeaseLost when the embedding (in that generation) is not here or the lease was given back already,
+        InvalidRequest when the id stands for another embedding, Overloaded.
+        """
         match self._handle(machine.Grant(key, lease_id, lease_s, generation)):
             case machine.Granted(ticket):
                 return ticket
@@ -90,14 +87,15 @@ class Holdings:
             case _:
                 raise InternalError("a lease was neither granted nor refused")
 
-    def grant_pair(self, key: bytes, lease_s: float) -> tuple[Ticket, LeaseId]:
-        """Two leases, or none: one for a reader, with the ticket, and the caller's own. Raises as ``grant``."""
-        ticket = self.grant(key, lease_s)
+    def grant_pair(self, key: bytes, request: EncodeRequest) -> Ticket:
+        """The two leases that a request names, or none; the ticket is the reader's. Raises as ``grant``."""
+        ticket = self.grant(key, request.reader_lease, request.lease_s)
         try:
-            return ticket, self.grant(key, lease_s).lease_id
+            self.grant(key, request.holder_lease, request.lease_s)
         except Exception:
             self.release((ticket.lease_id,))
             raise
+        return ticket
 
     def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._handle(machine.Release(tuple(lease_ids)))

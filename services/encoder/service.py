@@ -119,7 +119,8 @@ class EncoderService(Generic[PreparedT]):
 
     async def lease(self, request: LeaseRequest) -> Ticket:
         """Also while draining: whoever was promised an embedding still gets it."""
-        return self._holdings.grant(request.key, _checked_lease_s(request.lease_s), request.generation)
+        lease_s = _checked_lease_s(request.lease_s)
+        return self._holdings.grant(request.key, request.lease_id, lease_s, request.generation)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._holdings.release(lease_ids)
@@ -161,6 +162,8 @@ class EncoderService(Generic[PreparedT]):
         if nbytes != request.info.nbytes:
             raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
         _checked_lease_s(request.lease_s)
+        if request.reader_lease == request.holder_lease:
+            raise InvalidRequest(f"item {request.item} names one lease for two readers")
         if self._received_bytes + nbytes > settings.max_received_bytes:
             raise Overloaded(
                 f"calls in progress hold {self._received_bytes} of {settings.max_received_bytes} media bytes, "
@@ -174,8 +177,8 @@ class EncoderService(Generic[PreparedT]):
             return await self._batcher.encode(key, request)
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
-        ticket, holder_lease = self._holdings.grant_pair(key, request.lease_s)
-        return EncodeResult(ticket=ticket, holder_lease=holder_lease, cached=True, queue_s=0.0, encode_s=0.0)
+        ticket = self._holdings.grant_pair(key, request)
+        return EncodeResult(ticket, request.holder_lease, cached=True, queue_s=0.0, encode_s=0.0)
 
     async def _key(self, request: EncodeRequest) -> bytes:
         """The identity of what the bytes are; what the caller says of them is only compared."""

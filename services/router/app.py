@@ -1,5 +1,6 @@
 """The router wired up: where real stubs, threads and the model's torch-free half are made."""
 
+import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -45,6 +46,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             offload=SmallInline(offload, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
             clock=monotonic,
             scope=scope,
+            chance=random.SystemRandom(),
             record=RouterRecord(telemetry.metrics),
         )
         watch(telemetry.metrics, service)

@@ -36,17 +36,21 @@ from triptych.machine.cluster_events import (
 from triptych.machine.request import Phase, RequestMachine
 from triptych.machine.request_events import (
     Abort,
+    Alarm,
     CallerLeft,
     DeadlinePassed,
     Dispatch,
     Encode,
     End,
+    Extend,
     Failed,
     FirstToken,
     ItemEncoded,
     ItemFailed,
     LeaseFailed,
     LeaseGranted,
+    LeasesDue,
+    LeasesExtended,
     LeaveQueue,
     Misplaced,
     Pause,
@@ -192,7 +196,7 @@ class Run:
         finally:
             self._feeding = False
 
-    def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901 - one dispatch
+    def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
         for effect in effects:
             match effect:
@@ -200,6 +204,10 @@ class Run:
                     self._start(partial(self._encode, effect), f"encode {effect.item}", effect.credit)
                 case Renew():
                     self._start(partial(self._renew, effect), f"renew {effect.item}", effect.credit)
+                case Extend():
+                    self._start(partial(self._extend, effect), f"extend {effect.item}")
+                case Alarm():
+                    self._start(partial(self._alarm, effect), "alarm")
                 case Abort(_, credit) if credit in self._by_credit:
                     self._by_credit[credit].cancel()
                 case Release(encoder):
@@ -293,6 +301,8 @@ class Run:
             tenant_salt=self.request.tenant_salt,
             timeout_s=self._left_s(),
             lease_s=effect.lease_s,
+            reader_lease=effect.reader_lease,
+            holder_lease=effect.holder_lease,
         )
         try:
             with self._call(effect.encoder):
@@ -314,7 +324,7 @@ class Run:
 
     async def _renew(self, effect: Renew) -> None:
         asked_s = self._clock()
-        request = LeaseRequest(effect.key, effect.generation, effect.lease_s, self._left_s())
+        request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
         try:
             with self._call(effect.encoder):
                 ticket = await self._cluster.encoder(effect.encoder).lease(request)
@@ -324,6 +334,25 @@ class Run:
             self._feed(LeaseFailed(effect.item, effect.credit, error))
         else:
             self._feed(LeaseGranted(effect.item, effect.credit, effect.encoder, ticket, asked_s, effect.lease_s))
+
+    async def _extend(self, effect: Extend) -> None:
+        """The router's own lease first. The reader's may be over: then its reader has what it needs, or asks again."""
+        asked_s, extended = self._clock(), list[LeaseId]()
+        for lease_id in effect.lease_ids:
+            request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
+            try:
+                with self._call(effect.encoder):
+                    await self._cluster.encoder(effect.encoder).lease(request)
+            except TriptychError as error:
+                self._cluster.call_failed(effect.encoder, _lost_if_cancelled(error))
+                break
+            extended.append(lease_id)
+        if extended:
+            self._feed(LeasesExtended(effect.item, effect.credit, tuple(extended), asked_s, effect.lease_s))
+
+    async def _alarm(self, effect: Alarm) -> None:
+        await asyncio.sleep(effect.delay_s)
+        self._feed(LeasesDue())
 
     def _dispatch(self, effect: Dispatch) -> None:
         tokens = len(self._prompted.token_ids) + (self._sampling.max_tokens or 0)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import count
 
 from triptych.domain.chat import ChatRequest
+from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.request import RequestLimits, RequestMachine
 from triptych.policy import admission
-from triptych.ports import Clock, Encoder, Offload, Text
+from triptych.ports import Chance, Clock, Encoder, Offload, Text
 from triptych.runtime import logs
 
 from .cluster import Cluster, Scope
@@ -21,6 +22,8 @@ from .prepare import Prepare
 from .record import Record, Silence
 from .run import Run
 from .settings import RouterSettings
+
+_LEASE_ID_BITS = 128
 
 
 class RouterService:
@@ -39,8 +42,11 @@ class RouterService:
         offload: Offload,
         clock: Clock,
         scope: Scope,
+        chance: Chance,
         record: Record | None = None,
     ) -> None:
+        """``chance`` makes lease ids, which are secrets: it must not be predictable."""
+        self._chance = chance
         self._record = record or Silence()
         self._settings = settings
         self._prepare = prepare
@@ -179,6 +185,7 @@ class RouterService:
             now_s=now_s,
             deadline_s=now_s + timeout_s,
             limits=self._limits,
+            new_lease=self._new_lease,
             choices=request.sampling.n,
         )
         run = Run(
@@ -200,6 +207,9 @@ class RouterService:
         self._idle.clear()
         self._media_bytes += media_bytes
         return run
+
+    def _new_lease(self) -> LeaseId:
+        return self._chance.getrandbits(_LEASE_ID_BITS).to_bytes(_LEASE_ID_BITS // 8, "little")
 
     def _over(self, run: Run) -> None:
         del self._runs[run.number]

@@ -353,6 +353,8 @@ def encode_request_to_wire(request: EncodeRequest) -> encoder_pb2.EncodeRequest:
         tokens=request.tokens,
         tenant_salt=request.tenant_salt,
         lease_s=request.lease_s,
+        reader_lease=request.reader_lease,
+        holder_lease=request.holder_lease,
     )
 
 
@@ -367,6 +369,8 @@ def encode_request_from_wire(message: encoder_pb2.EncodeRequest, timeout_s: floa
         tenant_salt=_salt(message.tenant_salt),
         timeout_s=timeout_s,
         lease_s=_duration(message.lease_s, "lease_s"),
+        reader_lease=_lease_id(message.reader_lease, "reader_lease"),
+        holder_lease=_lease_id(message.holder_lease, "holder_lease"),
     )
 
 
@@ -391,13 +395,16 @@ def encode_result_from_wire(message: encoder_pb2.EncodeResponse) -> EncodeResult
 
 
 def lease_request_to_wire(request: LeaseRequest) -> encoder_pb2.LeaseRequest:
-    return encoder_pb2.LeaseRequest(key=request.key, generation=request.generation, lease_s=request.lease_s)
+    return encoder_pb2.LeaseRequest(
+        key=request.key, generation=request.generation, lease_s=request.lease_s, lease_id=request.lease_id
+    )
 
 
 def lease_request_from_wire(message: encoder_pb2.LeaseRequest, timeout_s: float) -> LeaseRequest:
     return LeaseRequest(
         key=_digest(message.key, "key"),
         generation=message.generation,
+        lease_id=_lease_id(message.lease_id, "lease_id"),
         lease_s=_duration(message.lease_s, "lease_s"),
         timeout_s=timeout_s,
     )

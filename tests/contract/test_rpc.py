@@ -98,7 +98,7 @@ class ScriptedText:
 
 
 def _encode(media: bytes = b"x", timeout_s: float = 5.0) -> EncodeRequest:
-    return EncodeRequest("r", 0, "m", media, INFO, 1, b"", timeout_s, 1.0)
+    return EncodeRequest("r", 0, "m", media, INFO, 1, b"", timeout_s, 1.0, b"r" * 16, b"h" * 16)
 
 
 def _generate(request_id: str) -> TextRequest:

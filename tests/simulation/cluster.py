@@ -109,9 +109,7 @@ class EncoderNode(_Node):
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
         self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
-        self.holdings = Holdings(
-            arena, limits, clock=cluster.clock, chance=cluster.chance(self.name), offload=InlineOffload()
-        )
+        self.holdings = Holdings(arena, limits, clock=cluster.clock, offload=InlineOffload())
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.holdings.may_read)
         self.service = EncoderService(
             self.engine,
@@ -245,6 +243,7 @@ class SimCluster:
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self._scope,
+            chance=self.chance("router"),
         )
 
     async def start(self) -> None:

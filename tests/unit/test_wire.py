@@ -160,6 +160,8 @@ ENCODE = st.builds(
     tenant_salt=st.binary(max_size=8),
     timeout_s=st.just(9.0),
     lease_s=SECONDS,
+    reader_lease=LEASE,
+    holder_lease=LEASE,
 )
 ITEM_TIMELINE = st.builds(
     ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64
@@ -189,7 +191,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         wire.encode_result_from_wire,
     ),
     "lease request": (
-        st.builds(LeaseRequest, KEY, U64, SECONDS, st.just(9.0)),
+        st.builds(LeaseRequest, KEY, U64, LEASE, SECONDS, st.just(9.0)),
         wire.lease_request_to_wire,
         lambda m: wire.lease_request_from_wire(m, 9.0),
     ),

@@ -8,7 +8,10 @@ from triptych.domain.media import MediaInfo
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """One item. The encoder grants two leases: one to the caller, one (in the ticket) to the text instance."""
+    """One item. The encoder grants two leases: one to the caller, one (in the ticket) to the text instance.
+
+    The caller names both, 16 random bytes each, so that it can give them back without having seen the answer.
+    """
 
     request_id: str
     item: int
@@ -20,11 +23,15 @@ class EncodeRequest:
     tenant_salt: bytes
     timeout_s: float
     lease_s: float
+    reader_lease: LeaseId
+    """Of the text instance."""
+    holder_lease: LeaseId
+    """The caller's own; it keeps the embedding alive until it is released or expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """``holder_lease`` is the caller's own; it keeps the embedding alive until it is released or expires."""
+    """``ticket.lease_id`` and ``holder_lease`` are the leases that the request named."""
 
     ticket: Ticket
     holder_lease: LeaseId
@@ -35,9 +42,12 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A further reader of an embedding (a second attempt, another text instance)."""
+    """A lease for a further reader of an embedding (a second attempt, another text instance), named by the caller; or
+    more time for one that is out.
+    """
 
     key: bytes
     generation: int
+    lease_id: LeaseId
     lease_s: float
     timeout_s: float

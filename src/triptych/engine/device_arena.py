@@ -40,9 +40,10 @@ class DeviceArena(HeaderArena):
             self._bytes[offset : offset + nbytes].copy_(source)
             self._settle()
 
-    def window(self, offset: int, nbytes: int) -> None:
+    def window(self, offset: int, nbytes: int) -> memoryview | None:
         """Nothing: no code on the host writes here but through ``write``."""
         del offset, nbytes
+        return None
 
     def _settle(self) -> None:
         if self._bytes.device.type == "cuda":

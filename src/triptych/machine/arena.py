@@ -5,7 +5,10 @@ One entry per embedding key:
     Reserve -> WRITING -- Commit -> READY -- no room for another, least recently used -> gone
                   +------ Abandon -> gone
 
-Every reader has a lease of its own. A lease is LIVE until it is released or its time is over; then it has *lapsed*
+Every reader has a lease of its own, under an id that the one who asks has chosen: so it can be given back by who never
+saw the answer, even before it was granted. An id that was given back is not granted again, as far as memory of it goes.
+
+A lease is LIVE until it is released or its time is over; then it has *lapsed*
 and still holds the slot for ``max_pull_s``, because a read that began in time may still be running. A slot with a
 lease of either kind is never reused; a release gives it back at once. Memory that is reserved again always gets
 another generation, so that a reader can tell a recycled slot from the one it was promised.
@@ -13,13 +16,18 @@ another generation, so that a reader can tell a recycled slot from the one it wa
 A refusal is an effect that carries the error for the caller. Nothing waits here: whoever is refused holds nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket, payload_nbytes
-from triptych.errors import ArenaFull, InvalidMedia, LeaseLost, Overloaded, TriptychError
+from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded, TriptychError
 from triptych.machine.extents import Extents, round_up
+
+_HEAP_SLACK = 64
+"""So much of the heap of ends may be of leases that are gone, beyond as much as is of those that are out."""
 
 Key = bytes
 """Whole digest of an embedding's identity."""
@@ -80,9 +88,10 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease for one more reader. ``lease_id``: 16 random bytes from outside. Answer: Granted or Refused.
+    """A lease for one more reader, or more time for one that is out. Answer: Granted or Refused.
 
-    ``generation`` is what a further reader's old ticket says; None for whatever is there.
+    ``lease_id``: 16 random bytes from outside. ``generation`` is what a further reader's old ticket says; None for
+    whatever is there.
     """
 
     key: Key
@@ -135,7 +144,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded."""
+    """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded, InvalidRequest."""
 
     key: Key
     error: TriptychError
@@ -185,6 +194,8 @@ class ArenaLimits:
     max_lease_s: float = 3600.0
     """A longer lease is cut to this."""
     max_leases: int = 65_536
+    max_given_back: int = 16_384
+    """So many ids that were given back are remembered: for longer than messages cross each other."""
 
 
 class ArenaMachine:
@@ -196,8 +207,15 @@ class ArenaMachine:
         self._epoch = epoch
         self._limits = limits
         self._entries: dict[Key, _Entry] = {}
-        """Least recently used first: an entry moves to the end when it is granted."""
+        self._idle: dict[Key, _Entry] = {}
+        """Those that can be reclaimed, the one that came to rest first before the others."""
+        self._ready = 0
+        self._leased_bytes = 0
         self._leases: dict[LeaseId, _Lease] = {}
+        self._by_expiry: list[tuple[float, LeaseId]] = []
+        """A heap; what it says of a lease that is gone or was given more time no longer counts."""
+        self._given_back: dict[LeaseId, None] = {}
+        """Oldest first."""
         self._generation = 0
 
     @property
@@ -207,7 +225,7 @@ class ArenaMachine:
     @property
     def leased_bytes(self) -> int:
         """Bytes that cannot be reclaimed now: being written, leased, or lapsed but perhaps still being read."""
-        return sum(self._extents.size(entry.slot.offset) for entry in self._entries.values() if entry.pinned)
+        return self._leased_bytes
 
     @property
     def available_bytes(self) -> int:
@@ -221,7 +239,7 @@ class ArenaMachine:
     @property
     def cached(self) -> int:
         """Embeddings that can be granted at once."""
-        return sum(entry.state is SlotState.READY for entry in self._entries.values())
+        return self._ready
 
     @property
     def leases(self) -> int:
@@ -252,8 +270,7 @@ class ArenaMachine:
             case Grant():
                 return self._grant(event, now_s)
             case Release(lease_ids):
-                for lease_id in lease_ids:
-                    self._drop_lease(lease_id)
+                self._release(lease_ids)
                 return []
             case Tick():
                 return self._sweep(now_s)
@@ -278,6 +295,7 @@ class ArenaMachine:
         self._generation += 1
         slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens)
         self._entries[event.key] = _Entry(slot)
+        self._leased_bytes += self._extents.size(offset)
         return [*effects, Reserved(slot)]
 
     def _make_room(self, nbytes: int) -> list[Effect]:
@@ -285,15 +303,16 @@ class ArenaMachine:
         if not self._could_fit(nbytes):
             return []
         effects: list[Effect] = []
-        for entry in [entry for entry in self._entries.values() if not entry.pinned]:
-            if self._extents.largest_gap >= nbytes:
-                break
+        while self._extents.largest_gap < nbytes and self._idle:
+            entry = next(iter(self._idle.values()))
             self._forget(entry)
             effects.append(Evicted(entry.slot, f"room for {nbytes} bytes was needed"))
         return effects
 
     def _could_fit(self, nbytes: int) -> bool:
         """Whether there is a gap for ``nbytes`` once everything is evicted that can be."""
+        if self.available_bytes < nbytes:
+            return False
         fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._entries.values() if e.pinned]
         at = self._extents.start
         for offset, size in sorted(fixed):
@@ -305,10 +324,14 @@ class ArenaMachine:
     def _commit(self, event: Commit) -> list[Effect]:
         entry = self._writing(event.key, event.generation)
         entry.state, entry.checksum = SlotState.READY, event.checksum
+        self._ready += 1
+        self._unpinned(entry)
         return [Committed(entry.slot)]
 
     def _abandon(self, event: Abandon) -> None:
-        self._forget(self._writing(event.key, event.generation))
+        entry = self._writing(event.key, event.generation)
+        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self._forget(entry)
 
     def _writing(self, key: Key, generation: int) -> _Entry:
         entry = self._entries.get(key)
@@ -320,14 +343,15 @@ class ArenaMachine:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
-        if event.lease_id in self._leases:
-            raise ValueError("a lease id is used once")
-        if len(self._leases) >= self._limits.max_leases:
-            return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
+        if event.lease_id in self._given_back:
+            return [Refused(event.key, LeaseLost("the lease was given back"))]
         lease_s = min(max(event.lease_s, 0.0), self._limits.max_lease_s)
-        self._leases[event.lease_id] = _Lease(event.key, now_s + lease_s)
-        entry.leases.add(event.lease_id)
-        self._entries[event.key] = self._entries.pop(event.key)
+        known = self._leases.get(event.lease_id)
+        if known is not None and known.key != event.key:
+            return [Refused(event.key, InvalidRequest("the lease id stands for another embedding"))]
+        if known is None and len(self._leases) >= self._limits.max_leases:
+            return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
+        self._lease_until(event.lease_id, entry, now_s + lease_s)
         slot = entry.slot
         ticket = Ticket(
             key=slot.key,
@@ -344,22 +368,57 @@ class ArenaMachine:
         )
         return [Granted(ticket)]
 
+    def _lease_until(self, lease_id: LeaseId, entry: _Entry, expires_s: float) -> None:
+        """A new lease, or more time: never less."""
+        known = self._leases.get(lease_id)
+        if known is not None:
+            known.expires_s = max(known.expires_s, expires_s)
+        else:
+            self._leases[lease_id] = _Lease(entry.slot.key, expires_s)
+            if not entry.leases:
+                del self._idle[entry.slot.key]
+                self._leased_bytes += self._extents.size(entry.slot.offset)
+            entry.leases.add(lease_id)
+        if len(self._by_expiry) > 2 * len(self._leases) + _HEAP_SLACK:
+            self._by_expiry = [(lease.expires_s, one) for one, lease in self._leases.items()]
+            heapify(self._by_expiry)
+        else:
+            heappush(self._by_expiry, (self._leases[lease_id].expires_s, lease_id))
+
     def _sweep(self, now_s: float) -> list[Effect]:
-        over = [i for i, lease in self._leases.items() if lease.expires_s + self._limits.max_pull_s <= now_s]
         effects: list[Effect] = []
-        for lease_id in over:
-            effects.append(Lapsed(self._leases[lease_id].key, "a lease ended without being released"))
-            self._drop_lease(lease_id)
+        while self._by_expiry and self._by_expiry[0][0] + self._limits.max_pull_s <= now_s:
+            expires_s, lease_id = heappop(self._by_expiry)
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.expires_s <= expires_s:
+                effects.append(Lapsed(lease.key, "a lease ended without being released"))
+                self._drop_lease(lease_id)
         return effects
+
+    def _release(self, lease_ids: Iterable[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            self._drop_lease(lease_id)
+            self._given_back[lease_id] = None
+        while len(self._given_back) > self._limits.max_given_back:
+            del self._given_back[next(iter(self._given_back))]
 
     def _drop_lease(self, lease_id: LeaseId) -> None:
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
-            self._entries[lease.key].leases.discard(lease_id)
+            entry = self._entries[lease.key]
+            entry.leases.discard(lease_id)
+            if not entry.leases:
+                self._unpinned(entry)
+
+    def _unpinned(self, entry: _Entry) -> None:
+        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self._idle[entry.slot.key] = entry
 
     def _forget(self, entry: _Entry) -> None:
         assert not entry.leases, "a leased slot was freed"  # noqa: S101 - invariant
         del self._entries[entry.slot.key]
+        if self._idle.pop(entry.slot.key, None) is not None:
+            self._ready -= 1
         self._extents.free(entry.slot.offset)
 
     def validate(self) -> None:
@@ -370,6 +429,16 @@ class ArenaMachine:
             assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"  # noqa: S101 - invariant
         taken = sum(self._extents.size(offset) for offset, _ in slots)
         assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        pinned = {key: entry for key, entry in self._entries.items() if entry.pinned}
+        leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
+        assert leased == self._leased_bytes, "leased bytes do not add up"  # noqa: S101 - invariant
+        assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"  # noqa: S101 - invariant
+        ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
+        assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
+        due = set(self._by_expiry)
+        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "no end"  # noqa: S101 - invariant
+        assert len(self._given_back) <= self._limits.max_given_back, "too much is remembered"  # noqa: S101 - invariant
+        assert not self._given_back.keys() & self._leases.keys(), "what was given back is out"  # noqa: S101 - invariant
         held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
         assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant
         for key, entry in self._entries.items():

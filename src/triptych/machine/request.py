@@ -8,9 +8,10 @@ arena that refuses sends the whole request back to the queue, holding nothing; a
 later for that item alone. Both go on until the deadline, with growing pauses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
@@ -32,18 +33,22 @@ from triptych.errors import (
 from triptych.machine.cluster_events import Grant
 from triptych.machine.request_events import (
     Abort,
+    Alarm,
     CallerLeft,
     CountedItem,
     DeadlinePassed,
     Dispatch,
     Encode,
     End,
+    Extend,
     Failed,
     FirstToken,
     ItemEncoded,
     ItemFailed,
     LeaseFailed,
     LeaseGranted,
+    LeasesDue,
+    LeasesExtended,
     LeaveQueue,
     Misplaced,
     Pause,
@@ -67,6 +72,10 @@ from triptych.policy.retrying import pause_s
 from triptych.policy.routing import Want
 
 KEY_NBYTES = 32
+_AS_GOOD_AS_S = 0.5
+"""A lease that ends so much before the request must is not worth more time."""
+_LAST_TRY_S = 0.5
+"""With less left of a lease it is not asked again for more."""
 
 
 class Phase(Enum):
@@ -113,8 +122,15 @@ class _Item:
     ticket: Ticket | None = None
     """A reader's ticket that no text instance has had yet."""
     lease_ids: tuple[LeaseId, ...] = ()
-    """Every lease on this item that may still be held: the router's own first."""
+    """Every lease on this item that may be held, answered or not: the router's own first."""
+    reader_lease: LeaseId = b""
+    """The newest that was asked for on behalf of a text instance."""
     expires_s: float = 0.0
+    """When that ends, as far as is known."""
+    extend_s: float = inf
+    """When more time is to be asked for; never, where leases last as long as the request may."""
+    held_until_s: float = 0.0
+    """When the router's own lease ends."""
     renewing: bool = False
     renewed: bool = False
     """For the attempt to come: a lease is renewed once per attempt, however short it is."""
@@ -166,16 +182,20 @@ class RequestMachine:
         now_s: float,
         deadline_s: float,
         limits: RequestLimits,
+        new_lease: Callable[[], LeaseId],
         choices: int = 1,
     ) -> None:
-        """The request is done when so many ``choices`` have finished."""
+        """The request is done when so many ``choices`` have finished. ``new_lease`` gives an id never used before."""
         self._request_id = request_id
         self._model = model
         self._deadline_s = deadline_s
         self._limits = limits
+        self._new_lease = new_lease
         self._choices = choices
         self._phase = Phase.PREPARING
         self._items: list[_Item] = []
+        self._alarm_s = inf
+        """When ``LeasesDue`` will come."""
         # Items whose credits are asked for and not yet answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
@@ -242,7 +262,7 @@ class RequestMachine:
         for index, item in enumerate(self._items):
             assert item.result is None or item.grant is not None, f"item {index}: encoded nowhere"  # noqa: S101
             assert item.ticket is None or item.result is not None, f"item {index}: ticket of nothing"  # noqa: S101
-            assert bool(item.lease_ids) == (item.result is not None), f"item {index}: leases"  # noqa: S101
+            assert bool(item.lease_ids) == (item.grant is not None), f"item {index}: leases"  # noqa: S101
             assert not (item.renewing and item.result is None), f"item {index}: renews nothing"  # noqa: S101
             assert item.losses <= self._limits.max_encode_attempts, f"item {index}: attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
@@ -268,6 +288,8 @@ class RequestMachine:
                 return self._item_encoded(event, now_s)
             case LeaseGranted():
                 return self._lease_granted(event, now_s)
+            case LeasesExtended():
+                return self._leases_extended(event, now_s)
             case Placed(grants) if self._phase.over:
                 return [Release(grant.encoder, grant.credit, (), "the request is over") for grant in grants]
             case _ if self._phase.over:
@@ -284,6 +306,8 @@ class RequestMachine:
                 return self._lease_failed(item, credit, error, now_s)
             case Resumed(number):
                 return self._resumed(number, now_s)
+            case LeasesDue():
+                return self._leases_due(now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
             case PoolLost(error):
@@ -354,7 +378,20 @@ class RequestMachine:
             item = self._items[grant.item]
             item.grant = grant
             item.attempts += 1
-            effects.append(Encode(grant.item, grant.credit, grant.encoder, self._lease_s(now_s), grant.reason))
+            holder_lease = self._new_lease()
+            item.reader_lease = self._new_lease()
+            item.lease_ids = (holder_lease, item.reader_lease)
+            effects.append(
+                Encode(
+                    item=grant.item,
+                    credit=grant.credit,
+                    encoder=grant.encoder,
+                    reader_lease=item.reader_lease,
+                    holder_lease=holder_lease,
+                    lease_s=self._lease_s(now_s),
+                    reason=grant.reason,
+                )
+            )
         return effects
 
     def _placement_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -397,16 +434,22 @@ class RequestMachine:
         if item is None or item.grant is None or item.result is not None:
             return [Release(event.encoder, None, leases, "came too late")]
         item.result = item.served = event.result
-        item.ticket, item.lease_ids, item.encoder_id = ticket, leases, event.instance_id
-        item.expires_s = event.asked_s + event.lease_s
-        if (fault := _fault(ticket, item.counted, event.instance_id)) is not None:
+        item.ticket, item.encoder_id = ticket, event.instance_id
+        fault = _fault(ticket, item.counted, event.instance_id)
+        if leases != item.lease_ids:
+            item.lease_ids += leases
+            fault = "other leases than those that were asked for"
+        if fault is not None:
             return self._end(Phase.FAILED, InternalError(f"encoder {item.encoder_id} returned {fault}"), now_s)
-        return self._advance(now_s)
+        self._lasts(item, item.lease_ids, event.asked_s, event.lease_s)
+        return [*self._set_alarm(now_s), *self._advance(now_s)]
 
     def _item_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
         item = self._current(index, credit)
         if item is None or item.grant is None or item.result is not None:
             return []
+        if not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
+            item.lease_ids = ()  # it was answered: nothing was granted
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded):
@@ -427,11 +470,12 @@ class RequestMachine:
         if item is None or not item.renewing or item.result is None:
             return [Release(event.encoder, None, (event.ticket.lease_id,), "came too late")]
         item.renewing, item.renewed = False, True
-        item.lease_ids += (event.ticket.lease_id,)
         item.ticket = event.ticket
         item.expires_s = event.asked_s + event.lease_s
         known = item.result.ticket
-        if (event.ticket.key, event.ticket.tokens, event.ticket.tensors) != (known.key, known.tokens, known.tensors):
+        got = (event.ticket.key, event.ticket.tokens, event.ticket.tensors, event.ticket.lease_id)
+        if got != (known.key, known.tokens, known.tensors, item.reader_lease):
+            item.lease_ids += (event.ticket.lease_id,)
             fault = InternalError(f"encoder {item.encoder_id} leased another embedding than the one asked for")
             return self._end(Phase.FAILED, fault, now_s)
         return self._advance(now_s)
@@ -443,6 +487,51 @@ class RequestMachine:
         if isinstance(error, LeaseLost | Unavailable | Overloaded):
             return self._encode_again([index], error, now_s)
         return self._end(Phase.FAILED, error, now_s)
+
+    def _lasts(self, item: _Item, lease_ids: tuple[LeaseId, ...], asked_s: float, lease_s: float) -> None:
+        """What was granted or extended, and when to ask again: at half its time, unless it outlasts the request."""
+        end_s = asked_s + lease_s
+        item.held_until_s = end_s
+        if item.reader_lease in lease_ids:
+            item.expires_s = end_s
+        item.extend_s = asked_s + lease_s / 2 if end_s < self._deadline_s - _AS_GOOD_AS_S else inf
+
+    def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
+        item = self._current(event.item, event.credit)
+        if item is None or item.result is None:
+            return []  # they were given back, and stay so
+        self._lasts(item, event.lease_ids, event.asked_s, event.lease_s)
+        return self._set_alarm(now_s)
+
+    def _leases_due(self, now_s: float) -> list[RequestEffect]:
+        """A request may wait for minutes, for other items or at its text instance: what it has must not end meanwhile."""
+        self._alarm_s = inf
+        effects: list[RequestEffect] = []
+        for index, item in enumerate(self._items):
+            if item.grant is None or item.result is None or item.extend_s > now_s:
+                continue
+            ticket, left_s = item.result.ticket, item.held_until_s - now_s
+            effects.append(
+                Extend(
+                    item=index,
+                    credit=item.grant.credit,
+                    encoder=item.grant.encoder,
+                    key=ticket.key,
+                    generation=ticket.generation,
+                    lease_ids=(item.lease_ids[0], item.reader_lease),
+                    lease_s=self._lease_s(now_s),
+                )
+            )
+            # Should it fail: once more at half of what is left then, until nothing is.
+            item.extend_s = now_s + left_s / 2 if left_s > _LAST_TRY_S else inf
+        return [*effects, *self._set_alarm(now_s)]
+
+    def _set_alarm(self, now_s: float) -> list[RequestEffect]:
+        due_s = min((item.extend_s for item in self._items if item.result is not None), default=inf)
+        if due_s >= self._alarm_s:
+            return []
+        self._alarm_s = due_s
+        return [Alarm(max(0.0, due_s - now_s))]
 
     def _current(self, index: int, credit: int) -> _Item | None:
         """The item, if the call that answers is the one it waits for."""
@@ -484,7 +573,7 @@ class RequestMachine:
             effects.append(Abort(index, item.grant.credit, reason))
         effects.append(Release(item.grant.encoder, item.grant.credit, item.lease_ids, reason))
         item.grant = item.ticket = None
-        item.lease_ids = ()
+        item.lease_ids, item.extend_s = (), inf
         item.renewing = item.renewed = False
         item.result = None
         return effects
@@ -508,6 +597,8 @@ class RequestMachine:
             if item.grant is None or item.result is None:
                 raise AssertionError("an encoded item has a place")
             item.renewing, item.ticket = True, None
+            item.reader_lease = self._new_lease()
+            item.lease_ids += (item.reader_lease,)
             effects.append(
                 Renew(
                     item=index,
@@ -515,6 +606,7 @@ class RequestMachine:
                     encoder=item.grant.encoder,
                     key=item.result.ticket.key,
                     generation=item.result.ticket.generation,
+                    lease_id=item.reader_lease,
                     lease_s=self._lease_s(now_s),
                     reason="a further attempt" if self._text_attempt else "the lease is running out",
                 )

@@ -78,6 +78,22 @@ class LeaseGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeasesDue:
+    """The time is over that ``Alarm`` named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesExtended:
+    """These leases on an item last ``lease_s`` from ``asked_s`` on; the router's own is among them."""
+
+    item: int
+    credit: int
+    lease_ids: tuple[LeaseId, ...]
+    asked_s: float
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseFailed:
     item: int
     credit: int
@@ -163,6 +179,8 @@ RequestEvent = (
     | ItemFailed
     | LeaseGranted
     | LeaseFailed
+    | LeasesDue
+    | LeasesExtended
     | TextChosen
     | TextRefused
     | TextReady
@@ -207,6 +225,8 @@ class Encode:
     item: int
     credit: int
     encoder: str
+    reader_lease: LeaseId
+    holder_lease: LeaseId
     lease_s: float
     reason: str
 
@@ -220,8 +240,29 @@ class Renew:
     encoder: str
     key: bytes
     generation: int
+    lease_id: LeaseId
     lease_s: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Say LeasesDue after so long."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Ask for more time for leases on an item; LeasesExtended follows if the first of them has it, nothing if not."""
+
+    item: int
+    credit: int
+    encoder: str
+    key: bytes
+    generation: int
+    lease_ids: tuple[LeaseId, ...]
+    lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,4 +309,6 @@ class End:
     error: TriptychError | None
 
 
-RequestEffect = Reserve | Pause | LeaveQueue | Encode | Renew | Dispatch | Abort | Release | Misplaced | End
+RequestEffect = (
+    Reserve | Pause | LeaveQueue | Encode | Renew | Alarm | Extend | Dispatch | Abort | Release | Misplaced | End
+)

@@ -6,7 +6,7 @@ sockets can do there at all; NIXL over TCP had a fourth of plain TCP. With RDMA 
 wish: each backend is proven by a probe before it is used, and the next one is tried when it fails.
 
 Between hosts without RDMA, NIXL is used only where the operator prefers it: UCX then has the holder's process send, and
-ends that process (abort, UCX 1.20) when a reader dies in the middle. One reader must not take an encoder with it.
+ends that process (abort, nixl 1.5.1) when a reader dies in the middle. One reader must not take an encoder with it.
 """
 
 from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s")
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "holder_lease")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class EncodeRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    READER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_LEASE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     item: int
     model: str
@@ -25,7 +27,9 @@ class EncodeRequest(_message.Message):
     tokens: int
     tenant_salt: bytes
     lease_s: float
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    reader_lease: bytes
+    holder_lease: bytes
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., holder_lease: _Optional[bytes] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("ticket", "holder_lease", "cached", "queue_s", "encode_s")
@@ -42,14 +46,16 @@ class EncodeResponse(_message.Message):
     def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., holder_lease: _Optional[bytes] = ..., cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("key", "generation", "lease_s")
+    __slots__ = ("key", "generation", "lease_s", "lease_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     generation: int
     lease_s: float
-    def __init__(self, key: _Optional[bytes] = ..., generation: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    lease_id: bytes
+    def __init__(self, key: _Optional[bytes] = ..., generation: _Optional[int] = ..., lease_s: _Optional[float] = ..., lease_id: _Optional[bytes] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("ticket",)

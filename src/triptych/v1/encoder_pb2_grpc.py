@@ -88,7 +88,7 @@ class EncoderServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """One more reader of an embedding that is already there.
+        """One more reader of an embedding that is already there, or more time for a lease that is out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

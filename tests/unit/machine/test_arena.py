@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.domain.embedding import DType, TensorSpec
-from triptych.errors import ArenaFull, InvalidMedia, LeaseLost, Overloaded
+from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
 from triptych.machine.arena import (
     Abandon,
     ArenaLimits,
@@ -26,7 +26,7 @@ from triptych.machine.arena import (
     Tick,
 )
 
-LIMITS = ArenaLimits(max_pull_s=5.0, max_leases=8)
+LIMITS = ArenaLimits(max_pull_s=5.0, max_leases=8, max_given_back=32)
 LEASE_S = 10.0
 
 
@@ -153,6 +153,42 @@ def test_leases_are_bounded() -> None:
     assert isinstance(refusal(machine, Grant(b"a", b"more", LEASE_S)), Overloaded)
 
 
+def test_a_lease_that_is_granted_again_lasts_longer_and_counts_once() -> None:
+    machine = arena()
+    slot = put(machine, b"a", 64)
+    for granted_s, lease_s, ends_s in (
+        (0.0, LEASE_S, LEASE_S),
+        (5.0, LEASE_S, 5.0 + LEASE_S),
+        (6.0, 0.1, 5.0 + LEASE_S),
+    ):
+        [effect] = machine.handle(Grant(b"a", b"l", lease_s), granted_s)
+        assert isinstance(effect, Granted)
+        assert machine.leases == 1
+        assert machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s - 0.01)
+        assert not machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s)
+        machine.validate()
+    put(machine, b"b", 64)
+    assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S)), InvalidRequest)
+    assert machine.handle(Tick(), 5.0 + LEASE_S + LIMITS.max_pull_s - 0.1) == []
+    assert len(machine.handle(Tick(), 5.0 + LEASE_S + LIMITS.max_pull_s)) == 1
+
+
+def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_first() -> None:
+    machine = arena()
+    put(machine, b"a", 64)
+    machine.handle(Release((b"early",)), 0.0)
+    assert isinstance(refusal(machine, Grant(b"a", b"early", LEASE_S)), LeaseLost)
+    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(Release((b"l",)), 0.0)
+    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
+    assert machine.leases == 0
+    for number in range(LIMITS.max_given_back):
+        machine.handle(Release((number.to_bytes(4, "big"),)), 0.0)
+    machine.validate()
+    [effect] = machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    assert isinstance(effect, Granted), "memory of it is bounded"
+
+
 def test_an_abandoned_slot_is_free_again_and_ends_once() -> None:
     machine = arena(1024)
     slot = reserve(machine, b"a", 1024)
@@ -229,6 +265,17 @@ class ArenaModel(RuleBasedStateMachine):
         slot = self.machine.find(key)
         if isinstance(effect, Granted) and slot is not None:
             self.leases[lease_id] = (slot, self.now_s + lease_s)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), lease_s=st.floats(0, 20))
+    def extend(self, data: st.DataObject, lease_s: float) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        slot, until_s = self.leases[lease_id]
+        [effect] = self.machine.handle(Grant(slot.key, lease_id, lease_s, slot.generation), self.now_s)
+        gone = self.now_s >= until_s  # it may have been swept, or not yet
+        assert gone or isinstance(effect, Granted)
+        if isinstance(effect, Granted):
+            self.leases[lease_id] = (slot, max(until_s, self.now_s + lease_s))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())

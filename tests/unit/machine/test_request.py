@@ -30,18 +30,22 @@ from triptych.machine.cluster_events import Grant
 from triptych.machine.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.request_events import (
     Abort,
+    Alarm,
     CallerLeft,
     CountedItem,
     DeadlinePassed,
     Dispatch,
     Encode,
     End,
+    Extend,
     Failed,
     FirstToken,
     ItemEncoded,
     ItemFailed,
     LeaseFailed,
     LeaseGranted,
+    LeasesDue,
+    LeasesExtended,
     LeaveQueue,
     Misplaced,
     Pause,
@@ -92,14 +96,19 @@ class World:
     """Answers what the machine asks for, when it is told to, and keeps the books of what is held."""
 
     def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
-        self.machine = RequestMachine("r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits)
+        self.machine = RequestMachine(
+            "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease
+        )
         self.now_s = 0.0
         self.credits: dict[int, str] = {}
         self.leases: dict[LeaseId, str] = {}
         self.serial = 0
+        self.named: set[LeaseId] = set()
         self.calls: list[Encode | Renew | Dispatch | Reserve] = []
         self.aborted: list[Encode | Renew | Dispatch | Reserve] = []
         self.pauses: list[Pause] = []
+        self.alarmed = False
+        self.extending: list[Extend] = []
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
         self.feed(Prepared(items(count), prompt_tokens=50))
@@ -114,6 +123,11 @@ class World:
                     self.calls.append(effect)
                 case Pause():
                     self.pauses.append(effect)
+                case Alarm():
+                    self.alarmed = True
+                case Extend():
+                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
+                    self.extending.append(effect)
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
@@ -137,14 +151,20 @@ class World:
         self.calls = [call for call in self.calls if not isinstance(call, kind)]
         return found
 
-    def lease(self, encoder: str) -> LeaseId:
-        self.serial += 1
-        lease_id = self.serial.to_bytes(16, "big")
+    def new_lease(self) -> LeaseId:
+        lease_id = (len(self.named) + 1).to_bytes(16, "big")
+        self.named.add(lease_id)
+        return lease_id
+
+    def lease(self, lease_id: LeaseId, encoder: str) -> LeaseId:
+        assert lease_id in self.named
+        assert lease_id not in self.leases
         self.leases[lease_id] = encoder
         return lease_id
 
-    def ticket(self, item: int, encoder: str, lease_s: float) -> Ticket:
-        return Ticket(bytes([item]) * 32, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, self.lease(encoder), lease_s)
+    def ticket(self, item: int, encoder: str, lease_id: LeaseId, lease_s: float) -> Ticket:
+        lease = self.lease(lease_id, encoder)
+        return Ticket(bytes([item]) * 32, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, lease, lease_s)
 
     # One answer each.
 
@@ -158,14 +178,15 @@ class World:
         self.feed(Placed(tuple(grants)))
 
     def encoded(self, call: Encode) -> None:
-        ticket = self.ticket(call.item, call.encoder, call.lease_s)
-        result = EncodeResult(ticket, self.lease(call.encoder), cached=False, queue_s=0.1, encode_s=0.2)
+        ticket = self.ticket(call.item, call.encoder, call.reader_lease, call.lease_s)
+        own = self.lease(call.holder_lease, call.encoder)
+        result = EncodeResult(ticket, own, cached=False, queue_s=0.1, encode_s=0.2)
         self.feed(
             ItemEncoded(call.item, call.credit, call.encoder, f"i-{call.encoder}", result, self.now_s, call.lease_s)
         )
 
     def renewed(self, call: Renew) -> None:
-        ticket = self.ticket(call.item, call.encoder, call.lease_s)
+        ticket = self.ticket(call.item, call.encoder, call.lease_id, call.lease_s)
         self.feed(LeaseGranted(call.item, call.credit, call.encoder, ticket, self.now_s, call.lease_s))
 
     # Whole steps.
@@ -539,8 +560,8 @@ def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    ticket = replace(world.ticket(0, call.encoder, 1.0), **broken)  # type: ignore[arg-type]
-    result = EncodeResult(ticket, world.lease(call.encoder), cached=False, queue_s=0, encode_s=0)
+    ticket = replace(world.ticket(0, call.encoder, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
+    result = EncodeResult(ticket, world.lease(call.holder_lease, call.encoder), cached=False, queue_s=0, encode_s=0)
     world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InternalError)
@@ -580,6 +601,100 @@ def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
     assert world.machine.phase is Phase.DISPATCHING
 
 
+# --- leases that are named by who asks, and kept alive ---------------------------------------------------------------
+
+
+def released(effects: list[RequestEffect]) -> set[LeaseId]:
+    return {lease_id for effect in effects if isinstance(effect, Release) for lease_id in effect.lease_ids}
+
+
+def test_leases_of_an_encode_that_is_cancelled_are_given_back_though_nobody_saw_them() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert released(world.feed(CallerLeft())) == {call.reader_lease, call.holder_lease}
+    world.assert_over(Phase.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    ("error", "unsure"),
+    [(InstanceLost("?"), True), (Unavailable("?"), True), (Overloaded("no"), False), (ArenaFull("no"), False)],
+)
+def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were_granted(
+    error: TriptychError, unsure: bool
+) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    named = {call.reader_lease, call.holder_lease}
+    assert released(world.feed(ItemFailed(0, call.credit, error))) == (named if unsure else set())
+
+
+def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    ticket = world.ticket(0, call.encoder, call.reader_lease, 1.0)
+    result = EncodeResult(ticket, b"x" * 16, cached=False, queue_s=0, encode_s=0)
+    effects = world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    assert released(effects) == {call.reader_lease, call.holder_lease, b"x" * 16}
+    assert isinstance(world.error, InternalError)
+
+
+def alarms(effects: list[RequestEffect]) -> list[float]:
+    return [effect.delay_s for effect in effects if isinstance(effect, Alarm)]
+
+
+def extends(effects: list[RequestEffect]) -> list[Extend]:
+    return [effect for effect in effects if isinstance(effect, Extend)]
+
+
+def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits() -> None:
+    world = World(1)
+    world.up_to_text()
+    assert alarms(world.effects) == [15.0]  # of 30 s
+    asked_s: list[float] = []
+    while delays_s := alarms(world.effects):
+        world.effects.clear()
+        world.now_s += delays_s[-1]
+        for extend in extends(world.feed(LeasesDue())):
+            assert set(extend.lease_ids) == set(world.leases)
+            asked_s.append(world.now_s)
+            world.feed(LeasesExtended(0, extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
+    # With 25 s left the lease that is asked for lasts as long as the request may.
+    assert asked_s == [15.0, 30.0, 45.0, 60.0, 75.0]
+    world.feed(TextFailed(1, TransferFailed("the lease is over", items=(0,))))
+    assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
+
+
+def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
+    world = World(1)
+    world.up_to_text()
+    tried_s: list[float] = []
+    while delays_s := alarms(world.effects):
+        world.effects.clear()
+        world.now_s += delays_s[-1]
+        tried_s += [world.now_s for _ in extends(world.feed(LeasesDue()))]
+    assert tried_s == pytest.approx([15.0, 22.5, 26.25, 28.125, 29.0625, 29.53125])
+
+
+def test_leases_as_long_as_the_request_may_take_and_those_given_back_are_let_be() -> None:
+    world = World(1)
+    world.now_s = DEADLINE_S - 25.0
+    world.up_to_text()
+    assert not alarms(world.effects)
+    world = World(1)
+    call = world.up_to_text()
+    world.feed(FirstToken(call.attempt))
+    world.now_s = 15.0
+    assert extends(world.feed(LeasesDue())) == []
+    late = LeasesExtended(0, 1, (b"x" * 16,), 14.0, 30.0)
+    assert world.feed(late) == []
+
+
 ERRORS: tuple[TriptychError, ...] = (
     InstanceLost("gone"),
     Unavailable("draining"),
@@ -598,7 +713,7 @@ def some_error(chance: Random) -> TriptychError:
 
 @settings(max_examples=300)
 @given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
-def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901
+def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901, PLR0912
     """Whatever fails, in whatever order answers come: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     chance = Random(seed)
@@ -617,6 +732,14 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.pauses and chance.random() < 0.3:
             world.resume()
             continue
+        if world.alarmed and chance.random() < 0.3:
+            world.feed(LeasesDue())
+        if world.extending and chance.random() < 0.5:
+            extend = world.extending.pop()
+            if chance.random() > failing:
+                world.feed(
+                    LeasesExtended(extend.item, extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s)
+                )
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
             world.feed(DeadlinePassed())
             break

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from services.text.intake import Intake, IntakeLimits
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
 from triptych.domain.media import MediaInfo, Modality
@@ -70,6 +72,13 @@ def media_of(name: str, *, width: int = 16) -> tuple[bytes, MediaInfo]:
     return media, MediaInfo(Modality.IMAGE, "png", width, 8, len(media), blake2b(media, digest_size=32).digest())
 
 
+_leases = count(1)
+
+
+def new_lease() -> LeaseId:
+    return next(_leases).to_bytes(16, "big")
+
+
 def encode_request(
     name: str,
     *,
@@ -79,8 +88,10 @@ def encode_request(
     timeout_s: float = 30.0,
     lease_s: float = 30.0,
     tenant_salt: bytes = b"",
+    leases: tuple[LeaseId, LeaseId] | None = None,
 ) -> EncodeRequest:
     own, info = media_of(name, width=width)
+    reader_lease, holder_lease = leases or (new_lease(), new_lease())
     return EncodeRequest(
         request_id="request",
         item=0,
@@ -91,6 +102,8 @@ def encode_request(
         tenant_salt=tenant_salt,
         timeout_s=timeout_s,
         lease_s=lease_s,
+        reader_lease=reader_lease,
+        holder_lease=holder_lease,
     )
 
 
@@ -136,7 +149,6 @@ async def encoder_panel(
         arena,
         ArenaLimits(max_pull_s=max_pull_s),
         clock=clock,
-        chance=random.Random(1),
         offload=InlineOffload(2),
     )
     transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=holdings.may_read)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.services.panels import encode_request, encoder_panel, under_virtual_time
+from tests.unit.services.panels import encode_request, encoder_panel, new_lease, under_virtual_time
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeResult, LeaseRequest
 from triptych.domain.stage import Role
@@ -326,12 +326,14 @@ def test_a_further_reader_gets_a_lease_until_the_embedding_is_gone() -> None:
     async def scenario() -> None:
         async with encoder_panel(slots=1) as panel:
             result = await panel.service.encode(encode_request("cat"))
-            ticket = await panel.service.lease(LeaseRequest(result.ticket.key, result.ticket.generation, 5.0, 1.0))
+            further = LeaseRequest(result.ticket.key, result.ticket.generation, new_lease(), 5.0, 1.0)
+            ticket = await panel.service.lease(further)
+            assert ticket.lease_id == further.lease_id
             assert ticket.offset == result.ticket.offset
             await panel.service.release([*leases_of(result), ticket.lease_id])
             other = await panel.service.encode(encode_request("dog"))
             with pytest.raises(LeaseLost):
-                await panel.service.lease(LeaseRequest(result.ticket.key, result.ticket.generation, 5.0, 1.0))
+                await panel.service.lease(replace(further, lease_id=new_lease()))
             await panel.service.release(leases_of(other))
 
     under_virtual_time(scenario)

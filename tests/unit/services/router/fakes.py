@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from random import Random
 
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
@@ -35,12 +35,6 @@ from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.tokens.grammar import Grammars
-
-_serial = count(1)
-
-
-def lease_id() -> LeaseId:
-    return next(_serial).to_bytes(16, "big")
 
 
 class Mortal:
@@ -115,7 +109,7 @@ class FakeEncoder(Mortal):
         nbytes = payload_nbytes(tensors)
         if self.leased_bytes + nbytes + 16 > self.arena_bytes:
             raise ArenaFull("the arena is full")
-        own, reader = lease_id(), lease_id()
+        own, reader = request.holder_lease, request.reader_lease
         ticket = Ticket(
             request.info.digest, self.instance_id, self.epoch, 0, nbytes, 1, 0, tensors, tokens, reader, request.lease_s
         )
@@ -129,7 +123,7 @@ class FakeEncoder(Mortal):
         held = next((ticket for ticket in self.leases.values() if ticket.key == request.key), None)
         if held is None or self.forgets:
             raise LeaseLost("the embedding is gone")
-        reader = lease_id()
+        reader = request.lease_id
         ticket = Ticket(
             held.key,
             held.holder,
@@ -245,6 +239,7 @@ async def bench(
             offload=InlineOffload(),
             clock=asyncio.get_running_loop().time,
             scope=scope,
+            chance=Random(7),
         )
         router.start()
         await asyncio.sleep(0.1)
