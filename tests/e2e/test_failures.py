@@ -18,6 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 CLEAR_ERROR_S = 2.0
 CHILDREN_END_S = 5.0
+IDLE_S = 4.0
+IDLE_CORE_SHARE = 0.1
+"""A loop that spins takes all of a core; what reports and looks after leases takes a few hundredths."""
 STARTED_BY_A_PARENT = """
 import asyncio
 from triptych.cli.cluster import LocalCluster
@@ -79,6 +82,22 @@ async def test_killing_the_only_text_process_ends_each_request_with_one_clear_er
         assert refused.status_code == 503
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503
+
+
+async def test_a_cluster_without_work_leaves_the_cores_alone() -> None:
+    async with LocalCluster(encoders=2, text=1) as cluster, rest(cluster.url) as client:
+        question = Question("What digits are shown?", ("9_c", "9_c"))
+        assert text_of(await post(client, question.body())) == answer(question).text
+        await asyncio.sleep(1)  # links and load reports settle
+        before = _cpu_s(cluster)
+        await asyncio.sleep(IDLE_S)
+        used = {name: spent_s - before[name] for name, spent_s in _cpu_s(cluster).items()}
+    assert max(used.values()) < IDLE_CORE_SHARE * IDLE_S, f"CPU seconds in {IDLE_S:g} s without work: {used}"
+
+
+def _cpu_s(cluster: LocalCluster) -> dict[str, float]:
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in cluster.processes.items()}
+    return {name: spent.user + spent.system for name, spent in times.items()}
 
 
 async def test_an_orderly_end_leaves_no_process_no_port_and_no_shared_memory() -> None:

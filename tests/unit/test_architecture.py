@@ -69,3 +69,36 @@ def test_every_file_and_name_that_architecture_points_to_exists() -> None:
                 node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             }
             assert name in names, f"ARCHITECTURE.md names {name} in {file}, which is not there"
+
+
+def test_every_test_that_the_table_of_failures_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py): (\w+)`", (ROOT / "docs" / "failures.md").read_text())
+    assert len(named) > 40
+    for file, name in named:
+        assert (ROOT / file).is_file(), f"failures.md names {file}, which is not there"
+        names = {
+            node.name
+            for node in ast.walk(ast.parse((ROOT / file).read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert name in names, f"failures.md names {name} in {file}, which is not there"
+
+
+UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def test_nothing_unpickles() -> None:
+    for root in SOURCES.values():
+        for path in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Import(names):
+                        modules = {alias.name.split(".")[0] for alias in names}
+                    case ast.ImportFrom(module=str(module)):
+                        modules = {module.split(".")[0]}
+                    case ast.Attribute(value=ast.Name("torch"), attr="load"):
+                        modules = {"torch.load"}
+                    case _:
+                        continue
+                bad = modules & (UNPICKLES | {"torch.load"})
+                assert not bad, f"{path.relative_to(ROOT)} uses {sorted(bad)}: nothing that came over a wire may run"
