@@ -19,7 +19,13 @@ from triptych.families.registry import load_family
 DTYPES: Mapping[str, DType] = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 """The element types that a model can be run in, by the names that settings use."""
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""A LoRA adapter that some checkpoints bring along, for the prompts that they decide by themselves."""
+
 DECIDING_FILES = (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -89,7 +95,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     files = ModelFiles.load(directory)
     family = load_family(files)
     weights = _weights(files.directory)
-    for file in weights:
+    adapter = files.directory / ADAPTER_WEIGHTS
+    for file in (*weights, *([adapter] if adapter.is_file() else [])):
         _check_whole(file)
     return Checkpoint(files=files, family=family, weights=weights)
 

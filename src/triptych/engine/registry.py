@@ -7,12 +7,16 @@ from transformers import PreTrainedModel
 
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.gemma3 import Gemma3Encoder, Gemma3Text
+from triptych.engine.granite_speech import GraniteSpeechEncoder, GraniteSpeechText
 from triptych.engine.halves import EncoderHalf, TextHalf
 from triptych.engine.idefics3 import Idefics3Encoder
 from triptych.engine.internvl import InternVlEncoder
 from triptych.engine.mllama import MllamaEncoder, MllamaText
 from triptych.engine.plain import PlainText
+from triptych.engine.qwen2_audio import Qwen2AudioEncoder
+from triptych.engine.qwen_vl import QwenEncoder, QwenText
 from triptych.engine.tiles import TileEncoder
+from triptych.engine.voxtral import VoxtralEncoder
 from triptych.families.model_files import BadModel
 
 
@@ -26,11 +30,17 @@ class Halves:
 
 HALVES: Mapping[str, Halves] = {
     "gemma3": Halves(encoder=Gemma3Encoder, text=Gemma3Text),
+    "granite_speech": Halves(encoder=GraniteSpeechEncoder, text=GraniteSpeechText),
     "idefics3": Halves(encoder=Idefics3Encoder, text=PlainText),
     "internvl": Halves(encoder=InternVlEncoder, text=PlainText),
     "llava": Halves(encoder=TileEncoder, text=PlainText),
     "mllama": Halves(encoder=MllamaEncoder, text=MllamaText),
+    "qwen2_audio": Halves(encoder=Qwen2AudioEncoder, text=PlainText),
+    "qwen2_5_vl": Halves(encoder=QwenEncoder, text=QwenText),
+    "qwen2_vl": Halves(encoder=QwenEncoder, text=QwenText),
+    "qwen3_vl": Halves(encoder=QwenEncoder, text=QwenText),
     "smolvlm": Halves(encoder=Idefics3Encoder, text=PlainText),
+    "voxtral": Halves(encoder=VoxtralEncoder, text=PlainText),
 }
 """By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
 

@@ -5,7 +5,11 @@ The model's own class is subclassed and the unwanted half is replaced in ``__ini
 knows no architecture by name.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.domain.embedding import DType
-from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
 from triptych.engine.tensors import TORCH_DTYPES
 from triptych.families.model_files import BadModel
 
@@ -45,13 +49,14 @@ def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch
     if whole is None:
         raise BadModel(f"transformers {transformers.__version__} has no {checkpoint.architecture}")
     try:
-        model, report = _half_class(whole, half).from_pretrained(
-            checkpoint.directory,
-            dtype=TORCH_DTYPES[dtype],
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _without_adapter(checkpoint.directory) as directory:
+            model, report = _half_class(whole, half).from_pretrained(
+                directory,
+                dtype=TORCH_DTYPES[dtype],
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise BadModel(f"the {half.value} half of the model cannot be loaded: {error}") from error
     for fault in ("missing_keys", "mismatched_keys"):
@@ -61,6 +66,23 @@ def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch
             )
     loaded: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     return loaded
+
+
+@contextmanager
+def _without_adapter(directory: Path) -> Iterator[Path]:
+    """The directory as the loader should see it.
+
+    Where peft happens to be installed the loader would put an adapter over the model for every prompt, or fail because
+    the encoder half has nothing to put it over. Halves put adapters on themselves.
+    """
+    if not (directory / ADAPTER_CONFIG).is_file():
+        yield directory
+        return
+    with TemporaryDirectory(prefix="triptych-model-") as view:
+        for file in directory.iterdir():
+            if file.name != ADAPTER_CONFIG:
+                (Path(view) / file.name).symlink_to(file.resolve())
+        yield Path(view)
 
 
 def _half_class(whole: Any, half: Half) -> Any:

@@ -4,24 +4,30 @@ from collections.abc import Mapping
 
 from triptych.families.base import Family
 from triptych.families.gemma3 import Gemma3
+from triptych.families.granite_speech import GraniteSpeech
 from triptych.families.idefics3 import Idefics3
 from triptych.families.internvl import InternVl
 from triptych.families.llava import Llava
 from triptych.families.mllama import Mllama
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.qwen2_audio import Qwen2Audio
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
+from triptych.families.voxtral import Voxtral
 
 FAMILIES: Mapping[str, type[Family]] = {
     "gemma3": Gemma3,
+    "granite_speech": GraniteSpeech,
     "idefics3": Idefics3,
     "internvl": InternVl,
     "llava": Llava,
     "mllama": Mllama,
     "qwen2_5_vl": Qwen2VL,
+    "qwen2_audio": Qwen2Audio,
     "qwen2_vl": Qwen2VL,
     "qwen3_vl": Qwen3VL,
     "smolvlm": Idefics3,
+    "voxtral": Voxtral,
 }
 """By ``model_type`` of ``config.json``."""
 

@@ -117,6 +117,9 @@ class TinyFamily(ABC):
         images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
         return processor(text=text, images=images or None, return_tensors="pt")
 
+    def adjust(self, whole: Any) -> None:  # noqa: B027 - most need nothing
+        """Make the reference answer as the family is served, where transformers itself answers otherwise."""
+
     @property
     def template(self) -> str:
         """A chat template that writes each item's anchor in its place."""
@@ -268,7 +271,9 @@ class Case:
     def _whole(self) -> Any:
         config = transformers.AutoConfig.from_pretrained(self.directory)
         cls = getattr(transformers, config.architectures[0])
-        return cls.from_pretrained(self.directory, dtype=torch.float32).eval()
+        whole = cls.from_pretrained(self.directory, dtype=torch.float32).eval()
+        self.tiny.adjust(whole)
+        return whole
 
     @cached_property
     def _processor(self) -> Any:
@@ -289,6 +294,14 @@ class Case:
         parts: list[str | Item] = [_text(chance)]
         for _ in range(items):
             parts += [self.tiny.item(chance, chance.choice(self.tiny.anchors)[0]), _text(chance)]
+        return tuple(parts)
+
+    def question_of(self, seed: int, *modalities: Modality) -> Question:
+        """Texts around one item of each of these."""
+        chance = random.Random(seed)
+        parts: list[str | Item] = [_text(chance)]
+        for modality in modalities:
+            parts += [self.tiny.item(chance, modality), _text(chance)]
         return tuple(parts)
 
     def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:

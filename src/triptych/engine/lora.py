@@ -1,0 +1,108 @@
+"""A LoRA adapter that belongs to a checkpoint, on for some rows of a pass and off for the others."""
+
+import json
+import re
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from triptych.families.model_files import BadModel
+
+_KEY = re.compile(r"\.layers\.(\d+)\.(.+)\.lora_([AB])(?:\.\w+)?\.weight$")
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": ([], None),
+    "layer_replication": ([], None),
+}
+"""What each field of the adapter's configuration has to be, where it is there: LoRA without any of its variants."""
+
+
+class _Rows:
+    """Which rows of the pass that runs take the adapter: [rows, 1] of 0 and 1; None for none at all."""
+
+    taking: torch.Tensor | None = None
+
+
+class _Adapted(nn.Module):
+    """A linear layer, and the product of two thin ones that is added to it."""
+
+    def __init__(self, base: nn.Module, down: torch.Tensor, up: torch.Tensor, rows: _Rows) -> None:
+        super().__init__()
+        self.base, self._rows = base, rows
+        self.down, self.up = nn.Buffer(down, persistent=False), nn.Buffer(up, persistent=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.base(hidden)
+        if self._rows.taking is None:
+            return made
+        return made + linear(linear(hidden, self.down), self.up) * self._rows.taking
+
+
+class Lora:
+    """The adapter of a model directory, put over the layers of a decoder."""
+
+    def __init__(self, decoder: PreTrainedModel, directory: Path) -> None:
+        """Raises BadModel for an adapter that is damaged, or of a kind that is not known."""
+        self._rows = _Rows()
+        scale = _scale(directory / ADAPTER_CONFIG)
+        for (layer, path), parts in _parts(directory / ADAPTER_WEIGHTS).items():
+            misfit = BadModel(f"{ADAPTER_WEIGHTS} does not fit {path} of layer {layer}")
+            parent, _, name = path.rpartition(".")
+            layers: Any = decoder.layers
+            try:
+                holder = layers[layer].get_submodule(parent)
+                base = getattr(holder, name)
+                down, up = (parts[part].to(base.weight) for part in "AB")
+            except (IndexError, AttributeError, KeyError):
+                raise misfit from None
+            if down.ndim != 2 or up.shape != (len(base.weight), len(down)) or down.shape[1:] != base.weight.shape[1:]:
+                raise misfit
+            setattr(holder, name, _Adapted(base, down, up * scale, self._rows))
+
+    def take(self, rows: torch.Tensor | None) -> None:
+        """From now on: which rows of a pass take the adapter, [rows] of 0 and 1 in the model's type; None for none."""
+        self._rows.taking = None if rows is None else rows[:, None]
+
+
+def _scale(file: Path) -> float:
+    try:
+        config: dict[str, Any] = json.loads(file.read_bytes())
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadModel(f"{file.name} is missing, or does not describe a LoRA adapter") from None
+    for name, plain in _PLAIN.items():
+        if name in config and config[name] not in plain:
+            raise BadModel(f"{file.name}: {name} is {config[name]!r}, which is not supported")
+    if rank < 1:
+        raise BadModel(f"{file.name}: r is {rank}, not a positive integer")
+    return alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _parts(file: Path) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
+    """By layer and the path of a module within it, its two matrices."""
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError):
+        raise BadModel(f"{file.name} is missing or damaged") from None
+    parts: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _KEY.search(name)
+        if match is None:
+            raise BadModel(f"{file.name} has a tensor of another kind: {name}")
+        parts.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
+    return parts

@@ -1,0 +1,88 @@
+"""Granite Speech: a conformer hears the whole clip; each window of its frames becomes a few tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.fields import integer, section
+from triptych.families.listening import refuse_too_short
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+EXTRACTOR_DEFAULTS: Json = {
+    "sampling_rate": 16_000,
+    "n_fft": 512,
+    "win_length": 400,
+    "hop_length": 160,
+    "n_mels": 80,
+    "projector_window_size": 15,
+    "projector_downsample_rate": 5,
+}
+"""Of ``GraniteSpeechFeatureExtractor``."""
+
+_DEFAULTS: Json = {"audio_token_index": 49_155, "window_size": 15, "downsample_rate": 5}
+_TEXT_DEFAULTS: Mapping[str, Json] = {"granite": {"hidden_size": 4096, "max_position_embeddings": 2048}}
+_ENCODER_DEFAULTS: Mapping[str, Json] = {"granite_speech_encoder": {"input_dim": 160}}
+
+
+@dataclass(frozen=True, slots=True)
+class GraniteSpeech:
+    """``window_frames`` of the conformer's become ``tokens_per_window``. A clip has to have ``min_samples``."""
+
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    sample_rate_hz: int
+    hop: int
+    window_frames: int
+    tokens_per_window: int
+    min_samples: int
+    model_type: str = "granite_speech"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        config = {**_DEFAULTS, **files.config}
+        text = section(files.config, "text_config", "granite", _TEXT_DEFAULTS)
+        encoder = section(files.config, "encoder_config", "granite_speech_encoder", _ENCODER_DEFAULTS)
+        extractor = {**EXTRACTOR_DEFAULTS, **files.feature_extractor}
+        if integer(encoder, "input_dim") != 2 * integer(extractor, "n_mels"):
+            raise BadModel(
+                f"the feature extractor's n_mels is {extractor['n_mels']}, encoder_config.input_dim is not its double"
+            )
+        window = integer(extractor, "projector_window_size")
+        downsample = integer(extractor, "projector_downsample_rate")
+        for name, extracted in (("window_size", window), ("downsample_rate", downsample)):
+            if integer(config, name) != extracted:
+                raise BadModel(f"the feature extractor's projector_{name} is {extracted}, {name} is {config[name]}")
+        return cls(
+            placeholder_id=integer(config, "audio_token_id", "audio_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            sample_rate_hz=integer(extractor, "sampling_rate"),
+            hop=integer(extractor, "hop_length"),
+            window_frames=window,
+            tokens_per_window=window // downsample,
+            min_samples=integer(extractor, "n_fft") // 2 + 1,  # its spectrogram mirrors half a transform at the ends
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.AUDIO: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        """As ``GraniteSpeechFeatureExtractor`` counts: two spectra make a frame of the conformer."""
+        refuse_unless(info, Modality.AUDIO)
+        samples = info.samples_at(self.sample_rate_hz)
+        frames = (samples // self.hop + 1) // 2
+        tokens = -(-frames // self.window_frames) * self.tokens_per_window
+        refuse_too_short(info, tokens if samples >= self.min_samples else 0)
+        return (Positions(self.placeholder_id, tokens),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

@@ -1,0 +1,56 @@
+"""Qwen2-Audio: a Whisper tower hears one window (30 s) of a clip, padded or cut to it; two frames pooled per token."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.fields import integer, section
+from triptych.families.listening import Window, refuse_too_short
+from triptych.families.model_files import Json, ModelFiles
+
+_DEFAULTS: Json = {"audio_token_index": 151_646}
+_TEXT_DEFAULTS: Mapping[str, Json] = {"qwen2": {"hidden_size": 4096, "max_position_embeddings": 32_768}}
+_AUDIO_DEFAULTS: Mapping[str, Json] = {"qwen2_audio_encoder": {"num_mel_bins": 128, "max_source_positions": 1500}}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2Audio:
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    window: Window
+    model_type: str = "qwen2_audio"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        text = section(files.config, "text_config", "qwen2", _TEXT_DEFAULTS)
+        tower = section(files.config, "audio_config", "qwen2_audio_encoder", _AUDIO_DEFAULTS)
+        return cls(
+            placeholder_id=integer({**_DEFAULTS, **files.config}, "audio_token_id", "audio_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            window=Window.load(files, tower),
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.AUDIO: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is not heard, there and here."""
+        refuse_unless(info, Modality.AUDIO)
+        heard = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
+        frames = -(-heard // self.window.hop)
+        tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
+        refuse_too_short(info, tokens)
+        return (Positions(self.placeholder_id, tokens),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

@@ -1,0 +1,66 @@
+"""Voxtral: a Whisper tower hears a clip in windows (30 s), the last one padded; each makes the same number of tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.fields import integer, section
+from triptych.families.listening import Window, refuse_too_short
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+_TEXT_DEFAULTS: Mapping[str, Json] = {"llama": {"hidden_size": 3072, "max_position_embeddings": 131_072}}
+_AUDIO_DEFAULTS: Mapping[str, Json] = {
+    "voxtral_encoder": {
+        "num_mel_bins": 128,
+        "max_source_positions": 1500,
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Voxtral:
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    window: Window
+    tokens_per_window: int
+    model_type: str = "voxtral"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
+        tower = section(files.config, "audio_config", "voxtral_encoder", _AUDIO_DEFAULTS)
+        # Neighbouring frames are joined until they are as wide as the projector takes.
+        numbers = integer(tower, "max_source_positions") * integer(tower, "d_model", "hidden_size")
+        tokens, rest = divmod(numbers, integer(tower, "intermediate_size"))
+        if rest or not tokens:
+            raise BadModel(f"audio_config.intermediate_size {tower['intermediate_size']} does not divide {numbers}")
+        return cls(
+            placeholder_id=integer(files.config, "audio_token_id"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            window=Window.load(files, tower),
+            tokens_per_window=tokens,
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.AUDIO: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        refuse_unless(info, Modality.AUDIO)
+        windows = -(-info.samples_at(self.window.sample_rate_hz) // self.window.samples)
+        refuse_too_short(info, windows)
+        return (Positions(self.placeholder_id, windows * self.tokens_per_window),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)
