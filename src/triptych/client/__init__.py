@@ -5,7 +5,7 @@ It needs the base install only. Everything it raises is in ``triptych.errors``.
 
 from triptych.client.answers import Answer, Choice
 from triptych.client.asynchronous import AsyncClient, ChatStream
-from triptych.client.images import Image
+from triptych.client.images import Image, Media
 from triptych.client.messages import RawPrompt, assistant, system, user
 from triptych.client.retries import RetryPolicy
 from triptych.client.synchronous import Client, SyncChatStream
@@ -17,6 +17,7 @@ __all__ = [
     "Choice",
     "Client",
     "Image",
+    "Media",
     "RawPrompt",
     "RetryPolicy",
     "SyncChatStream",

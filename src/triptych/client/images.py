@@ -1,4 +1,4 @@
-"""Whatever a caller has of an image, as the undecoded bytes that the router takes."""
+"""Whatever a caller has of an image, a video or audio, as the undecoded bytes that the router takes."""
 
 import os
 from io import BytesIO
@@ -16,40 +16,49 @@ class Savable(Protocol):
     def save(self, fp: Any, format: str | None = None) -> None: ...  # noqa: A002 - Pillow's name for it
 
 
-Image = str | os.PathLike[str] | bytes | bytearray | memoryview | Savable
-"""A path, the bytes of an image file, a ``data:`` URL, or a PIL image (which is sent as PNG, losslessly)."""
+Media = str | os.PathLike[str] | bytes | bytearray | memoryview
+"""A path, the bytes of a file, or a ``data:`` URL."""
+Image = Media | Savable
+"""The same, or a PIL image (which is sent as PNG, losslessly)."""
 
 
 def image_bytes(image: Image) -> bytes:
     """The bytes to send. Raises InvalidMedia for what is no image and for URLs that would have to be fetched."""
-    match image:
-        case bytes():
-            return image
-        case bytearray() | memoryview():
-            return bytes(image)
-        case str() if image[:5].lower() == "data:":
-            return decode_data_url(image, MAX_MESSAGE_NBYTES)[1]
-        case str() if image[:8].lower().startswith(("http://", "https://")):
-            raise InvalidMedia(
-                "the router takes an image's bytes and fetches nothing: "
-                "download it first, or send its URL to the gateway's REST API"
-            )
-        case str() | os.PathLike():
-            return _read(Path(image))
-        case _ if callable(getattr(image, "save", None)):
-            return _saved(image)
+    if isinstance(image, str | os.PathLike | bytes | bytearray | memoryview):
+        return media_bytes(image, "image")
+    if callable(getattr(image, "save", None)):
+        return _saved(image)
     raise InvalidMedia(f"an image is a path, bytes, a data URL or a PIL image, not {type(image).__name__}")
 
 
-def _read(path: Path) -> bytes:
+def media_bytes(media: Media, what: str) -> bytes:
+    """The bytes to send of an image, a video or audio; ``what`` it is for errors. Raises InvalidMedia."""
+    match media:
+        case bytes():
+            return media
+        case bytearray() | memoryview():
+            return bytes(media)
+        case str() if media[:5].lower() == "data:":
+            return decode_data_url(media, MAX_MESSAGE_NBYTES)[1]
+        case str() if media[:8].lower().startswith(("http://", "https://")):
+            raise InvalidMedia(
+                f"the router takes the {what}'s bytes and fetches nothing: "
+                "download it first, or send its URL to the gateway's REST API"
+            )
+        case str() | os.PathLike():
+            return _read(Path(media), what)
+    raise InvalidMedia(f"{what} is a path, bytes or a data URL, not {type(media).__name__}")
+
+
+def _read(path: Path, what: str) -> bytes:
     try:
         nbytes = path.stat().st_size
         if nbytes > MAX_MESSAGE_NBYTES:
-            raise InvalidMedia(f"the image {path.name} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
+            raise InvalidMedia(f"the {what} {path.name} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name that no path can have
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidMedia(f"cannot read the image {path.name}: {reason}") from None
+        raise InvalidMedia(f"cannot read the {what} {path.name}: {reason}") from None
 
 
 def _saved(image: Savable) -> bytes:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.client.images import Image, image_bytes
+from triptych.client.images import Image, Media, image_bytes, media_bytes
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
+from triptych.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,25 @@ Prompt = str | Sequence[Message] | RawPrompt
 """A question, a conversation, or text to go on with."""
 
 
-def user(text: str, images: Sequence[Image] = ()) -> Message:
-    """A user's turn: images first, then the text. Reads files; raises InvalidMedia."""
-    parts = (MediaPart(Modality.IMAGE, image_bytes(image)) for image in images)
-    return Message("user", (*parts, TextPart(text)))
+def user(
+    text: str, images: Sequence[Image] = (), *, videos: Sequence[Media] = (), audio: Sequence[Media] = ()
+) -> Message:
+    """A user's turn: images, videos, audio, then the text. Reads files; raises InvalidMedia.
+
+    What a model does not take, the router refuses.
+    """
+    for name, several in (("images", images), ("videos", videos), ("audio", audio)):
+        if isinstance(several, str | bytes):
+            raise InvalidRequest(f"{name} is a list, not one of them", param=name)
+    return Message(
+        "user",
+        (
+            *(MediaPart(Modality.IMAGE, image_bytes(image)) for image in images),
+            *(MediaPart(Modality.VIDEO, media_bytes(video, "video")) for video in videos),
+            *(MediaPart(Modality.AUDIO, media_bytes(clip, "audio")) for clip in audio),
+            TextPart(text),
+        ),
+    )
 
 
 def assistant(text: str) -> Message:

@@ -4,8 +4,11 @@ from pathlib import Path
 import pytest
 from PIL import Image as PillowImage
 
-from triptych.client.images import Image, image_bytes
-from triptych.errors import InvalidMedia
+from triptych.client import user
+from triptych.client.images import Image, Media, image_bytes
+from triptych.domain.chat import MediaPart, TextPart
+from triptych.domain.media import Modality
+from triptych.errors import InvalidMedia, InvalidRequest
 
 DIGIT = Path(__file__).parents[3] / "examples" / "digits" / "3_a.png"
 BYTES = DIGIT.read_bytes()
@@ -44,3 +47,34 @@ def test_a_pillow_image_is_sent_losslessly() -> None:
 def test_what_cannot_be_sent_is_refused_by_its_name(image: Image, said: str) -> None:
     with pytest.raises(InvalidMedia, match=said):
         image_bytes(image)
+
+
+def test_a_turn_may_have_videos_and_audio(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"sound")
+    turn = user("What?", [b"i"], videos=["data:video/mp4;base64,cGl4ZWxz"], audio=[tmp_path / "a.wav", b"more"])
+    assert turn.parts == (
+        MediaPart(Modality.IMAGE, b"i"),
+        MediaPart(Modality.VIDEO, b"pixels"),
+        MediaPart(Modality.AUDIO, b"sound"),
+        MediaPart(Modality.AUDIO, b"more"),
+        TextPart("What?"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("video", "said"),
+    [
+        ("https://example.org/cat.mp4", "the video's bytes and fetches nothing"),
+        ("nowhere.mp4", "cannot read the video nowhere.mp4: No such file"),
+        (7, "video is a path, bytes or a data URL, not int"),
+    ],
+)
+def test_a_video_that_cannot_be_sent_is_refused_by_its_name(video: Media, said: str) -> None:
+    with pytest.raises(InvalidMedia, match=said):
+        user("What?", videos=[video])
+
+
+@pytest.mark.parametrize("name", ["videos", "audio"])
+def test_one_clip_is_no_list_of_them(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is a list, not one of them"):
+        user("What?", **{name: "a.mp4"})  # type: ignore[arg-type]
