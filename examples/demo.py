@@ -69,9 +69,15 @@ async def main() -> int:
         console.print(f"Ready after {loop.time() - began_s:.1f} s at {cluster.url}\n")
         async with RestClient(cluster.url) as client:
             model = await client.first_model()
-            mistakes = [mistake for case in CASES for mistake in await ask(client, model, case, console)]
+            backends: set[str] = set()
+            mistakes = [mistake for case in CASES for mistake in await ask(client, model, case, console, backends)]
     mistakes += [f"{name} (pid {pid}) is still running" for name, pid in pids.items() if is_running(pid)]
     console.print(Rule(style="dim"))
+    console.print(
+        f"Embeddings were pulled over {', '.join(sorted(backends))}: the demo asks for the way between hosts. "
+        "`triptych up`, left to itself, takes shm, as processes of one machine can map each other's memory.",
+        soft_wrap=True,
+    )
     for mistake in mistakes:
         console.print(f"WRONG: {mistake}", style="bold red")
     if not mistakes:
@@ -83,8 +89,11 @@ async def main() -> int:
     return 1 if mistakes else 0
 
 
-async def ask(client: RestClient, model: str, case: Case, console: Console) -> list[str]:
-    """Ask one question, show its answer as it comes and where it was made; what was wrong about it."""
+async def ask(client: RestClient, model: str, case: Case, console: Console, backends: set[str]) -> list[str]:
+    """Ask one question, show its answer as it comes and where it was made; what was wrong about it.
+
+    Adds to ``backends`` what the images were pulled over.
+    """
     console.print(Rule(style="dim"))
     console.print(
         Text(case.question, style="bold"), Text("  ".join(f"{name}.png" for name in case.images), style="dim")
@@ -100,6 +109,7 @@ async def ask(client: RestClient, model: str, case: Case, console: Console) -> l
     console.print("" if not case.expected else "  ✓" if right else f"  ✗ expected: {case.expected}")
     timeline = await client.timeline(answer.request_id)
     console.print(show.timeline(timeline))
+    backends.update(item["pull_backend"] for item in timeline["items"] if not item["text_cached"])
     console.print()
     mistakes = [f"{case.question} {said!r}, not {case.expected!r}"] if case.strict and not right else []
     return mistakes + misplaced(case, timeline["items"])

@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from triptych.cli import show
-from triptych.cli.rest import RestClient, RestError, Turn
+from triptych.cli.rest import Attachment, RestClient, RestError, Turn
 
 HELP = """/image PATH   show it an image along with your next line; may be repeated
+/video PATH   the same with a video, /audio PATH with audio, for models that take them
 /timeline     where the last answer was made, and how long it took
 /clear        forget the conversation
 /quit         leave (so does Ctrl-D); Ctrl-C stops an answer"""
@@ -34,18 +36,18 @@ class Asking:
         return RestClient(self.url, api_key=self.api_key)
 
 
-async def ask(asking: Asking, question: str, images: Sequence[Path], console: Console) -> None:
+async def ask(asking: Asking, question: str, files: Sequence[Attachment], console: Console) -> None:
     """Print the answer token by token, then the timeline. Raises RestError."""
     async with asking.client() as client:
         said = _Said()
-        await said.tell(client, asking, [Turn.user(question, images)], console)
+        await said.tell(client, asking, [Turn.user(question, files)], console)
         if asking.show_timeline:
             console.print()
             await _print_timeline(client, said.request_id, console)
 
 
-def converse(asking: Asking, images: Sequence[Path], console: Console, read: Callable[[str], str] = input) -> None:
-    """Take turns until the end of input; ``images`` go with the first. Raises RestError when nobody is there at all."""
+def converse(asking: Asking, files: Sequence[Attachment], console: Console, read: Callable[[str], str] = input) -> None:
+    """Take turns until the end of input; ``files`` go with the first. Raises RestError when nobody is there at all."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives ``input`` a history and its keys
 
@@ -54,7 +56,7 @@ def converse(asking: Asking, images: Sequence[Path], console: Console, read: Cal
         try:
             model = asking.model or runner.run(client.first_model())
             console.print(f"{model}; /help tells what else there is", style="dim")
-            conversation = Conversation(client, asking, console, list(images))
+            conversation = Conversation(client, asking, console, list(files))
             while conversation.open:
                 try:
                     line = read("> ")
@@ -75,12 +77,12 @@ def converse(asking: Asking, images: Sequence[Path], console: Console, read: Cal
 
 @dataclass(slots=True)
 class Conversation:
-    """What has been said, and the images that wait for the next line."""
+    """What has been said, and the files that wait for the next line."""
 
     client: RestClient
     asking: Asking
     console: Console
-    images: list[Path] = field(default_factory=list)
+    files: list[Attachment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     last_request_id: str = ""
     open: bool = True
@@ -96,9 +98,13 @@ class Conversation:
             case "/help":
                 self.console.print(HELP)
             case "/clear":
-                self.turns, self.images = [], []
+                self.turns, self.files = [], []
             case "/image":
-                self._attach(argument)
+                self._attach(argument, "image")
+            case "/video":
+                self._attach(argument, "video")
+            case "/audio":
+                self._attach(argument, "audio")
             case "/timeline":
                 await self._timeline()
             case _ if command.startswith("/"):
@@ -106,18 +112,18 @@ class Conversation:
             case _:
                 await self._say(line.strip())
 
-    def _attach(self, argument: str) -> None:
+    def _attach(self, argument: str, kind: Literal["image", "video", "audio"]) -> None:
         try:
             paths = [Path(word).expanduser() for word in shlex.split(argument)]
         except ValueError as error:
             raise RestError(f"{argument}: {error}", caller=True) from None
         if not paths:
-            raise RestError("say which: /image PATH", caller=True)
+            raise RestError(f"say which: /{kind} PATH", caller=True)
         for path in paths:
             if not path.is_file():
                 raise RestError(f"{path} is not a file", caller=True)
-            self.images.append(path)
-        self.console.print(f"{len(self.images)} to show with your next line", style="dim")
+            self.files.append(Attachment(path, kind))
+        self.console.print(f"{len(self.files)} to show with your next line", style="dim")
 
     async def _timeline(self) -> None:
         if not self.last_request_id:
@@ -125,14 +131,14 @@ class Conversation:
         await _print_timeline(self.client, self.last_request_id, self.console)
 
     async def _say(self, text: str) -> None:
-        turn = Turn.user(text, self.images)
+        turn = Turn.user(text, self.files)
         said = _Said()
         try:
             await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
         finally:
             if said.text:  # an answer that was stopped is part of the conversation, too
                 self.turns += [turn, Turn.assistant(said.text)]
-                self.images = []
+                self.files = []
                 self.last_request_id = said.request_id
         if self.asking.show_timeline:
             await self._timeline()

@@ -123,6 +123,14 @@ def chat(
         list[Path] | None,
         typer.Option("--image", "-i", exists=True, dir_okay=False, readable=True, help="An image; may be repeated."),
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, readable=True, help="A video, for models that take them."),
+    ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, readable=True, help="Audio, for models that take it."),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
@@ -139,16 +147,21 @@ def chat(
 ) -> None:
     """Ask a question, about images if you like, and see the answer as it comes."""
     from triptych.cli import chat as chatting
+    from triptych.cli.rest import Attachment
     from triptych.cli.show import plain_console
 
-    images = tuple(image or ())
+    files = (
+        *(Attachment(path) for path in image or ()),
+        *(Attachment(path, "video") for path in video or ()),
+        *(Attachment(path, "audio") for path in audio or ()),
+    )
     show_timeline = question is not None if timeline is None else timeline
     asking = chatting.Asking(url, api_key, model, max_tokens, temperature, show_timeline=show_timeline)
     if question is None:
         with _failures():
-            chatting.converse(asking, images, plain_console())
+            chatting.converse(asking, files, plain_console())
     else:
-        _run(chatting.ask(asking, question, images, plain_console()))
+        _run(chatting.ask(asking, question, files, plain_console()))
 
 
 @app.command(

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import httpx
 
@@ -29,18 +29,34 @@ class RestError(CliError):
         """The field of the request at fault, as the gateway names it."""
 
 
+class Attachment(NamedTuple):
+    """A file that goes with a question."""
+
+    path: Path
+    kind: Literal["image", "video", "audio"] = "image"
+
+    def part(self) -> dict[str, Any]:
+        """As a content part. Raises RestError when it cannot be read."""
+        media_type = mimetypes.guess_type(self.path.name)[0] or "application/octet-stream"
+        try:
+            data = base64.b64encode(self.path.read_bytes()).decode()
+        except OSError as error:
+            raise RestError(f"cannot read {self.path}: {error.strerror}", caller=True) from None
+        return {"type": f"{self.kind}_url", f"{self.kind}_url": {"url": f"data:{media_type};base64,{data}"}}
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message, and the files whose images it begins with."""
+    """A message, and the files that it begins with."""
 
     message: dict[str, Any]
-    images: tuple[Path, ...] = ()
+    files: tuple[Attachment, ...] = ()
 
     @classmethod
-    def user(cls, text: str, images: Sequence[Path] = ()) -> Self:
-        """Images, then text. Raises RestError when an image cannot be read."""
-        content = [*map(image_part, images), {"type": "text", "text": text}]
-        return cls({"role": "user", "content": content}, tuple(images))
+    def user(cls, text: str, files: Sequence[Attachment] = ()) -> Self:
+        """Files, then text. Raises RestError when one cannot be read."""
+        content = [*(file.part() for file in files), {"type": "text", "text": text}]
+        return cls({"role": "user", "content": content}, tuple(files))
 
     @classmethod
     def assistant(cls, text: str) -> Self:
@@ -155,7 +171,9 @@ class RestClient:
         self, question: str, images: Sequence[Path] = (), *, model: str, max_tokens: int | None = None
     ) -> AbstractAsyncContextManager[Answer]:
         """Ask one question about images, as ``converse`` does."""
-        return self.converse([Turn.user(question, images)], model=model, max_tokens=max_tokens)
+        return self.converse(
+            [Turn.user(question, [Attachment(image) for image in images])], model=model, max_tokens=max_tokens
+        )
 
     @asynccontextmanager
     async def converse(
@@ -191,16 +209,6 @@ class RestClient:
         if not isinstance(document, dict):
             raise _stranger(self._url)
         return document
-
-
-def image_part(path: Path) -> dict[str, Any]:
-    """An image file as a content part. Raises RestError when it cannot be read."""
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    try:
-        data = base64.b64encode(path.read_bytes()).decode()
-    except OSError as error:
-        raise RestError(f"cannot read {path}: {error.strerror}", caller=True) from None
-    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
 @contextmanager
@@ -241,11 +249,11 @@ def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
         yield
     except RestError as error:
         place = _PLACE.match(error.param)
-        images = turns[int(place[1])].images if place and int(place[1]) < len(turns) else ()
-        if place is None or int(place[2]) >= len(images):
+        files = turns[int(place[1])].files if place and int(place[1]) < len(turns) else ()
+        if place is None or int(place[2]) >= len(files):
             raise
         reason = str(error).replace(f"{error.param}: ", "", 1)
-        raise RestError(f"{images[int(place[2])]}: {reason}", caller=error.caller, param=error.param) from None
+        raise RestError(f"{files[int(place[2])].path}: {reason}", caller=error.caller, param=error.param) from None
 
 
 def _stranger(url: str) -> RestError:

@@ -22,9 +22,10 @@ from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych.cli.chat import Asking, Conversation
 from triptych.cli.main import app
-from triptych.cli.rest import RestError
+from triptych.cli.rest import Attachment, RestError
 from triptych.domain.chat import ChatRequest, TextPart
 from triptych.domain.generation import TokenChunk
+from triptych.domain.media import Modality
 from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, InvalidMedia, Overloaded
 
@@ -238,7 +239,7 @@ def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Pa
 
     async def talk() -> None:
         async with asking.client() as client:
-            conversation = Conversation(client, asking, Console(file=said), [tmp_path / "a.png"])
+            conversation = Conversation(client, asking, Console(file=said), [Attachment(tmp_path / "a.png")])
             await conversation.take("What?")
             gateway.says([InvalidMedia("it is no image", param="messages[0].content[0]")])
             await conversation.take("And now?")
@@ -285,6 +286,19 @@ def test_a_conversation_remembers_what_was_said(gateway: Stub, tmp_path: Path) -
     assert [part.data for part in request.media] == [b"pixels"]
     assert request.messages[1].parts == (TextPart("Hello"),)
     assert request.messages[2].parts == (TextPart("And now?"),), "an image is shown once"
+
+
+def test_videos_and_audio_go_along_as_what_they_are(gateway: Stub, tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.wav", "c.mov"):
+        (tmp_path / name).write_bytes(name.encode())
+    arguments = ["--video", tmp_path / "a.mp4", "--audio", tmp_path / "b.wav"]
+    code, _, err = triptych("chat", "What?", "--url", gateway.url, *arguments)
+    assert (code, err) == (0, "")
+    clips = [(Modality.VIDEO, b"a.mp4"), (Modality.AUDIO, b"b.wav")]
+    assert [(part.modality, part.data) for part in last_request(gateway).media] == clips
+    converse(gateway, f"/audio {tmp_path}/b.wav", f"/video {tmp_path}/c.mov", "And now?", arguments=arguments)
+    clips += [(Modality.AUDIO, b"b.wav"), (Modality.VIDEO, b"c.mov")]
+    assert [(part.modality, part.data) for part in last_request(gateway).media] == clips
 
 
 def test_a_conversation_can_start_anew_and_ends_with_the_input(gateway: Stub, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""What a timeline looks like, against what it says."""
+
+import re
+from io import StringIO
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from triptych.cli import show
+
+ITEM = {
+    "item": 0,
+    "modality": "image",
+    "width": 56,
+    "height": 56,
+    "tokens": 16,
+    "encoder": "encoder-1",
+    "encode_attempts": 1,
+    "encoder_cached": False,
+    "queue_s": 0.002,
+    "encode_s": 0.03,
+    "pull_backend": "shm",
+    "pull_bytes": 4096,
+    "pull_s": 0.001,
+    "text_cached": False,
+}
+CACHED = {**ITEM, "item": 1, "encoder": "encoder-2", "encoder_cached": True, "queue_s": 0.0, "encode_s": 0.0}
+HELD = {**CACHED, "item": 2, "text_cached": True, "pull_bytes": 0, "pull_s": 0.0, "pull_backend": ""}
+STAGES = ("prepare", "encode", "pull", "queue", "prefill", "decode")
+
+
+def document(*items: dict[str, Any], **durations: float) -> dict[str, Any]:
+    took = dict.fromkeys([f"{stage}_s" for stage in STAGES], 0.01)
+    return {"items": list(items), "text_instance": "text-1", "ttft_s": 0.06, "total_s": 0.08, **took, **durations}
+
+
+def seen(part: RenderableType) -> list[str]:
+    out = StringIO()
+    Console(file=out, width=200, highlight=False).print(part)
+    return out.getvalue().splitlines()
+
+
+def test_what_was_not_encoded_or_pulled_has_no_times_for_it() -> None:
+    header, encoded, cached, held, _ = seen(show.timeline(document(ITEM, CACHED, HELD)))
+    assert "decode, wait" in header
+    assert encoded.split() == [
+        "image",
+        "1",
+        "56x56",
+        "16",
+        "encoder-1",
+        "2.0",
+        "ms",
+        "30.0",
+        "ms",
+        "shm",
+        "4,096",
+        "1.0",
+        "ms",
+    ]
+    assert cached.split() == ["image", "2", "56x56", "16", "encoder-2", "-", "cached", "shm", "4,096", "1.0", "ms"]
+    assert held.split() == ["image", "3", "56x56", "16", "encoder-2", "-", "cached", "cached", "-", "-"]
+
+
+def test_what_has_no_size_is_shown_without() -> None:
+    _, row, _ = seen(show.timeline(document({**ITEM, "modality": "audio", "width": 0, "height": 0})))
+    assert row.split()[:4] == ["audio", "1", "-", "16"]
+
+
+def test_line_and_bars_have_the_same_stages_in_the_same_order() -> None:
+    *_, line = seen(show.timeline(document(ITEM)))
+    assert tuple(re.findall(r"(\w+) 10\.0 ms", line)) == STAGES
+    assert "= 80.0 ms with the calls between them; first token after 60.0 ms, on text-1" in line
+    bars = [row.split()[0] for row in seen(show.bars(document(ITEM))) if not row.startswith(" ")]
+    assert tuple(bars) == STAGES
+
+
+def test_a_stage_that_there_was_not_is_not_shown() -> None:
+    of_text = document(encode_s=0.0, pull_s=0.0)
+    (line,) = seen(show.timeline(of_text))
+    assert "encode" not in line
+    assert [row.split()[0] for row in seen(show.bars(of_text))] == ["prepare", "queue", "prefill", "decode"]
+
+
+def test_bars_tell_encoding_from_asking() -> None:
+    rows = seen(show.bars(document(ITEM, CACHED, encode_s=0.04)))
+    encode, first, second = rows[1:4]
+    assert "until the last item had its embedding" in encode
+    assert first.split()[:2] == ["image", "1"]
+    assert "30.0 ms" in first
+    assert re.fullmatch(r" +image 2 +cached +encoder-2 *", second)
+    asked = seen(show.bars(document(CACHED, HELD, encode_s=0.005)))[1]
+    assert re.search(r"5\.0 ms +asking: everything was encoded before", asked)
+
+
+def test_an_image_is_drawn_within_its_stage() -> None:
+    """Its wait and the call's way there and back are measured by different clocks' owners."""
+    late = {**ITEM, "queue_s": 0.9, "encode_s": 0.03}
+    stage, image = seen(show.bars(document(late, encode_s=0.04, total_s=0.1)))[1:3]
+    assert len(image.split("30.0 ms")[0].rstrip()) <= len(stage.split("40.0 ms")[0].rstrip())
+
+
+def test_many_images_are_summed_up() -> None:
+    rows = seen(show.bars(document(*({**ITEM, "item": number} for number in range(20)))))
+    assert sum("image " in row and "ms" in row for row in rows) == 16
+    assert any("and 4 more" in row for row in rows)
