@@ -77,4 +77,4 @@ def test_a_video_that_cannot_be_sent_is_refused_by_its_name(video: Media, said: 
 @pytest.mark.parametrize("name", ["videos", "audio"])
 def test_one_clip_is_no_list_of_them(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is a list, not one of them"):
-        user("What?", **{name: "a.mp4"})  # type: ignore[arg-type]
+        user("What?", **{name: "a.mp4"})
