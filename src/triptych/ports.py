@@ -282,7 +282,8 @@ class TokenGrammar(Protocol):
 class EngineRequest:
     """A prompt for the text engine, to be answered ``sampling.n`` times; ``max_tokens`` and ``seed`` are set.
 
-    ``grammar`` stands at the beginning of an answer, and is the engine's from then on.
+    ``grammar`` stands at the beginning of an answer, and is the engine's from then on. Beginnings of prompts are shared
+    only among requests of equal ``tenant_salt``.
     """
 
     request_id: str
@@ -290,6 +291,7 @@ class EngineRequest:
     embeddings: tuple[EmbeddingInput, ...]
     sampling: SamplingParams
     grammar: TokenGrammar | None = None
+    tenant_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

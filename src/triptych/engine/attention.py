@@ -1,9 +1,14 @@
-"""Attention over sequences that are packed one behind the other, each against its own extent of the KV cache.
+"""Attention over sequences that are packed one behind the other, each against its own blocks of the KV cache.
 
 It is registered with transformers under a name of its own and gets the batch as a keyword argument, which decoder
 layers hand through: there is no global state, so several engines can live in one process.
+
+On a CPU a sequence whose blocks are neighbours is read in place, one call per sequence and layer; sequences that are
+short, or in pieces, are gathered and padded instead (ADR 9 has the figures). On CUDA one paged kernel does it all where
+there is one (``engine/flash.py``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,45 +16,131 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from triptych.engine.flash import PagedLayout, paged_attention
 from triptych.engine.kv import KvCache
+from triptych.families.base import Run
 
 PACKED_ATTENTION = "triptych_packed"
+SHORT_TOKENS = 96
+"""Decoding sequences up to this length are gathered and padded together: calls cost more than copies then."""
+_MANY = 4
+_GROUP = 8
+"""So many long sequences that are in pieces are padded to the longest of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """One sequence's part of the pass: rows ``row`` to ``row + count`` are its positions from ``context`` on.
+class Context:
+    """What a sequence's rows may attend to: positions 0 to ``length``, in these blocks."""
 
-    ``slot`` is where its extent of the cache starts; positions before ``context`` lie there already.
-    """
+    length: int
+    table: Sequence[int]
+    is_contiguous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows ``row`` to ``row + count`` of the pass are the last ``count`` positions of a sequence."""
 
     row: int
     count: int
-    slot: int
-    context: int
-    mask: torch.Tensor | None = field(default=None, compare=False)
-    """[count, context + count], true where a row may look; None where plain causal or full attention is meant."""
+    context: Context
+    whole: tuple[Run, ...] = ()
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
-    def length(self) -> int:
-        return self.context + self.count
+    def first(self) -> int:
+        return self.context.length - self.count
+
+    def oldest(self, window: int | None) -> int:
+        """The first position that any of its rows may look at."""
+        return 0 if window is None else max(0, self.first - window + 1)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """[count, length - oldest], to be added to the scores; None where plain causal attention is meant."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window, like)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        first, length, oldest = self.first, self.context.length, self.oldest(window)
+        whole = [run for run in self.whole if first < run.start + run.tokens and run.start < length]
+        if not first and not whole and (window is None or length <= window):
+            return None
+        rows = torch.arange(first, length, device=like.device)[:, None]
+        columns = torch.arange(oldest, length, device=like.device)[None]
+        seen = columns <= rows
+        for run in whole:
+            seen |= _within(rows, run) & _within(columns, run)
+        if window is not None:
+            seen &= columns > rows - window
+        return _additive(seen, like)
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Rows ``row`` and following of the pass are one position each of these sequences, the last.
+
+    ``start`` is the first slot of one that is read in place. Otherwise ``read`` [sequences * longest] are the slots
+    of all, padded to the longest.
+    """
+
+    row: int
+    lengths: tuple[int, ...]
+    start: int | None
+    read: torch.Tensor | None
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """[sequences, 1, 1, longest], to be added to the scores; None where everything is seen."""
+        if window not in self._masks:
+            longest = max(self.lengths)
+            lengths = torch.tensor(self.lengths, device=like.device)[:, None, None, None]
+            columns = torch.arange(longest, device=like.device)
+            seen = columns < lengths
+            if window is not None:
+                seen &= columns >= lengths - window
+            self._masks[window] = None if bool(seen.all()) else _additive(seen, like)
+        return self._masks[window]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One pass over ``segments``; ``slots`` [rows] says where each row's key and value go."""
+    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` says where each row's key and value go.
+
+    ``paged`` is set where a kernel follows the tables by itself; the two others are not looked at then.
+    """
 
     cache: KvCache
-    segments: tuple[Segment, ...]
     slots: torch.Tensor
+    decodes: tuple[Decodes, ...]
+    chunks: tuple[Chunk, ...]
+    paged: PagedLayout | None = None
 
 
-def segment(row: int, count: int, slot: int, context: int, device: torch.device) -> Segment:
-    """A segment with the mask that it needs: a chunk in the middle of a prompt sees all before it, then causally."""
-    mask = None
-    if context and count > 1:
-        mask = torch.ones(count, context + count, dtype=torch.bool, device=device).tril(context)
-    return Segment(row, count, slot, context, mask)
+def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:
+    """Indices of decoding sequences, in groups that are computed together; their order is that of the rows."""
+    if device.type != "cpu":
+        return [sorted(range(len(contexts)), key=lambda at: contexts[at].length)] if contexts else []
+    short = [at for at, one in enumerate(contexts) if one.length <= SHORT_TOKENS]
+    groups = [short] if len(short) >= _MANY else []
+    rest = [at for at, one in enumerate(contexts) if one.length > SHORT_TOKENS or not groups]
+    groups += [[at] for at in rest if contexts[at].is_contiguous]
+    pieces = sorted((at for at in rest if not contexts[at].is_contiguous), key=lambda at: contexts[at].length)
+    return groups + [pieces[at : at + _GROUP] for at in range(0, len(pieces), _GROUP)]
+
+
+def decodes(row: int, contexts: Sequence[Context], cache: KvCache) -> Decodes:
+    """A group of ``order_decodes``."""
+    lengths = tuple(one.length for one in contexts)
+    if len(contexts) == 1 and contexts[0].is_contiguous:
+        return Decodes(row, lengths, contexts[0].table[0] * cache.block_tokens, None)
+    longest = max(lengths)
+    read: list[int] = []
+    for one in contexts:
+        slots = cache.slots(one.table, 0, one.length)
+        read += slots
+        read += [slots[0]] * (longest - len(slots))
+    return Decodes(row, lengths, None, torch.tensor(read, device=cache.keys.device))
 
 
 def packed_attention(
@@ -61,41 +152,93 @@ def packed_attention(
     *,
     packed: PackedBatch,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that decoder layers call: query [1, heads, n, d], key and value [1, kv heads, n, d].
 
     Returns [1, n, heads, d]. Writes the new keys and values to the cache first; doing so twice is harmless, which lets
-    a failed pass be repeated.
+    a failed pass be repeated. A position sees the ``sliding_window`` positions up to itself, where a layer has one.
     """
-    refused = [name for name in ("sliding_window", "softcap", "s_aux") if options.get(name) is not None]
+    refused = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     if refused or attention_mask is not None:
         raise NotImplementedError(f"packed attention has no {refused or 'attention mask'}")
     keys, values = packed.cache.keys[module.layer_idx], packed.cache.values[module.layer_idx]
-    keys.index_copy_(1, packed.slots, key[0])
-    values.index_copy_(1, packed.slots, value[0])
+    keys.index_copy_(0, packed.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, packed.slots, value[0].transpose(0, 1))
+    if packed.paged is not None:
+        return paged_attention(packed.paged, query, keys, values, scaling, sliding_window), None
+    heads, kv_heads = query.shape[1], key.shape[1]
+    rows = sum(len(group.lengths) for group in packed.decodes)
+    # [rows, kv heads, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
+    single = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, query.shape[3])
+    # [1, kv heads, slots, d]
+    all_keys, all_values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    out: list[torch.Tensor] = []
+    for group in packed.decodes:
+        one = single[group.row : group.row + len(group.lengths)]
+        if group.start is not None:
+            length = group.lengths[0]
+            seen = length if sliding_window is None else min(length, sliding_window)
+            at = group.start + length - seen
+            k, v = all_keys.narrow(2, at, seen), all_values.narrow(2, at, seen)
+            out.append(scaled_dot_product_attention(one, k, v, scale=scaling))
+        else:
+            shape = (len(group.lengths), -1, *keys.shape[1:])
+            k = keys.index_select(0, group.read).view(shape).transpose(1, 2)  # type: ignore[arg-type]  # set without start
+            v = values.index_select(0, group.read).view(shape).transpose(1, 2)  # type: ignore[arg-type]
+            mask = group.mask(sliding_window, query)
+            out.append(scaled_dot_product_attention(one, k, v, attn_mask=mask, scale=scaling))
+    done = [one.reshape(-1, heads, query.shape[3]) for one in out]
+    done += [
+        _chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window) for part in packed.chunks
+    ]
+    return (done[0] if len(done) == 1 else torch.cat(done))[None], None
+
+
+def _chunk(
+    part: Chunk,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: KvCache,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The part's rows: [count, heads, d]."""
+    rows = slice(part.row, part.row + part.count)
+    oldest, length = part.oldest(window), part.context.length
+    if not part.first:
+        k, v = key[0, :, rows], value[0, :, rows]
+    elif part.context.is_contiguous:
+        start = part.context.table[0] * cache.block_tokens
+        k, v = (memory[start + oldest : start + length].transpose(0, 1) for memory in (keys, values))
+    else:
+        read = torch.tensor(cache.slots(part.context.table, oldest, length), device=keys.device)
+        k, v = (memory.index_select(0, read).transpose(0, 1) for memory in (keys, values))
     heads, kv_heads, head_size = query.shape[1], key.shape[1], query.shape[3]
     groups = heads // kv_heads
-    out = query.new_empty(query.shape[2], heads, head_size)
-    for part in packed.segments:
-        rows = slice(part.row, part.row + part.count)
-        # [kv heads, groups, rows, d]: the heads that share a key are one batch entry, so keys are never repeated.
-        q = query[0, :, rows].reshape(kv_heads, groups, part.count, head_size)
-        k = keys[:, None, part.slot : part.slot + part.length]
-        v = values[:, None, part.slot : part.slot + part.length]
-        if part.count == 1:
-            attended = scaled_dot_product_attention(q.transpose(1, 2), k, v, scale=scaling).transpose(1, 2)
-        else:
-            attended = scaled_dot_product_attention(
-                q,
-                k.expand(-1, groups, -1, -1),
-                v.expand(-1, groups, -1, -1),
-                attn_mask=part.mask,
-                is_causal=part.mask is None,
-                scale=scaling,
-            )
-        out[rows] = attended.reshape(heads, part.count, head_size).transpose(0, 1)
-    return out[None], None
+    mask = part.mask(window, query)
+    attended = scaled_dot_product_attention(
+        query[0, :, rows].reshape(kv_heads, groups, part.count, head_size),
+        k[:, None].expand(-1, groups, -1, -1),
+        v[:, None].expand(-1, groups, -1, -1),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+    )
+    return attended.reshape(heads, part.count, head_size).transpose(0, 1)
+
+
+def _within(positions: torch.Tensor, run: Run) -> torch.Tensor:
+    return (positions >= run.start) & (positions < run.start + run.tokens)
+
+
+def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Made once a pass: a mask of booleans would be made into this in every layer."""
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -62,6 +62,8 @@ class PromptPlan:
     """Runs whose positions attend to each other both ways; no pass may cut through one."""
     extra: Any = None
     """What else the half keeps for ``inputs``: its own, read-only."""
+    looks_ahead: bool = False
+    """Whether positions in front of an item depend on it: no part of the prompt is the same without it then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""KV memory of the text engine: one block, bounded in bytes, handed out in contiguous extents."""
+"""Where the keys and values of the text engine lie: one piece of memory, bounded in bytes, in blocks."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from triptych.machine.extents import ALIGNMENT, Extents
+from triptych.machine.kv_blocks import Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,42 +23,50 @@ class KvShape:
 
 
 class KvCache:
-    """Keys and values of all layers. A slot holds one token's; a sequence has a run of slots.
+    """Keys and values of all layers. A slot holds one token's, a block so many neighbouring slots.
 
-    ``keys`` and ``values`` are [layers, heads, slots, head size], so that one head of one sequence is one run of
-    memory: attention over a sequence reads a view, without gathering (the fastest way on a CPU).
+    ``keys`` and ``values`` are [layers, slots, heads, head size]: the order that paged kernels take, and one that
+    gathers and writes whole rows. Attention over neighbouring slots reads a view, without gathering.
     """
 
-    def __init__(self, shape: KvShape, *, nbytes: int, device: torch.device) -> None:
+    def __init__(self, shape: KvShape, *, nbytes: int, block_tokens: int, device: torch.device) -> None:
         """Takes at most ``nbytes``; on a CPU, pages that are never written cost nothing."""
-        self.slots = nbytes // shape.slot_nbytes
-        if not self.slots:
-            raise ValueError(f"a KV cache of {nbytes} bytes holds no token: one takes {shape.slot_nbytes}")
-        size = (shape.layers, shape.heads, self.slots, shape.head_size)
+        self.block_tokens = block_tokens
+        self.blocks = nbytes // (shape.slot_nbytes * block_tokens)
+        if not self.blocks:
+            least = shape.slot_nbytes * block_tokens
+            raise ValueError(f"a KV cache of {nbytes} bytes holds no block of {block_tokens} tokens: one takes {least}")
+        size = (shape.layers, self.blocks * block_tokens, shape.heads, shape.head_size)
         self.keys = torch.empty(size, dtype=shape.dtype, device=device)
         self.values = torch.empty(size, dtype=shape.dtype, device=device)
-        # The allocator's smallest unit stands for one slot, whatever a slot's real size.
-        self._extents = Extents(0, self.slots * ALIGNMENT)
 
-    @property
-    def free_slots(self) -> int:
-        return self._extents.free_bytes // ALIGNMENT
+    def slots(self, table: Sequence[int], first: int, end: int) -> list[int]:
+        """The slots of positions ``first`` to ``end`` of a sequence that has these blocks."""
+        size = self.block_tokens
+        slots: list[int] = []
+        while first < end:
+            block, inside = divmod(first, size)
+            count = min(end - first, size - inside)
+            at = table[block] * size + inside
+            slots.extend(range(at, at + count))
+            first += count
+        return slots
 
-    @property
-    def largest_run(self) -> int:
-        """Slots of the longest sequence that can start now."""
-        return self._extents.largest_gap // ALIGNMENT
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the contents of blocks, in the order in which they are told."""
+        size = self.block_tokens
+        for source, target in copies:
+            for begin, end in _runs(source, target):
+                a, b, n = source[begin] * size, target[begin] * size, (end - begin) * size
+                for memory in (self.keys, self.values):
+                    rows = memory[:, a : a + n]
+                    memory[:, b : b + n] = rows.clone() if abs(a - b) < n else rows
 
-    def take(self, slots: int) -> int | None:
-        """First slot of a run of ``slots``; None while no gap is that long."""
-        offset = self._extents.allocate(slots * ALIGNMENT)
-        return None if offset is None else offset // ALIGNMENT
 
-    def copy(self, source: int, target: int, slots: int) -> None:
-        """Copy the first ``slots`` slots of the run at ``source`` to the run at ``target``."""
-        for memory in (self.keys, self.values):
-            memory[:, :, target : target + slots] = memory[:, :, source : source + slots]
-
-    def give(self, first: int) -> None:
-        """Give back the run that starts at slot ``first``."""
-        self._extents.free(first * ALIGNMENT)
+def _runs(source: Sequence[int], target: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Parts of both that are neighbours in both."""
+    begin = 0
+    for at in range(1, len(source) + 1):
+        if at == len(source) or source[at] != source[at - 1] + 1 or target[at] != target[at - 1] + 1:
+            yield begin, at
+            begin = at

@@ -88,7 +88,7 @@ class MllamaText:
         ends = torch.tensor([len(states) for states in tiles]).cumsum(0).tolist()
         states = torch.cat([*tiles, *padding])
         zones = _zones([item.positions[0] for item in placed], ends)
-        return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)))
+        return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)), looks_ahead=True)
 
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         """Nothing in a pass without images: the decoder leaves its cross-attention layers out."""

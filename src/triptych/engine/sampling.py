@@ -45,6 +45,12 @@ class Sampler:
         self._counts = bool(sampling.frequency_penalty or sampling.presence_penalty)
         self._adjusts = bool(sampling.logit_bias) or self._repeats or self._counts or grammar is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is always the likeliest token, and nothing else is asked for."""
+        waits = self._sampling.min_tokens > 0 and len(self._ends) > 0
+        return self._sampling.temperature <= 0 and self._sampling.logprobs is None and not self._adjusts and not waits
+
     def is_end(self, token_id: int) -> bool:
         """Whether the answer ends with this token."""
         return token_id in self._end_ids

@@ -1,6 +1,6 @@
-"""One sequence of the text engine: what it brings, how far it is, and what may not enter at all."""
+"""One sequence of the text engine: what it brings, and what may not enter at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -11,24 +11,21 @@ from triptych.engine.sampling import Sampler
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.families.base import Run, filled_positions
+from triptych.machine.prefix_chain import KeyedItem
 from triptych.ports import EmbeddingInput, EngineRequest
 
 
 @dataclass(eq=False, slots=True)
 class RunningSequence:
-    """One choice of a request. ``token_ids`` are prompt and answer; the first ``computed`` of them have their keys and
-    values in the KV cache, from ``first_slot`` on.
-    """
+    """One choice of a request. ``token_ids`` are prompt and answer; how far it is says ``machine/running_batch.py``."""
 
     request_id: str
     choice: int
     sampler: Sampler
-    max_tokens: int
     prompt_length: int
+    max_tokens: int
     token_ids: list[int]
     plan: PromptPlan
-    computed: int = 0
-    first_slot: int | None = None
 
     @property
     def sequence_id(self) -> str:
@@ -42,60 +39,32 @@ class RunningSequence:
     def generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
 
-    @property
-    def uncomputed(self) -> int:
-        """Prompt positions before the first token is out; then the one token that the next is computed from."""
-        return len(self.token_ids) - self.computed
 
-    @property
-    def pending_tokens(self) -> int:
-        return max(0, self.prompt_length - self.computed) + self.max_tokens - self.generated
-
-    @property
-    def slots(self) -> int:
-        """KV slots that it can come to need: reserved as a whole, so that it never has to wait while it holds some."""
-        return self.prompt_length + self.max_tokens
-
-
-@dataclass(eq=False, slots=True)
-class RunningRequest:
-    """The choices of one request that are not over.
-
-    They start together, or wait holding nothing. The first computes the prompt; the others take its keys and values
-    over and begin with the same logits.
-    """
-
-    request_id: str
-    sequences: list[RunningSequence]
-
-    @property
-    def pending_tokens(self) -> int:
-        """The prompt's once, the answers' each."""
-        return sum(sequence.pending_tokens for sequence in self.sequences) - sum(
-            sequence.prompt_length - sequence.computed for sequence in self.followers
-        )
-
-    @property
-    def leader(self) -> RunningSequence:
-        return self.sequences[0]
-
-    @property
-    def followers(self) -> list[RunningSequence]:
-        """Those that wait for the leader to get through the prompt."""
-        return [sequence for sequence in self.sequences[1:] if not sequence.generated]
+@dataclass(frozen=True, slots=True)
+class AcceptedRequest:
+    sequences: tuple[RunningSequence, ...]
+    plan: PromptPlan
+    items: tuple[KeyedItem, ...] | None
+    """What the identity of its prompt needs beside tokens; None where an item's is not known."""
+    nbytes: int
+    """Of the copies of its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     context_length: int
-    kv_slots: int
+    kv_blocks: int
+    block_tokens: int
+    blocks_for: Callable[[int], int]
+    """Blocks that a sequence of so many tokens takes."""
     max_sequences: int
+    max_embedding_nbytes: int
     vocabulary: int
     placeholder_ids: AbstractSet[int]
     eos_ids: frozenset[int]
 
 
-def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch.device) -> RunningRequest:
+def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch.device) -> AcceptedRequest:
     """Check a request and copy its tensors.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
@@ -113,11 +82,16 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
         )
     if not 1 <= sampling.n <= limits.max_sequences:
         raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {limits.max_sequences} here", param="n")
-    if sampling.n * (prompt + max_tokens) > limits.kv_slots:
+    if sampling.n * limits.blocks_for(prompt + max_tokens) > limits.kv_blocks:
         times = f"{sampling.n} times " if sampling.n > 1 else ""
         raise InvalidRequest(
             f"{times}a prompt of {prompt} tokens and {max_tokens} tokens to generate exceed the KV cache of "
-            f"{limits.kv_slots} tokens"
+            f"{limits.kv_blocks * limits.block_tokens} tokens, in blocks of {limits.block_tokens}"
+        )
+    nbytes = sum(tensor.spec.nbytes for given in request.embeddings for tensor in given.tensors.values())
+    if nbytes > limits.max_embedding_nbytes:
+        raise InvalidRequest(
+            f"the request's embeddings take {nbytes} bytes, the engine holds {limits.max_embedding_nbytes}"
         )
     for token in (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)):
         if not 0 <= token < limits.vocabulary:
@@ -132,7 +106,7 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
     plan = half.plan(token_ids, items)
     # Some vocabularies lack the placeholder; what stands for an item is replaced anyway.
     embeddable = [token if 0 <= token < limits.vocabulary else 0 for token in token_ids]
-    sequences = [
+    sequences = tuple(
         RunningSequence(
             request_id=request.request_id,
             choice=choice,
@@ -143,14 +117,17 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
                 choice=choice,
                 grammar=request.grammar.fork() if request.grammar is not None else None,
             ),
-            max_tokens=max_tokens,
             prompt_length=prompt,
+            max_tokens=max_tokens,
             token_ids=list(embeddable),
             plan=plan,
         )
         for choice in range(sampling.n)
-    ]
-    return RunningRequest(request.request_id, sequences)
+    )
+    keyed = tuple(
+        KeyedItem(given.key, item.positions) for given, item in zip(request.embeddings, items, strict=True) if given.key
+    )
+    return AcceptedRequest(sequences, plan, keyed if len(keyed) == len(items) else None, nbytes)
 
 
 def _place(

@@ -3,57 +3,35 @@
 import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.engine.attention import PACKED_ATTENTION, PackedBatch, segment
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
-from triptych.engine.halves import PassPart
-from triptych.engine.kv import KvCache, KvShape
+from triptych.engine.passes import Outcome, Passes, Result, Work
 from triptych.engine.registry import halves_of
-from triptych.engine.sequence import Limits, RunningRequest, RunningSequence, accept
+from triptych.engine.sequence import AcceptedRequest, Limits, RunningSequence, accept
 from triptych.engine.split import Half, load_half
-from triptych.engine.tensors import TORCH_DTYPES
-from triptych.errors import EngineFailure, InvalidRequest, TriptychError
-from triptych.families.model_files import BadModel
-from triptych.policy.batching import Prefill, plan_step
+from triptych.engine.start import KvOptions, measured_budget, passes_for
+from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
+from triptych.machine.kv_blocks import KvBlocks
+from triptych.machine.prefix_chain import PrefixChain
+from triptych.machine.running_batch import BatchLimits, Part, RunningBatch
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Compute the next ``count`` positions of a sequence that has its memory."""
-
-    sequence: RunningSequence
-    first_slot: int
-    count: int
-
-    @property
-    def reaches_end(self) -> bool:
-        return self.count == self.sequence.uncomputed
-
-
-_Logits = npt.NDArray[np.float32]
-_Result = _Logits | EngineFailure | None
-"""Logits [vocabulary] for the next token; None while the prompt is not through; or why there are none."""
-
-
 class TransformersTextEngine:
     """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
-    A request reserves KV memory for its prompt and its whole answer, ``n`` times, when it starts, or waits holding
-    none (first come, first served), so no sequence is ever stopped half-way for lack of memory. How many may wait is
-    bounded by the caller. The prompt is computed once, whatever ``n`` is.
+    A request starts when there is KV memory for its prompt, or waits holding none (first come, first served). When
+    memory runs out, the sequence that came last gives all of its own and is computed again later; its answer stays the
+    same. Beginnings of prompts that are known are not computed again. How many may wait is bounded by the caller.
     """
 
     def __init__(
@@ -64,11 +42,19 @@ class TransformersTextEngine:
         kv_cache_bytes: int,
         max_sequences: int,
         token_budget: int,
+        tpot_slo_s: float | None = None,
+        max_embedding_bytes: int = 1 << 30,
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
+        kv: KvOptions | None = None,
     ) -> None:
-        """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences."""
+        """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
+
+        With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that takes no
+        longer. ``max_embedding_bytes`` bounds the copies of what requests bring. ``kv``: how KV memory is laid out;
+        None is what suits the device.
+        """
         if not 1 <= max_sequences <= token_budget:
             raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
         torch.set_num_threads(threads)
@@ -78,24 +64,38 @@ class TransformersTextEngine:
         model = load_half(checkpoint, Half.TEXT, dtype=DTYPES[dtype], device=self._device)
         self._half = halves.text(model, checkpoint)
         decoder: Any = self._half.decoder
-        self._decoder = decoder
-        self._embed_tokens = decoder.get_input_embeddings()
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
-        shape = _kv_shape(self._decoder.config, TORCH_DTYPES[DTYPES[dtype]])
-        self._cache = KvCache(shape, nbytes=kv_cache_bytes, device=self._device)
+        made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions())
+        self._passes: Passes = made.passes
+        context_length = self._model_info.context_length
+        if tpot_slo_s is not None:
+            most = min(token_budget, context_length, made.blocks * made.block_tokens)
+            token_budget = max(
+                max_sequences, measured_budget(made, self._half, tpot_slo_s, most=most, least=min(max_sequences, most))
+            )
+        self._batch = RunningBatch(
+            KvBlocks(made.blocks, contiguous=made.contiguous),
+            BatchLimits(
+                made.block_tokens,
+                token_budget,
+                max_sequences,
+                fixed_blocks=made.fixed_blocks,
+                is_cuttable=made.is_cuttable,
+            ),
+        )
         self._limits = Limits(
-            context_length=self._model_info.context_length,
-            kv_slots=self._cache.slots,
+            context_length=context_length,
+            kv_blocks=made.blocks,
+            block_tokens=made.block_tokens,
+            blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
+            max_embedding_nbytes=max_embedding_bytes,
             eos_ids=_eos_ids(model),
             placeholder_ids=checkpoint.family.placeholder_ids,
-            vocabulary=int(self._embed_tokens.num_embeddings),
+            vocabulary=decoder.get_input_embeddings().num_embeddings,
         )
-        self._max_sequences = max_sequences
-        self._token_budget = token_budget
-        self._waiting: dict[str, RunningRequest] = {}
-        self._running: dict[str, RunningRequest] = {}
-        self._decoder.config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
+        self._sequences: dict[str, dict[int, RunningSequence]] = {}
+        self._embedding_nbytes: dict[str, int] = {}
 
     @property
     def model(self) -> ModelInfo:
@@ -109,211 +109,176 @@ class TransformersTextEngine:
         return self._half.accepts(tokens, tensors)
 
     @property
+    def token_budget(self) -> int:
+        """Most tokens that one step computes."""
+        return self._batch.limits.token_budget
+
+    @property
     def kv_free_slots(self) -> int:
-        """Tokens that the KV cache has room for now, of ``kv_slots``."""
-        return self._cache.free_slots
+        """Tokens that the KV cache has room for now, of ``kv_slots``; what is only kept for later counts as room."""
+        return self._batch.blocks.available * self._limits.block_tokens
 
     @property
     def kv_slots(self) -> int:
-        return self._cache.slots
+        return self._limits.kv_blocks * self._limits.block_tokens
+
+    @property
+    def prefix_queries_tokens(self) -> int:
+        """Tokens of all requests so far whose beginning was looked up."""
+        return self._batch.prefix_queries_tokens
+
+    @property
+    def prefix_hits_tokens(self) -> int:
+        """... and was there, so that it was not computed."""
+        return self._batch.prefix_hits_tokens
+
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence was put back so far, to be computed again."""
+        return self._batch.preemptions
+
+    @property
+    def embedding_nbytes(self) -> int:
+        """Bytes of the copies of what requests brought."""
+        return sum(self._embedding_nbytes.values())
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return self._batch.has_work
 
     @property
     def pending_tokens(self) -> int:
-        return sum(request.pending_tokens for request in (*self._running.values(), *self._waiting.values()))
+        return self._batch.pending_tokens
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Copies its tensors.
+        """Queue a request. Copies its tensors; they are kept to its end, since it may have to be computed again.
 
-        Raises ContextTooLong or InvalidRequest for what can never run, EngineFailure for non-finite embeddings.
+        Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the copies of others leave no
+        room, EngineFailure for non-finite embeddings.
         """
-        if request.request_id in self._running or request.request_id in self._waiting:
+        if request.request_id in self._sequences:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        self._waiting[request.request_id] = accept(request, self._half, self._limits, self._device)
+        accepted = accept(request, self._half, self._limits, self._device)
+        if self.embedding_nbytes + accepted.nbytes > self._limits.max_embedding_nbytes:
+            raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
+        first = accepted.sequences[0]
+        self._batch.add(
+            request.request_id,
+            choices=len(accepted.sequences),
+            prompt_tokens=first.prompt_length,
+            max_tokens=first.max_tokens,
+            whole=accepted.plan.whole,
+            chain=self._chain(accepted, request.tenant_salt),
+        )
+        self._sequences[request.request_id] = {one.choice: one for one in accepted.sequences}
+        self._embedding_nbytes[request.request_id] = accepted.nbytes
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Forget a request, or one choice of it, and free its memory at once; what is unknown or over is fine."""
-        requests = self._running if request_id in self._running else self._waiting
-        request = requests.get(request_id)
-        if request is None:
-            return
-        for sequence in list(request.sequences):
-            if choice is None or sequence.choice == choice:
-                request.sequences.remove(sequence)
-                if sequence.first_slot is not None:
-                    self._cache.give(sequence.first_slot)
-        if not request.sequences:
-            del requests[request_id]
+        self._remove(request_id, choice, is_sound=True)
+
+    def _remove(self, request_id: str, choice: int | None, *, is_sound: bool) -> None:
+        self._passes.drop(self._batch.remove(request_id, choice, is_sound=is_sound))
+        left = self._batch.choices(request_id)
+        sequences = self._sequences.get(request_id, {})
+        for gone in set(sequences).difference(left):
+            del sequences[gone]
+        if not sequences:
+            self._sequences.pop(request_id, None)
+            self._embedding_nbytes.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
         """One pass. Tells of the choices that got a token (an end-of-sequence token included) and of what failed."""
-        work = self._next_work()
-        results = self._compute(work) if work else []
+        step = self._batch.plan()
+        self._passes.drop(step.put_back)
+        self._passes.copy(step.copies)
+        if not step.parts:
+            return []
+        sequences = [self._sequences[part.request_id][part.choice] for part in step.parts]
+        work = [self._work(part, one) for part, one in zip(step.parts, sequences, strict=True)]
         outputs: list[EngineOutput] = []
-        for item, result in zip(work, results, strict=True):
-            if item.sequence.request_id in self._running:  # unless another choice of it has failed just now
-                outputs += self._conclude(item, result)
+        for part, one, result in zip(step.parts, sequences, self._passes.run(work), strict=True):
+            if part.request_id in self._sequences:  # unless another choice of it has failed just now
+                outputs += self._conclude(part, one, result)
         return outputs
 
-    def _next_work(self) -> list[_Work]:
-        running = {one.sequence_id: one for request in self._running.values() for one in request.sequences}
-        leaders = [request.leader for request in self._running.values()]
-        waiting = {request.leader.sequence_id: request for request in self._waiting.values()}
-        plan = plan_step(
-            [sequence_id for sequence_id, sequence in running.items() if sequence.generated],
-            [Prefill(leader.sequence_id, leader.uncomputed) for leader in leaders if not leader.generated],
-            (Prefill(sequence_id, request.leader.uncomputed) for sequence_id, request in waiting.items()),
-            token_budget=self._token_budget,
-            max_sequences=self._max_sequences,
+    def _work(self, part: Part, one: RunningSequence) -> Work:
+        name = one.sequence_id
+        return Work(
+            name,
+            one.token_ids[part.first : part.first + part.count],
+            one.plan,
+            part.first,
+            self._batch.blocks.table(name),
+            self._batch.blocks.is_contiguous(name),
+            part.reaches_end,
+            wants_logits=not one.sampler.is_plain or len(self._batch.choices(part.request_id)) > 1,
         )
-        work: list[_Work] = []
-        for planned in (*(Prefill(sequence_id, 1) for sequence_id in plan.decodes), *plan.prefills):
-            sequence = running.get(planned.request_id)
-            if sequence is None and self._start(waiting[planned.request_id]):
-                sequence = waiting[planned.request_id].leader
-            if sequence is None or sequence.first_slot is None:
-                break
-            work.append(_Work(sequence, sequence.first_slot, planned.tokens))
-        return work
 
-    def _start(self, request: RunningRequest) -> bool:
-        """Give a request that waits the places and the memory for all its choices, or none."""
-        running = sum(len(other.sequences) for other in self._running.values())
-        if running + len(request.sequences) > self._max_sequences:
-            return False
-        for sequence in request.sequences:
-            sequence.first_slot = self._cache.take(sequence.slots)
-            if sequence.first_slot is None:
-                for other in request.sequences:
-                    if other.first_slot is not None:
-                        self._cache.give(other.first_slot)
-                        other.first_slot = None
-                return False
-        self._running[request.request_id] = self._waiting.pop(request.request_id)
-        return True
-
-    def _compute(self, work: Sequence[_Work]) -> list[_Result]:
-        """A pass over ``work``; when it fails, a pass for each, so that only the culprit fails."""
-        try:
-            return self._forward(work)
-        except Exception:
-            if len(work) > 1:
-                logger.warning("a pass over %d sequences failed: running them one by one", len(work), exc_info=True)
-                return [result for item in work for result in self._compute([item])]
-            logger.exception("sequence %s fails", work[0].sequence.sequence_id)
-            return [EngineFailure("the engine failed on this request")]
-
-    @torch.inference_mode()
-    def _forward(self, work: Sequence[_Work]) -> list[_Result]:
-        ids: list[int] = []
-        parts: list[PassPart] = []
-        slots: list[int] = []
-        segments = []
-        for item in work:
-            sequence, first = item.sequence, item.sequence.computed
-            end = first + item.count
-            segments.append(segment(len(ids), item.count, item.first_slot, first, self._device))
-            parts.append(PassPart(sequence.plan, first, item.count, len(ids)))
-            ids += sequence.token_ids[first:end]
-            slots += range(item.first_slot + first, item.first_slot + end)
-        embeds = self._embed_tokens(torch.tensor(ids, device=self._device))
-        for part in parts:
-            _splice(part, embeds[part.row : part.row + part.count])
-        hidden = self._decoder(
-            inputs_embeds=embeds[None],
-            position_ids=_positions(parts, self._device),
-            use_cache=False,
-            **self._half.inputs(parts, len(ids)),
-            packed=PackedBatch(self._cache, tuple(segments), torch.tensor(slots, device=self._device)),
-        ).last_hidden_state[0]
-        ends = [part.row + part.count - 1 for item, part in zip(work, segments, strict=True) if item.reaches_end]
-        if not ends:
-            return [None] * len(work)
-        logits = iter(self._half.logits(hidden[torch.tensor(ends, device=self._device)]).float().cpu().numpy())
-        return [next(logits) if item.reaches_end else None for item in work]
-
-    def _conclude(self, work: _Work, result: _Result) -> list[EngineOutput]:
+    def _conclude(self, part: Part, one: RunningSequence, result: Result) -> list[EngineOutput]:
         """Advance a sequence by what was computed; the first of a request takes the others along past the prompt."""
-        sequence = work.sequence
         if isinstance(result, EngineFailure):
-            return [self._fail(sequence, result)]
-        sequence.computed += work.count
+            return [self._fail(one, result)]
+        self._batch.advance(part.request_id, part.choice, part.count)
         if result is None:
             return []
-        if not np.isfinite(result).all():
-            logger.error("sequence %s has logits that are not finite", sequence.sequence_id)
-            return [self._fail(sequence, EngineFailure("the model's output for this request is not finite"))]
-        following = [] if sequence.generated else self._running[sequence.request_id].followers
-        for follower in following:
-            if follower.first_slot is None:
-                raise AssertionError("a follower has its memory when its leader has")
-            self._cache.copy(work.first_slot, follower.first_slot, sequence.computed)
-            follower.computed = sequence.computed
+        if not result.is_finite:
+            logger.error("sequence %s has logits that are not finite", one.sequence_id)
+            return [self._fail(one, EngineFailure("the model's output for this request is not finite"))]
+        others, copies = self._batch.fork(part.request_id, part.choice)
+        following = [self._sequences[part.request_id][choice] for choice in others]
+        self._passes.copy(copies)
+        self._passes.fork(one.sequence_id, [other.sequence_id for other in following])
         outputs: list[EngineOutput] = []
-        for one in (sequence, *following):
-            outputs.append(self._extend(one, result))
+        for each in (one, *following):
+            outputs.append(self._extend(each, result))
             if outputs[-1].error is not None:
                 break
         return outputs
 
-    def _extend(self, sequence: RunningSequence, logits: _Logits) -> EngineOutput:
+    def _extend(self, one: RunningSequence, outcome: Outcome) -> EngineOutput:
         """Give a sequence its next token; let it go when that was its last."""
+        scores = None
         try:
-            token, scores = sequence.sampler.choose(logits, sequence.answer, len(sequence.token_ids))
+            token = outcome.likeliest
+            if not one.sampler.is_plain:
+                if outcome.logits is None:
+                    raise AssertionError("logits were wanted")  # noqa: TRY301 - ends the request, as any defect here
+                token, scores = one.sampler.choose(outcome.logits, one.answer, len(one.token_ids))
         except TriptychError as error:
-            return self._fail(sequence, error)
+            return self._fail(one, error)
         except Exception:
-            logger.exception("no token can be chosen for sequence %s", sequence.sequence_id)
-            return self._fail(sequence, EngineFailure("the engine failed on this request"))
-        sequence.token_ids.append(token)
+            logger.exception("no token can be chosen for sequence %s", one.sequence_id)
+            return self._fail(one, EngineFailure("the engine failed on this request"))
+        one.token_ids.append(token)
+        self._batch.extend(one.request_id, one.choice, token)
         finish_reason = None
-        if sequence.sampler.is_end(token):
+        if one.sampler.is_end(token):
             finish_reason = FinishReason.STOP
-        elif sequence.generated == sequence.max_tokens:
+        elif one.generated == one.max_tokens:
             finish_reason = FinishReason.LENGTH
         if finish_reason is not None:
-            self.cancel(sequence.request_id, sequence.choice)
+            self.cancel(one.request_id, one.choice)
         return EngineOutput(
-            sequence.request_id,
+            one.request_id,
             (token,),
             finish_reason,
-            choice=sequence.choice,
+            choice=one.choice,
             scores=() if scores is None else (scores,),
         )
 
-    def _fail(self, sequence: RunningSequence, error: TriptychError) -> EngineOutput:
-        """Give up all choices of a request."""
-        self.cancel(sequence.request_id)
-        return EngineOutput(sequence.request_id, (), error=error, choice=sequence.choice)
+    def _fail(self, one: RunningSequence, error: TriptychError) -> EngineOutput:
+        """Give up all choices of a request; nobody is to make use of what was computed of it."""
+        self._remove(one.request_id, None, is_sound=False)
+        return EngineOutput(one.request_id, (), error=error, choice=one.choice)
 
-
-def _splice(part: PassPart, rows: torch.Tensor) -> None:
-    """Put what items bring into ``rows``, which are the part's positions."""
-    for start, embeds in part.plan.rows.items():
-        begin, end = max(part.first, start), min(part.first + part.count, start + len(embeds))
-        if begin < end:
-            rows[begin - part.first : end - part.first] = embeds[begin - start : end - start]
-
-
-def _positions(parts: Sequence[PassPart], device: torch.device) -> torch.Tensor:
-    """Rotary positions of a pass: [1, rows], or [axes, 1, rows] where a prompt has several axes."""
-    axes = max((len(part.plan.positions) for part in parts if part.plan.positions is not None), default=1)
-    columns: list[torch.Tensor] = []
-    for part in parts:
-        known = part.plan.positions
-        prompt = 0 if known is None else known.shape[1]
-        inside = max(0, min(part.count, prompt - part.first))
-        if known is not None and inside:
-            columns.append(known[:, part.first : part.first + inside].to(device))
-        if inside < part.count:
-            shift = 0 if part.plan.next_position is None else part.plan.next_position - prompt
-            first = part.first + inside + shift
-            columns.append(torch.arange(first, first + part.count - inside, device=device).expand(axes, -1))
-    positions = torch.cat([column.expand(axes, -1) for column in columns], dim=1)
-    return positions if axes == 1 else positions[:, None]
+    def _chain(self, accepted: AcceptedRequest, salt: bytes) -> PrefixChain | None:
+        """What the prompt is, where that is known of all its items."""
+        if accepted.items is None or not self._batch.shares_beginnings:
+            return None
+        if accepted.plan.looks_ahead:
+            salt = b"".join((salt, *(b"%d:" % len(item.key) + item.key for item in accepted.items)))
+        return PrefixChain(self._limits.block_tokens, accepted.sequences[0].token_ids, accepted.items, salt=salt)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:
@@ -321,11 +286,3 @@ def _eos_ids(model: Any) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)
-
-
-def _kv_shape(config: Any, dtype: torch.dtype) -> KvShape:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-        raise BadModel(f"a language model with attention other than full ({sorted(kinds)}) is not supported")
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)

@@ -2,28 +2,34 @@
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
 the token budget then leaves goes to prompts that are already being prefilled, in the order in which they came, and
-after them to prompts that wait. The budget bounds the time of a step, and with it the time between two tokens.
+after them to prompts that wait. An instance that encodes too does so only in steps without prefill. The budgets bound
+the time of a step, and with it the time between two tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from triptych.families.base import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt of which ``tokens`` positions are not computed yet (as an order: are to be computed now)."""
+    """A prompt of which ``tokens`` positions from ``first`` on are not computed yet (as an order: are to be computed).
+
+    ``whole``: runs of positions that attend to each other both ways, so that one pass has to compute all of one.
+    """
 
     request_id: str
     tokens: int
+    first: int = 0
+    whole: tuple[Run, ...] = ()
+    sequences: int = 1
+    """Places that it takes: one for each answer to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: one token for each of ``decodes``, then ``prefills`` in their order.
-
-    A prefill that still has to be given memory and does not get it takes all that stand behind it out of the plan:
-    first come, first served.
-    """
+    """What one step computes: one token for each of ``decodes``, then ``prefills`` in their order."""
 
     decodes: tuple[str, ...]
     prefills: tuple[Prefill, ...]
@@ -43,21 +49,84 @@ def plan_step(
 ) -> StepPlan:
     """Fill one step.
 
-    ``decoding`` and ``prefilling`` hold memory already and ``waiting`` holds none, each in order of arrival. All of
-    ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit.
+    ``decoding`` and ``prefilling`` hold memory already, each in order of arrival. ``waiting`` holds none, and is asked
+    for the next only when that one can begin: it may give out memory then, and ends when there is none. All of
+    ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit. The budget is exceeded only by a
+    run that may not be cut and that is the first prefill of a step: it would never get its turn otherwise.
     """
     left = token_budget - len(decoding)
-    places = max_sequences - len(decoding) - len(prefilling)
+    places = max_sequences - len(decoding) - sum(work.sequences for work in prefilling)
     prefills: list[Prefill] = []
+
+    def cut(work: Prefill) -> int:
+        tokens = chunk(work, left)
+        if not tokens and not prefills:
+            tokens = chunk(work, _first_end(work) - work.first)
+        if tokens:
+            prefills.append(Prefill(work.request_id, tokens, work.first, work.whole, work.sequences))
+        return tokens
+
     for work in prefilling:
         if left <= 0:
             break
-        prefills.append(Prefill(work.request_id, min(work.tokens, left)))
-        left -= prefills[-1].tokens
-    for work in waiting:
-        if left <= 0 or places <= 0:
-            break
-        prefills.append(Prefill(work.request_id, min(work.tokens, left)))
-        left -= prefills[-1].tokens
-        places -= 1
+        left -= cut(work)
+    new = iter(waiting)
+    while left > 0 and places > 0 and (one := next(new, None)) is not None:
+        places -= one.sequences
+        left -= cut(one)
     return StepPlan(tuple(decoding), tuple(prefills))
+
+
+def chunk(work: Prefill, limit: int) -> int:
+    """The most tokens of ``work``, up to ``limit``, that cut through none of its whole runs; maybe 0."""
+    end = work.first + min(work.tokens, max(0, limit))
+    for run in reversed(work.whole):
+        if run.start < end < run.start + run.tokens:
+            end = run.start
+    return max(0, end - work.first)
+
+
+def last_come(running: Sequence[str]) -> str:
+    """Whom to take memory from when it runs out, of ``running`` in order of arrival.
+
+    The latest one: it has computed least that has to be computed again, and the oldest is never taken from, so that it
+    always gets to its end, and after it the next.
+    """
+    return running[-1]
+
+
+def plan_encodes(prefills: int, ongoing: Sequence[str], waiting: Iterable[str], *, image_budget: int) -> Iterator[str]:
+    """The items to encode in a step that has so many prefills: none beside a prefill, else up to the image budget.
+
+    ``ongoing`` are of requests that have begun, ``waiting`` of those that have not.
+    """
+    if prefills:
+        return
+    left = image_budget
+    for items in (ongoing, waiting):
+        for item in items:
+            if left <= 0:
+                return
+            yield item
+            left -= 1
+
+
+def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:
+    """The largest batch of ``least`` to ``most`` whose measured time is within the objective, by binary search.
+
+    ``measure_s`` is taken to grow with the batch. ``least`` where even that takes longer.
+    """
+    low, high = least, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if measure_s(middle) <= objective_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _first_end(work: Prefill) -> int:
+    """Where the run that ``work`` begins with ends."""
+    ends = [run.start + run.tokens for run in work.whole if run.start <= work.first < run.start + run.tokens]
+    return max(ends, default=work.first + 1)

@@ -24,12 +24,14 @@ from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.start import KvOptions
 from triptych.engine.text import TransformersTextEngine
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 Make = Callable[..., EngineRequest]
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
+BY_TOKEN = KvOptions(block_tokens=1)
 
 
 @pytest.fixture
@@ -263,12 +265,12 @@ def test_choices_draw_apart_and_do_not_depend_on_how_many_there_are(model_dir: P
 
 
 def test_choices_get_their_memory_together_or_wait_holding_none(model_dir: Path) -> None:
-    engine = text_engine(model_dir, kv_cache_bytes=60 * SLOT_NBYTES)
+    engine = text_engine(model_dir, kv_cache_bytes=50 * SLOT_NBYTES, kv=BY_TOKEN)
     engine.add(text_request("runs", 20, 10))
     choices = replace(text_request("choices", 10, 5), sampling=replace(greedy(5, ignore_eos=True), n=3))
     engine.add(choices)
     engine.step()
-    assert engine.kv_free_slots == 30  # two of the three would fit
+    assert engine.kv_free_slots == 29  # two of the three would fit
     assert {name: len(answer) for name, answer in by_choice(engine).items()} == {
         ("runs", 0): 9,
         ("choices", 0): 5,
@@ -302,6 +304,7 @@ def test_one_choice_can_be_cancelled_and_the_prompt_is_still_computed(model_dir:
     sampling = SamplingParams(temperature=1.5, seed=7, max_tokens=6, ignore_eos=True, n=3)
     engine.add(replace(text_request("a", 20, 6), sampling=sampling))
     whole = by_choice(engine)
+    engine = text_engine(model_dir, token_budget=16)
     engine.add(replace(text_request("a", 20, 6), sampling=sampling))
     assert engine.pending_tokens == 20 + 18
     engine.step()
@@ -347,19 +350,21 @@ def test_a_choice_that_fails_ends_its_request_once(model_dir: Path) -> None:
 
 
 def test_the_kv_cache_is_bounded_in_bytes(model_dir: Path) -> None:
-    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES + 1).kv_slots == 100
-    with pytest.raises(ValueError, match="holds no token"):
+    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES + 1, kv=BY_TOKEN).kv_slots == 100
+    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES).kv_slots == 96
+    with pytest.raises(ValueError, match="holds no block of 16 tokens"):
         text_engine(model_dir, kv_cache_bytes=SLOT_NBYTES - 1)
 
 
 def test_a_sequence_that_finds_no_memory_waits_holding_none(model_dir: Path, reference: Reference, make: Make) -> None:
-    engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES)
-    engine.add(text_request("first", 20, 10))
-    question = random_question(random.Random(0), 0)
+    engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES, kv=BY_TOKEN)
+    engine.add(text_request("first", 30, 10))
+    question = random_question(random.Random(6), 0)
+    assert len(reference.prompt(question)) > 7
     engine.add(make("second", question, greedy(12)))
     (output,) = engine.step()
     assert output.request_id == "first"
-    assert engine.kv_free_slots == 10
+    assert engine.kv_free_slots == 9
     answers = run(engine, [output])
     assert answers["second"] == reference.answer(question, 12)
     assert engine.kv_free_slots == engine.kv_slots
@@ -377,11 +382,11 @@ def test_nobody_overtakes_a_sequence_that_waits_for_memory(model_dir: Path) -> N
 
 
 def test_cancelling_frees_memory_at_once(model_dir: Path) -> None:
-    engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES)
+    engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES, kv=BY_TOKEN)
     engine.add(text_request("runs", 20, 20))
     engine.add(text_request("waits", 20, 20))
     engine.step()
-    assert engine.kv_free_slots == 0
+    assert engine.kv_free_slots == 19
     engine.cancel("runs")
     engine.cancel("unknown")
     assert engine.kv_free_slots == engine.kv_slots
@@ -427,7 +432,7 @@ def test_pending_tokens_counts_what_is_left_to_compute(model_dir: Path) -> None:
 
 
 def test_what_can_never_fit_is_refused(model_dir: Path) -> None:
-    engine = text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES)
+    engine = text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES, kv=BY_TOKEN)
     with pytest.raises(ContextTooLong, match="512"):
         engine.add(EngineRequest("long", (5,) * 500, (), greedy(13)))
     with pytest.raises(InvalidRequest, match="KV cache of 100"):
@@ -520,7 +525,8 @@ def test_embeddings_are_copied(model_dir: Path, make: Make, reference: Reference
 
 def break_token(engine: TransformersTextEngine, token: int, monkeypatch: pytest.MonkeyPatch, *, nan: bool) -> None:
     """Make every pass fail that ``token`` is part of, or give that token an embedding that is not a number."""
-    whole = engine._embed_tokens.forward
+    embed_tokens = engine._half.decoder.get_input_embeddings()
+    whole = embed_tokens.forward
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = whole(ids)
@@ -530,7 +536,7 @@ def break_token(engine: TransformersTextEngine, token: int, monkeypatch: pytest.
             raise RuntimeError("kernel failed")
         return embedded
 
-    monkeypatch.setattr(engine._embed_tokens, "forward", forward)
+    monkeypatch.setattr(embed_tokens, "forward", forward)
 
 
 @pytest.mark.parametrize("nan", [False, True], ids=["the pass fails", "not a number"])

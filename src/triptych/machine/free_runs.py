@@ -1,0 +1,104 @@
+"""Which of a row of equal blocks are free, as runs of neighbours."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class FreeRun(NamedTuple):
+    """Blocks ``start`` to ``start + length``."""
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class FreeRuns:
+    """The free ones of blocks 0 to ``blocks``; at the beginning all of them."""
+
+    def __init__(self, blocks: int) -> None:
+        if blocks < 1:
+            raise ValueError(f"at least one block is needed, got {blocks}")
+        self._blocks = blocks
+        self._starts = [0]
+        self._counts = {0: blocks}
+        self._free = blocks
+
+    @property
+    def free(self) -> int:
+        """How many blocks are free."""
+        return self._free
+
+    def __iter__(self) -> Iterator[FreeRun]:
+        return (FreeRun(start, self._counts[start]) for start in self._starts)
+
+    def __contains__(self, block: int) -> bool:
+        run = self._run_before(block)
+        return run is not None and block < run.end
+
+    def take(self, start: int, count: int) -> None:
+        """Take blocks that are free. Raises ValueError when they are not."""
+        run = self._run_before(start)
+        if run is None or start + count > run.end or count < 1:
+            raise ValueError(f"blocks {start} to {start + count} are not free")
+        self._drop(run.start)
+        if start > run.start:
+            self._add(run.start, start - run.start)
+        if start + count < run.end:
+            self._add(start + count, run.end - start - count)
+
+    def take_any(self) -> int:
+        """Take one block, the last of all. Raises ValueError when none is free."""
+        if not self._starts:
+            raise ValueError("no block is free")
+        last = self._starts[-1]
+        block = last + self._counts[last] - 1
+        self._free -= 1
+        self._counts[last] -= 1
+        if not self._counts[last]:
+            del self._counts[last]
+            self._starts.pop()
+        return block
+
+    def give(self, block: int) -> FreeRun:
+        """Give a block back; returns the run that it is now part of. Raises ValueError when it is free already."""
+        if block in self or not 0 <= block < self._blocks:
+            raise ValueError(f"block {block} is not taken")
+        start, end = block, block + 1
+        before = self._run_before(block)
+        if before is not None and before.end == block:
+            start = before.start
+            self._drop(start)
+        if end in self._counts:
+            following = self._counts[end]
+            self._drop(end)
+            end += following
+        self._add(start, end - start)
+        return FreeRun(start, end - start)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless the runs are sorted, apart, inside and counted."""
+        runs = list(self)
+        assert all(run.length > 0 for run in runs), "an empty run"  # noqa: S101 - invariant
+        assert all(a.end < b.start for a, b in pairwise(runs)), "runs touch"  # noqa: S101 - invariant
+        assert not runs or (runs[0].start >= 0 and runs[-1].end <= self._blocks), "outside"  # noqa: S101 - invariant
+        assert self._free == sum(run.length for run in runs), "free blocks do not add up"  # noqa: S101 - invariant
+        assert set(self._counts) == set(self._starts), "runs by start differ"  # noqa: S101 - invariant
+
+    def _run_before(self, block: int) -> FreeRun | None:
+        """The run that starts last of those at or before ``block``."""
+        at = bisect_right(self._starts, block) - 1
+        return FreeRun(self._starts[at], self._counts[self._starts[at]]) if at >= 0 else None
+
+    def _add(self, start: int, count: int) -> None:
+        insort(self._starts, start)
+        self._counts[start] = count
+        self._free += count
+
+    def _drop(self, start: int) -> None:
+        del self._starts[bisect_left(self._starts, start)]
+        self._free -= self._counts.pop(start)

@@ -1,0 +1,310 @@
+"""Memory of KV memory: which block of it is whose, which are kept for their contents, which are free.
+
+A sequence (an *owner*) has a table of blocks. A full block may be named by a key that says what is in it and in all
+blocks before it; it can then be found by that key, shared, and kept when nobody owns it any more. What is kept is let
+go least recently used first, whenever room is needed: it counts as available.
+
+Two layouts, fixed when the machine is made. *Scattered*: any free block will do (a kernel follows the table).
+*Contiguous*: an owner's blocks are neighbours wherever possible, since on a CPU attention over one run of memory is two
+to four times faster than over gathered blocks (ADR 9). An owner is placed with room to grow; where its neighbour is in
+the way it moves once to a larger place, and only when there is no such place does it go on in pieces.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from triptych.machine.free_runs import FreeRun, FreeRuns
+
+
+class Copy(NamedTuple):
+    """Contents to be copied, block by block, before anything else is written; in the order in which they are told."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Owner:
+    table: list[int] = field(default_factory=list)
+    room: int = 0
+    """Blocks that it was placed for: what lies behind its table up to so many is left to it while there is other room."""
+    is_contiguous: bool = True
+
+
+class KvBlocks:
+    """All blocks of one KV cache. Owners are named by the caller."""
+
+    def __init__(self, blocks: int, *, contiguous: bool) -> None:
+        self.blocks = blocks
+        self.contiguous = contiguous
+        self._unused = FreeRuns(blocks)
+        self._references = [0] * blocks
+        self._owners: dict[str, _Owner] = {}
+        self._ending_at: dict[int, _Owner] = {}
+        """By the block after its last, the contiguous owner of the blocks before."""
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Blocks with a key and without an owner, least recently used first."""
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be taken now, those that are only kept for their contents included."""
+        return self._unused.free + len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """Blocks that nobody owns and that are kept for their contents."""
+        return len(self._kept)
+
+    def table(self, owner: str) -> Sequence[int]:
+        """The owner's blocks, in order; none for an owner that is not known. To be read only."""
+        known = self._owners.get(owner)
+        return known.table if known is not None else ()
+
+    def is_contiguous(self, owner: str) -> bool:
+        known = self._owners.get(owner)
+        return known is None or known.is_contiguous
+
+    def is_owned(self, block: int) -> bool:
+        """Whether anybody has it, so that it is not among those available."""
+        return self._references[block] > 0
+
+    # --- by contents -------------------------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes]) -> tuple[int, ...]:
+        """The blocks of the longest run of ``keys``, from the first on, that are all here."""
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return tuple(found)
+
+    def name(self, owner: str, index: int, key: bytes) -> None:
+        """Say what is in a full block of an owner. Where another block has the same contents it stays the one found."""
+        block = self._owners[owner].table[index]
+        if key not in self._block_of and block not in self._key_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def unname(self, owner: str) -> None:
+        """What is in an owner's blocks is not to be trusted: nobody is to find it any more."""
+        for block in self.table(owner):
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+
+    # --- taking and giving -------------------------------------------------------------------------------------------
+
+    def share(self, owner: str, blocks: Sequence[int]) -> None:
+        """Begin a new owner's table with blocks that have their contents already; they may be others' as well."""
+        if self.contiguous or self.table(owner):
+            raise ValueError(f"{owner} cannot begin with others' blocks")
+        for block in blocks:
+            self._refer(block)
+        self._owners[owner] = _Owner(list(blocks), is_contiguous=_is_run(blocks))
+
+    def fork(self, source: str, owner: str, shared: int, used: int) -> tuple[Copy, ...]:
+        """Give ``owner`` what the first ``used`` blocks of ``source`` hold, to go on by itself from there.
+
+        Of a scattered layout the first ``shared`` are full and become common to both, before those that the owner has;
+        everything else is copied into the owner's own.
+        """
+        known, begins = self._owners[owner], self.table(source)[:used]
+        if self.contiguous:
+            return (Copy(tuple(begins), tuple(known.table[:used])),)
+        for block in begins[:shared]:
+            self._refer(block)
+        own = known.table
+        known.table = [*begins[:shared], *own]
+        known.is_contiguous = _is_run(known.table)
+        rest = tuple(begins[shared:])
+        return (Copy(rest, tuple(own[: len(rest)])),) if rest else ()
+
+    def take(self, owner: str, count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
+        """Append ``count`` blocks to the owner's table, or None and nothing changes where so many are not available.
+
+        ``room``: how many it is likely to come to have in all, to place it well. The copies that are returned move
+        what it has to a better place; its table says so already.
+        """
+        if count > self.available:
+            return None
+        if not count:
+            return ()
+        known = self._owners.setdefault(owner, _Owner())
+        wanted = len(known.table) + count
+        if not self.contiguous:
+            self._append(known, [self._any() for _ in range(count)])
+            return ()
+        if known.table and known.is_contiguous and self._clear(known.table[-1] + 1, count):
+            behind = known.table[-1] + 1
+            self._unused.take(behind, count)
+            self._append(known, range(behind, behind + count))
+            return ()
+        known.room = max(room, wanted)
+        # A mover frees its old blocks only when it has its new ones.
+        start = self._place(wanted, known.room) if wanted <= self.available else None
+        if start is not None:
+            self._unused.take(start, wanted)
+            return self._settle(known, start, wanted)
+        self._append(known, [self._any() for _ in range(count)])
+        return ()
+
+    def copy_in(self, owner: str, blocks: Sequence[int], count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
+        """``take`` for a new owner, whose first blocks get the contents of ``blocks``; None where that is not possible."""
+        for block in blocks:
+            self._refer(block)
+        copies = self.take(owner, count, room=room)
+        for block in reversed(blocks):
+            self._drop(block)
+        if copies is None:
+            self.give(owner)
+            return None
+        return (*copies, Copy(tuple(blocks), tuple(self.table(owner)[: len(blocks)])))
+
+    def pass_on(self, owner: str, heir: str) -> None:
+        """Let another owner have the table, instead of what that one has."""
+        self.give(heir)
+        if owner in self._owners:
+            self._owners[heir] = self._owners.pop(owner)
+
+    def give(self, owner: str) -> None:
+        """Forget an owner. Its named blocks are kept, those at the end of its table as the first to go."""
+        known = self._owners.pop(owner, None)
+        if known is not None:
+            self._clear_end(known)
+            for block in reversed(known.table):
+                self._drop(block)
+
+    def validate(self) -> None:
+        """Raises AssertionError unless every block is in exactly one state and everything adds up."""
+        self._unused.validate()
+        counts = [0] * self.blocks
+        for owner in self._owners.values():
+            assert len(set(owner.table)) == len(owner.table), "a table has a block twice"  # noqa: S101 - invariant
+            assert owner.is_contiguous == _is_run(owner.table), "a table is not what it is said"  # noqa: S101 - invariant
+            for block in owner.table:
+                counts[block] += 1
+        assert counts == self._references, "references do not add up"  # noqa: S101 - invariant
+        for block, references in enumerate(counts):
+            states = (references > 0) + (block in self._kept) + (block in self._unused)
+            assert states == 1, f"block {block} is in {states} states"  # noqa: S101 - invariant
+        assert set(self._kept) <= set(self._key_of), "a block is kept without a name"  # noqa: S101 - invariant
+        assert {block: key for key, block in self._block_of.items()} == self._key_of, "names differ"  # noqa: S101 - invariant
+        assert all(key not in self._unused for key in self._key_of), "an unused block has a name"  # noqa: S101 - invariant
+        ends = {owner.table[-1] + 1: owner for owner in self._owners.values() if owner.table and owner.is_contiguous}
+        assert not self.contiguous or set(ends) == set(self._ending_at), "ends differ"  # noqa: S101 - invariant
+
+    # --- placing -----------------------------------------------------------------------------------------------------
+
+    def _place(self, wanted: int, room: int) -> int | None:
+        """Where ``wanted`` neighbours are free, or can be made so, with ``room`` in all if that costs nothing needed.
+
+        Most to least liked: room beside what others may grow into; the same after letting go what is kept; no room;
+        what others may have grown into, from its far end.
+        """
+        fitting = [(rest.length, rest.start) for run in self._unused if (rest := self._unclaimed(run)).length >= room]
+        if fitting:
+            return min(fitting)[1]
+        while self._kept:
+            rest = self._unclaimed(self._evict())
+            if rest.length >= room:
+                return rest.start
+        rests = [self._unclaimed(run) for run in self._unused]
+        largest = max(rests, key=lambda rest: rest.length, default=None)
+        if largest is not None and largest.length >= wanted:
+            return largest.start
+        whole = max(self._unused, key=lambda run: run.length, default=None)
+        return whole.end - wanted if whole is not None and whole.length >= wanted else None
+
+    def _unclaimed(self, run: FreeRun) -> FreeRun:
+        """What of a free run the owner before it is not likely to grow into."""
+        owner = self._ending_at.get(run.start)
+        claimed = min(run.length, max(0, owner.room - len(owner.table))) if owner is not None else 0
+        return FreeRun(run.start + claimed, run.length - claimed)
+
+    def _clear(self, start: int, count: int) -> bool:
+        """Whether these blocks are free, what is only kept there let go."""
+        blocks = range(start, start + count)
+        if start + count > self.blocks or any(self._references[block] for block in blocks):
+            return False
+        for block in blocks:
+            if block in self._kept:
+                del self._kept[block]
+                self._forget(block)
+        return True
+
+    def _settle(self, known: _Owner, start: int, count: int) -> tuple[Copy, ...]:
+        """Let an owner have ``count`` blocks from ``start`` on, which are taken, instead of those it has."""
+        old, new = known.table, range(start, start + count)
+        self._clear_end(known)
+        known.table, known.is_contiguous = [], True
+        self._append(known, new)
+        if not old:
+            return ()
+        for before, after in zip(old, new, strict=False):
+            if self._references[before] == 1 and (key := self._key_of.pop(before, None)) is not None:
+                self._key_of[after] = key
+                self._block_of[key] = after
+        for block in reversed(old):
+            self._drop(block)
+        return (Copy(tuple(old), tuple(new[: len(old)])),)
+
+    def _append(self, known: _Owner, blocks: Sequence[int]) -> None:
+        """Add blocks that are out of ``_unused`` and have no owner."""
+        self._clear_end(known)
+        for block in blocks:
+            self._references[block] += 1
+        joins = not known.table or not blocks or known.table[-1] + 1 == blocks[0]
+        known.is_contiguous = known.is_contiguous and joins and _is_run(blocks)
+        known.table.extend(blocks)
+        self._set_end(known)
+
+    def _set_end(self, known: _Owner) -> None:
+        if self.contiguous and known.table and known.is_contiguous:
+            self._ending_at[known.table[-1] + 1] = known
+
+    def _clear_end(self, known: _Owner) -> None:
+        if known.table and self._ending_at.get(known.table[-1] + 1) is known:
+            del self._ending_at[known.table[-1] + 1]
+
+    # --- one block ---------------------------------------------------------------------------------------------------
+
+    def _any(self) -> int:
+        if not self._unused.free:
+            self._evict()
+        return self._unused.take_any()
+
+    def _refer(self, block: int) -> None:
+        if not self._references[block]:
+            if block not in self._kept:
+                raise ValueError(f"block {block} has no contents to share")
+            del self._kept[block]
+        self._references[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block in self._key_of:
+            self._kept[block] = None
+        else:
+            self._unused.give(block)
+
+    def _evict(self) -> FreeRun:
+        """Let the least recently used block go; returns the free run that it is now part of."""
+        block, _ = self._kept.popitem(last=False)
+        return self._forget(block)
+
+    def _forget(self, block: int) -> FreeRun:
+        del self._block_of[self._key_of.pop(block)]
+        return self._unused.give(block)
+
+
+def _is_run(blocks: Sequence[int]) -> bool:
+    return all(before + 1 == after for before, after in pairwise(blocks))

@@ -1,0 +1,186 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from triptych.machine.free_runs import FreeRun, FreeRuns
+from triptych.machine.kv_blocks import Copy, KvBlocks
+
+
+def named(blocks: KvBlocks, owner: str, keys: str) -> None:
+    for index, key in enumerate(keys):
+        blocks.name(owner, index, key.encode())
+
+
+def keys(text: str) -> list[bytes]:
+    return [key.encode() for key in text]
+
+
+def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
+    runs = FreeRuns(8)
+    runs.take(2, 3)
+    assert list(runs) == [FreeRun(0, 2), FreeRun(5, 3)]
+    assert (3 in runs, 5 in runs) == (False, True)
+    assert runs.give(3) == FreeRun(3, 1)
+    assert runs.give(2) == FreeRun(0, 4)
+    assert runs.give(4) == FreeRun(0, 8)
+    assert runs.take_any() == 7
+    for wrong in (lambda: runs.give(0), lambda: runs.take(6, 2), lambda: runs.give(8)):
+        with pytest.raises(ValueError, match="not"):
+            wrong()
+    runs.validate()
+
+
+def test_owners_grow_in_place_beside_each_other() -> None:
+    blocks = KvBlocks(20, contiguous=True)
+    assert blocks.take("a", 2, room=6) == ()
+    assert blocks.take("b", 2, room=4) == ()
+    for _ in range(4):
+        assert blocks.take("a", 1) == ()
+    assert blocks.take("b", 2) == ()
+    assert list(blocks.table("a")) == [0, 1, 2, 3, 4, 5]
+    assert blocks.is_contiguous("a")
+    assert blocks.is_contiguous("b")
+    blocks.validate()
+
+
+def test_an_owner_whose_neighbour_is_in_the_way_moves_once() -> None:
+    blocks = KvBlocks(12, contiguous=True)
+    blocks.take("a", 2)
+    blocks.take("b", 2)
+    blocks.name("a", 0, b"k")
+    assert blocks.take("a", 1, room=5) == (Copy((0, 1), (4, 5)),)
+    assert list(blocks.table("a")) == [4, 5, 6]
+    assert blocks.find([b"k"]) == (4,)
+    assert blocks.take("a", 1) == ()
+    blocks.validate()
+
+
+def test_without_a_place_in_one_piece_it_goes_on_in_pieces() -> None:
+    blocks = KvBlocks(5, contiguous=True)
+    blocks.take("a", 2)
+    blocks.take("b", 1)
+    assert blocks.take("a", 2) == ()
+    assert not blocks.is_contiguous("a")
+    assert blocks.take("b", 1) is None
+    blocks.give("b")
+    assert blocks.available == 1
+    blocks.validate()
+
+
+def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
+    blocks = KvBlocks(6, contiguous=False)
+    blocks.take("a", 3)
+    named(blocks, "a", "xyz")
+    blocks.give("a")
+    assert (blocks.available, blocks.kept) == (6, 3)
+    assert len(blocks.find(keys("xyz"))) == 3
+    blocks.take("b", 4)
+    assert len(blocks.find(keys("xyz"))) == 2
+    assert blocks.find(keys("yz")) != ()
+    assert blocks.find(keys("?x")) == ()
+    blocks.validate()
+
+
+def test_shared_blocks_are_given_when_the_last_owner_goes() -> None:
+    blocks = KvBlocks(6, contiguous=False)
+    blocks.take("a", 2)
+    named(blocks, "a", "xy")
+    blocks.share("b", blocks.find(keys("xy")))
+    blocks.take("b", 1)
+    blocks.give("a")
+    assert (blocks.available, blocks.kept) == (3, 0)
+    blocks.give("b")
+    assert [blocks.available, blocks.kept] == [6, 2]
+    blocks.validate()
+
+
+def test_copying_in_keeps_its_sources_while_it_takes() -> None:
+    blocks = KvBlocks(4, contiguous=True)
+    blocks.take("a", 2)
+    named(blocks, "a", "xy")
+    blocks.give("a")
+    assert blocks.copy_in("b", blocks.find(keys("xy")), 3) is None
+    assert blocks.available == 4
+    copies = blocks.copy_in("b", blocks.find(keys("xy")), 2)
+    assert copies == (Copy((0, 1), (2, 3)),)
+    blocks.validate()
+
+
+class KvBlocksModel(RuleBasedStateMachine):
+    """Contents of blocks against what owners wrote: nothing that is owned or found may ever have changed."""
+
+    @initialize(contiguous=st.booleans())
+    def begin(self, contiguous: bool) -> None:
+        self.kv = KvBlocks(24, contiguous=contiguous)
+        self.memory: dict[int, str] = {}
+        self.wrote: dict[str, list[str]] = {}
+        self.written = 0
+
+    def do(self, copies: tuple[Copy, ...]) -> None:
+        for copy in copies:
+            contents = [self.memory.get(block, "") for block in copy.source]
+            self.memory.update(zip(copy.target, contents, strict=True))
+
+    def write(self, owner: str) -> None:
+        table = self.kv.table(owner)
+        while len(self.wrote[owner]) < len(table):
+            self.written += 1
+            self.wrote[owner].append(f"c{self.written}")
+            self.memory[table[len(self.wrote[owner]) - 1]] = self.wrote[owner][-1]
+
+    @rule(owner=st.sampled_from("abcdef"), count=st.integers(0, 9), extra=st.integers(0, 9))
+    def take(self, owner: str, count: int, extra: int) -> None:
+        available = self.kv.available
+        copies = self.kv.take(owner, count, room=count + extra)
+        assert (copies is None) == (count > available)
+        if copies is not None:
+            self.do(copies)
+            self.wrote.setdefault(owner, [])
+            self.write(owner)
+
+    @rule(owner=st.sampled_from("abcdef"))
+    def name(self, owner: str) -> None:
+        for index, content in enumerate(self.wrote.get(owner, ())):
+            self.kv.name(owner, index, content.encode())
+
+    @rule(owner=st.sampled_from("abcdef"))
+    def give(self, owner: str) -> None:
+        self.kv.give(owner)
+        self.wrote.pop(owner, None)
+
+    @rule(owner=st.sampled_from("ghi"), source=st.sampled_from("abcdef"), count=st.integers(0, 5))
+    def begin_with_known(self, owner: str, source: str, count: int) -> None:
+        contents = self.wrote.get(source, [])
+        found = self.kv.find([content.encode() for content in contents])
+        assert [self.memory[block] for block in found] == contents[: len(found)]
+        if not found or owner in self.wrote:
+            return
+        if self.kv.contiguous:
+            copies = self.kv.copy_in(owner, found, len(found) + count)
+        else:
+            self.kv.share(owner, found)
+            copies = self.kv.take(owner, count)
+            if copies is None:
+                self.kv.give(owner)
+        if copies is not None:
+            self.do(copies)
+            self.wrote[owner] = contents[: len(found)]
+            self.write(owner)
+
+    @rule(owner=st.sampled_from("ghi"))
+    def give_known(self, owner: str) -> None:
+        self.kv.give(owner)
+        self.wrote.pop(owner, None)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        self.kv.validate()
+        for owner, contents in self.wrote.items():
+            assert [self.memory[block] for block in self.kv.table(owner)] == contents
+
+
+TestKvBlocksModel = KvBlocksModel.TestCase
+TestKvBlocksModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,309 @@
+"""The batch against a memory that remembers what was computed from what, with random lengths."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.families.base import Run
+from triptych.machine.kv_blocks import KvBlocks
+from triptych.machine.prefix_chain import KeyedItem, PrefixChain
+from triptych.machine.running_batch import BatchLimits, RunningBatch, Step
+
+BLOCK = 4
+
+
+@dataclass
+class Engine:
+    """Computes nothing: a slot of memory holds all tokens up to its own, and the next token follows from the last."""
+
+    batch: RunningBatch
+    seed: int = 0
+    memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        choices: int = 1,
+        keyed: bool = True,
+        whole: tuple[Run, ...] = (),
+        salt: bytes = b"",
+    ) -> None:
+        chain = PrefixChain(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
+        self.batch.add(
+            name, choices=choices, prompt_tokens=len(prompt), max_tokens=max_tokens, whole=whole, chain=chain
+        )
+        for choice in range(choices):
+            self.tokens[f"{name}/{choice}"] = list(prompt)
+            self.most[f"{name}/{choice}"] = len(prompt) + max_tokens
+
+    def slot(self, sequence_id: str, position: int) -> int:
+        size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
+        return self.batch.blocks.table(sequence_id)[fixed + position // size] * size + position % size
+
+    def copy(self, copies: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> None:
+        size = self.batch.limits.block_tokens
+        for source, target in copies:
+            for before, after in zip(source, target, strict=True):
+                for at in range(size):
+                    self.memory[after * size + at] = self.memory.get(before * size + at, ())
+
+    def step(self) -> Step:
+        step = self.batch.plan()
+        self.steps.append(step)
+        self.copy(step.copies)
+        for part in step.parts:
+            tokens = self.tokens[part.sequence_id]
+            for position in range(part.first):
+                seen = self.memory[self.slot(part.sequence_id, position)]
+                assert seen == tuple(tokens[: position + 1]), f"{part.sequence_id} reads what is not its own"
+        for part in step.parts:
+            tokens = self.tokens[part.sequence_id]
+            for position in range(part.first, part.first + part.count):
+                self.memory[self.slot(part.sequence_id, position)] = tuple(tokens[: position + 1])
+        for part in step.parts:
+            request_id, _, choice = part.sequence_id.rpartition("/")
+            self.batch.advance(request_id, int(choice), part.count)
+            if part.reaches_end:
+                others, copies = self.batch.fork(request_id, int(choice))
+                self.copy(copies)
+                for one in (int(choice), *others):
+                    self._extend(request_id, one)
+        self.batch.validate()
+        return step
+
+    def _extend(self, request_id: str, choice: int) -> None:
+        name = f"{request_id}/{choice}"
+        token = Random(f"{self.seed} {choice} {self.tokens[name]}").randrange(3)
+        self.tokens[name].append(token)
+        progress = self.batch.extend(request_id, choice, token)
+        self.answers.setdefault(name, []).append(token)
+        assert progress.length == len(self.tokens[name])
+        if len(self.tokens[name]) == self.most[name]:
+            self.batch.remove(request_id, choice)
+
+    def run(self, most_steps: int) -> None:
+        for _ in range(most_steps):
+            if not self.batch.has_work:
+                return
+            assert self.step().parts, "a step without work: nobody gets on"
+        raise AssertionError(f"not through after {most_steps} steps")
+
+
+def engine(
+    blocks: int = 16,
+    *,
+    contiguous: bool = True,
+    token_budget: int = 16,
+    max_sequences: int = 8,
+    fixed_blocks: int = 0,
+    is_cuttable: bool = True,
+) -> Engine:
+    limits = BatchLimits(
+        BLOCK, token_budget, max_sequences, fixed_blocks=fixed_blocks, growth_tokens=16, is_cuttable=is_cuttable
+    )
+    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits))
+
+
+def test_a_sequence_takes_what_it_needs_now_and_grows() -> None:
+    one = engine()
+    one.add("a", [0] * 7, 9)
+    one.step()
+    assert one.batch.blocks.available == 14
+    one.step()
+    one.step()
+    assert one.batch.blocks.available == 13
+
+
+def test_the_last_come_is_put_back_and_computes_again() -> None:
+    one = engine(6)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions == 1
+    assert {name: len(answer) for name, answer in one.answers.items()} == {"old/0": 9, "young/0": 8}
+    assert one.batch.blocks.available == 6
+
+
+def test_nobody_overtakes_one_that_waits() -> None:
+    one = engine(6)
+    one.add("runs", [0] * 14, 2, keyed=False)
+    one.add("large", [1] * 12, 2, keyed=False)
+    one.add("small", [2], 1, keyed=False)
+    assert [part.sequence_id for part in one.step().parts] == ["runs/0"]
+    one.run(20)
+    assert list(one.answers) == ["runs/0", "large/0", "small/0"]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_known_beginning_is_not_computed_again(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous)
+    prompt = list(range(14))
+    one.add("a", prompt, 2)
+    one.run(5)
+    one.add("b", prompt, 2)
+    one.add("other tenant", prompt, 2, salt=b"x")
+    assert [(part.first, part.count) for part in one.step().parts] == [(12, 2), (0, 14)]
+    assert (one.batch.prefix_queries_tokens, one.batch.prefix_hits_tokens) == (42, 12)
+    one.run(5)
+    assert one.answers["a/0"] == one.answers["b/0"]
+
+
+def test_a_prompt_whose_blocks_are_all_known_still_computes_its_last_token() -> None:
+    one = engine()
+    one.add("a", [0] * 8, 1)
+    one.add("b", [0] * 8, 1)
+    one.run(5)
+    one.add("c", [0] * 8, 1)
+    assert [(part.first, part.count) for part in one.step().parts] == [(4, 4)]
+
+
+def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
+    one = engine()
+    whole = (Run(3, 6),)
+    one.add("a", list(range(12)), 1, whole=whole)
+    one.run(3)
+    one.add("b", list(range(12)), 1, whole=whole)
+    assert [(part.first, part.count) for part in one.step().parts] == [(0, 12)]
+    one.run(3)
+
+
+def test_passes_cut_through_no_whole_run() -> None:
+    one = engine(token_budget=8)
+    one.add("a", list(range(30)), 1, whole=(Run(5, 6), Run(14, 12)))
+    one.run(10)
+    assert [(part.first, part.count) for step in one.steps for part in step.parts] == [
+        (0, 5),
+        (5, 8),
+        (13, 1),
+        (14, 12),
+        (26, 4),
+    ]
+
+
+def test_without_cuts_every_prompt_goes_in_one_pass() -> None:
+    one = engine(6, token_budget=4, is_cuttable=False, max_sequences=2)
+    one.add("a", [0] * 7, 9, keyed=False)
+    one.add("b", [1] * 6, 8, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions
+    assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "b/0": 8}
+
+
+@pytest.mark.parametrize(("contiguous", "taken"), [(True, 9), (False, 5)])
+def test_choices_share_full_blocks_where_the_layout_allows(contiguous: bool, taken: int) -> None:
+    one = engine(contiguous=contiguous)
+    one.add("a", [0] * 9, 2, choices=3, keyed=False)
+    one.step()
+    assert one.batch.blocks.available == 16 - taken
+    one.run(5)
+    assert len(one.answers) == 3
+    assert one.batch.blocks.available == 16
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_the_next_choice_takes_over_from_one_that_is_cancelled(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous, token_budget=4, max_sequences=4)
+    one.add("a", [0] * 9, 2, choices=3, keyed=False)
+    one.step()
+    one.batch.remove("a", 0)
+    one.batch.remove("a", 2)
+    one.batch.validate()
+    one.run(10)
+    assert list(one.answers) == ["a/1"]
+
+
+lengths = st.integers(1, 40)
+requests = st.lists(
+    st.tuples(lengths, st.integers(1, 24), st.integers(1, 3), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=requests,
+    contiguous=st.booleans(),
+    token_budget=st.integers(4, 40),
+    blocks=st.integers(48, 64),
+    fixed_blocks=st.integers(0, 1),
+    cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(0, 2)), max_size=6),
+)
+def test_everybody_gets_through_whatever_the_lengths(
+    requests: list[tuple[int, int, int, bool, int]],
+    contiguous: bool,
+    token_budget: int,
+    blocks: int,
+    fixed_blocks: int,
+    cancels: list[tuple[int, int, int]],
+) -> None:
+    """No livelock: each step gets somebody on, and all are through in bounded time, each with its own answer."""
+    one = engine(
+        blocks,
+        contiguous=contiguous,
+        token_budget=token_budget,
+        max_sequences=4,
+        fixed_blocks=fixed_blocks if contiguous else 0,
+    )
+    for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
+        start = 0 if prompt < 12 else 5
+        whole = (Run(start, min(7, prompt - start)),) if number % 3 == 0 else ()
+        ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
+        one.add(str(number), ids, answer, choices=choices, keyed=keyed, whole=whole)
+    work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
+    for number in range(20 * work):
+        for at, request, choice in cancels:
+            if at == number:
+                one.batch.remove(str(request % len(requests)), choice)
+        if not one.batch.has_work:
+            break
+        step = one.step()
+        assert step.parts
+        assert sum(part.count for part in step.parts) <= token_budget + 40
+    assert not one.batch.has_work
+    assert one.batch.blocks.available == blocks
+    alone = engine(64, token_budget=64)
+    for number, (prompt, answer, choices, _, kind) in enumerate(requests):
+        alone.add(
+            str(number),
+            [kind] * min(prompt, 10) + list(range(max(0, prompt - 10))),
+            answer,
+            choices=choices,
+            keyed=False,
+        )
+        alone.run(1000)
+    for name, tokens in one.answers.items():
+        assert tokens == alone.answers[name][: len(tokens)]
+
+
+def test_keys_tell_tokens_places_items_and_tenants_apart() -> None:
+    def chain(tokens: list[int], *items: KeyedItem, salt: bytes = b"") -> list[bytes]:
+        return PrefixChain(4, tokens, items, salt=salt).keys
+
+    tokens = [1, 2, 9, 9, 9, 3, 4, 5]
+    base = chain(tokens, KeyedItem(b"a", (2, 3, 4)))
+    assert len(base) == 2
+    others = [
+        chain(tokens),
+        chain(tokens, KeyedItem(b"b", (2, 3, 4))),
+        chain(tokens, KeyedItem(b"a", (2, 3))),
+        chain(tokens, KeyedItem(b"a", (2,)), KeyedItem(b"a", (3, 4))),
+        chain(tokens, KeyedItem(b"a", (2, 3, 4)), salt=b"tenant"),
+        chain([1, 2, 9, 9, 9, 3, 4, 6], KeyedItem(b"a", (2, 3, 4))),
+    ]
+    assert all(other[1] != base[1] for other in others)
+    assert others[-1][0] == base[0]
+    grown = PrefixChain(4, tokens[:5], [KeyedItem(b"a", (2, 3, 4))], salt=b"")
+    twin = grown.fork()
+    for token in tokens[5:]:
+        grown.append(token)
+    assert grown.keys == base
+    assert twin.keys == base[:1]
