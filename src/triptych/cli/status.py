@@ -7,19 +7,24 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from triptych.cli import running
 from triptych.cli.load import load_line
 from triptych.cli.metrics import Samples, scrape
 from triptych.cli.rest import RestClient, RestError
 
 
 async def status(url: str, api_key: str | None, admin: Sequence[str], console: Console, *, as_json: bool) -> bool:
-    """Print it; whether every stage has an instance. Raises RestError when no gateway answers."""
+    """Print it; whether every stage has an instance. Raises RestError when no gateway answers.
+
+    The admin ports of a cluster that this user's ``triptych up`` runs here are found; ``admin`` names others.
+    """
     async with RestClient(url, api_key=api_key, timeout_s=10.0) as client:
         ready = await client.readiness()
         models = await _models(client)
     async with httpx.AsyncClient(trust_env=False) as http:
-        loads = {address: await scrape(http, address) for address in admin}
-    document = {"url": url, **ready, "models": models}
+        found = await running.find(client.url, http)
+        loads = {address: await scrape(http, address) for address in (*found.values(), *admin)}
+    document = {"url": client.url, **ready, "models": models, "admin": dict(found)}
     if as_json:
         document["load"] = {address: load_line(samples) for address, samples in loads.items() if samples is not None}
         console.print(json.dumps(document, indent=1), soft_wrap=True)
@@ -44,6 +49,10 @@ def _print(document: dict[str, Any], loads: dict[str, Samples | None], console: 
     console.print(f"models     {', '.join(document['models']) or 'none'}", soft_wrap=True)
     for line in document["instances"]:
         console.print(f"instance   {line}", soft_wrap=True)
+    names = {address: name for name, address in document["admin"].items()}
     for address, samples in loads.items():
         line = "does not answer" if samples is None else load_line(samples)
-        console.print(f"load       {address}  {line}", soft_wrap=True)
+        if address in names:
+            console.print(f"metrics    {names[address]:<12} {address}/metrics  {line}", soft_wrap=True)
+        else:
+            console.print(f"load       {address}  {line}", soft_wrap=True)

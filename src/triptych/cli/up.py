@@ -10,6 +10,7 @@ from rich.live import Live
 
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.live import LiveView, keep_fresh
+from triptych.cli.running import noted
 from triptych.runtime.tasks import TaskScope
 
 _VITAL = frozenset({"gateway", "router"})
@@ -35,9 +36,10 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
         try:
             async with cluster:
                 _show(cluster, console, loop.time() - started_s)
-                if live and console.is_terminal:
-                    return await _watch_live(cluster, console)
-                return await _watch(cluster, console)
+                with noted(cluster):
+                    if live and console.is_terminal:
+                        return await _watch_live(cluster, console)
+                    return await _watch(cluster, console)
         except asyncio.CancelledError:
             if not stopped.is_set():
                 raise

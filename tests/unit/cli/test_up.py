@@ -1,11 +1,13 @@
 """``triptych up`` as a process: a terminal that is closed, ports that are taken, what stays behind."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -47,6 +49,47 @@ def test_a_terminal_that_is_closed_ends_everything_in_order(tmp_path: Path, view
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+
+
+def status(tmp_path: Path, url: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "triptych.cli.main", "status", "--json", "--url", url],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return cast("dict[str, Any]", json.loads(done.stdout))
+
+
+@pytest.mark.timeout(60)
+def test_status_finds_the_admin_ports_of_what_runs_here_and_of_nothing_else(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command(*FREE, "--no-live"), stdout=subprocess.PIPE, cwd=ROOT, env=environment(tmp_path), text=True
+    ) as process:
+        assert process.stdout is not None
+        shown = ""
+        while "try:" not in shown:
+            shown += process.stdout.readline()
+        url = shown.rsplit("--url ", 1)[1].strip()
+        found = status(tmp_path, url)["admin"]
+        assert list(found) == ["encoder-1", "text-1", "router", "gateway"]
+        assert all(f"{admin}/metrics" in shown for admin in found.values())
+        (note,) = tmp_path.glob("triptych-up-*/*.json")
+        copy = json.loads(note.read_text())
+        note.write_text(json.dumps({**copy, "router": {**copy["router"], "pid": 1}}))
+        assert list(status(tmp_path, url)["admin"]) == ["encoder-1", "text-1", "gateway"], (
+            "another pid is another process"
+        )
+        note.write_text("{")
+        assert status(tmp_path, url)["admin"] == {}
+        note.write_text(json.dumps(copy))
+        note.parent.chmod(0o755)
+        assert status(tmp_path, url)["admin"] == {}, "others could have written it"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.timeout(60)

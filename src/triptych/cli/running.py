@@ -1,0 +1,79 @@
+"""What ``triptych up`` runs on this machine, noted for ``triptych status`` of the same user.
+
+A note is only a hint: whoever reads it asks the processes, which tell their pids. One that was left behind by a
+cluster that was killed names nobody who answers with the pid that it says.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+
+from triptych.cli.cluster import LocalCluster
+
+_HOSTS = frozenset({"127.0.0.1", "localhost"})
+_TIMEOUT_S = 1.0
+_MAX_NOTE_NBYTES = 1 << 16
+
+
+@contextlib.contextmanager
+def noted(cluster: LocalCluster) -> Iterator[None]:
+    """Within it ``triptych status`` finds the admin ports of the cluster. A note that cannot be written is left out."""
+    path = _path(httpx.URL(cluster.url).port)
+    processes = {name: {"pid": pid, "admin": cluster.admin_urls[name]} for name, pid in cluster.processes.items()}
+    ours = False
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(path.parent):
+            path.write_text(json.dumps(processes))
+            ours = True
+    try:
+        yield
+    finally:
+        if ours:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+
+
+async def find(url: str, http: httpx.AsyncClient) -> Mapping[str, str]:
+    """The admin URLs, by name, of the processes of the local cluster whose gateway is at ``url``; none of others."""
+    parsed = httpx.URL(url)
+    if parsed.host not in _HOSTS:
+        return {}
+    noted_processes = _read(_path(parsed.port))
+    answers = await asyncio.gather(*(_is(http, admin, pid) for pid, admin in noted_processes.values()))
+    return {name: admin for (name, (_, admin)), is_it in zip(noted_processes.items(), answers, strict=True) if is_it}
+
+
+def _path(port: int | None) -> Path:
+    return Path(tempfile.gettempdir()) / f"triptych-up-{os.getuid()}" / f"{port}.json"
+
+
+def _is_private(directory: Path) -> bool:
+    """A directory for temporary files is everybody's: this one has to be the user's own."""
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def _read(path: Path) -> dict[str, tuple[int, str]]:
+    try:
+        if not _is_private(path.parent) or path.stat().st_size > _MAX_NOTE_NBYTES:
+            return {}
+        document = json.loads(path.read_text())
+        return {str(name): (int(one["pid"]), str(one["admin"])) for name, one in document.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+async def _is(http: httpx.AsyncClient, admin: str, pid: int) -> bool:
+    try:
+        return bool((await http.get(f"{admin}/ready", timeout=_TIMEOUT_S)).json()["pid"] == pid)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return False
