@@ -7,7 +7,7 @@ from enum import Enum
 from math import ceil
 from typing import Any, Protocol
 
-from triptych.domain.chat import ToolCall
+from triptych.domain.chat import Tokenized, ToolCall
 from triptych.domain.generation import (
     Alternative,
     ChoiceFinished,
@@ -266,13 +266,13 @@ def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
     }
 
 
-def tokens_body(token_ids: Sequence[int], model: ModelInfo) -> dict[str, Any]:
-    """``token_strs`` is there, and null, as elsewhere in the field."""
+def tokens_body(told: Tokenized, model: ModelInfo, *, spelled: bool) -> dict[str, Any]:
+    """``token_strs`` is null unless it was asked for, as elsewhere in the field."""
     return {
-        "count": len(token_ids),
+        "count": len(told.token_ids),
         "max_model_len": model.context_length,
-        "tokens": list(token_ids),
-        "token_strs": None,
+        "tokens": told.token_ids,
+        "token_strs": told.token_strs if spelled else None,
     }
 
 

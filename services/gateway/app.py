@@ -21,6 +21,7 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 
 from . import observe
+from .http import BoundedHttp
 from .keys import KeyRing
 from .media import RemoteMedia
 from .routes import create_app
@@ -102,7 +103,8 @@ async def serve(
     )
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
-        http="httptools",
+        http=BoundedHttp,
+        timeout_keep_alive=settings.head_timeout_s,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -79,6 +79,10 @@ class ParsedChat:
     cache_salt: str = ""
     priority: int = 0
     remote: tuple[Remote, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """For each part that is an item the field that it is in: the router knows parts alone."""
+    spelled: bool = False
+    """Whether tokens are to be told as the vocabulary spells them."""
 
     def with_media(self, found: Sequence[bytes]) -> "ParsedChat":
         """The same with what is at the URLs of ``remote``, in their order."""
@@ -113,6 +117,7 @@ def parse(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         remote=remote,
+        fields=_media_fields(request.messages),
     )
 
 
@@ -138,7 +143,14 @@ def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     messages, remote = _messages(request.messages or [], max_item_bytes)
-    return ParsedChat(model=request.model or "", messages=messages, prompt=request.prompt, remote=remote)
+    return ParsedChat(
+        model=request.model or "",
+        messages=messages,
+        prompt=request.prompt,
+        remote=remote,
+        fields=_media_fields(request.messages or []),
+        spelled=bool(request.return_token_strs),
+    )
 
 
 def tenant_salt(tenant: str, cache_salt: str) -> bytes:
@@ -209,6 +221,16 @@ def _messages(given: Sequence[ApiMessage], max_item_bytes: int) -> tuple[tuple[M
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
         messages.append(Message(role, tuple(parts), told, answered))
     return tuple(messages), tuple(remote)
+
+
+def _media_fields(given: Sequence[ApiMessage]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for index, message in enumerate(given):
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if not isinstance(part, ApiTextPart):
+                param = f"messages[{index}].content[{place}]"
+                fields[param] = f"{param}.{part.type}." + ("data" if isinstance(part, ApiAudioPart) else "url")
+    return fields
 
 
 def _part(part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int) -> Part | Remote:

@@ -22,11 +22,10 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypeAliasType
 
-from triptych.policy.admission import MAX_PRIORITY, MIN_PRIORITY
+from triptych.policy.admission import MAX_CHOICES, MAX_PRIORITY, MIN_PRIORITY
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
-MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_TOOLS = 128
@@ -430,3 +429,5 @@ class TokenizeRequest(Api):
     """Left out, it is the model that is served."""
     prompt: str | None = None
     messages: ApiMessages | None = None
+    return_token_strs: bool | None = None
+    """Whether the answer's token_strs are told; they are null otherwise."""

@@ -9,6 +9,7 @@ from triptych import __version__
 from .openai_models import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 
 _NULLABLE_TEXT = {"type": ["string", "null"]}
+_NULLABLE_TEXTS = {"type": ["array", "null"], "items": {"type": "string"}}
 _COUNT = {"type": "integer", "minimum": 0}
 _ID = {"type": "string"}
 
@@ -123,7 +124,7 @@ _ANSWERS: dict[str, Any] = {
         }
     ),
     "Tokens": _object(
-        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": {"type": "null"}}
+        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _NULLABLE_TEXTS}
     ),
     "Model": _object(
         {"id": _ID, "object": {"const": "model"}, "created": _COUNT, "owned_by": _ID, "max_model_len": _COUNT}
@@ -194,6 +195,7 @@ def document() -> dict[str, Any]:
             },
             "/health": {"get": _get("health", "Health", "The process is alive.", closed=("500",)) | {"security": []}},
             "/ready": {"get": _ready()},
+            "/metrics": {"get": _metrics()},
         },
         "components": {
             "schemas": {**definitions["$defs"], **_ANSWERS},
@@ -244,6 +246,12 @@ def _get(
         "parameters": parameters or [],
         "responses": {"200": _json(description, answer), **_errors(closed)},
     }
+
+
+def _metrics() -> dict[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    good = {"description": "What this process measures, in Prometheus' text format.", "content": text}
+    return {"operationId": "metrics", "parameters": [], "responses": {"200": good, **_errors(("401", "429", "500"))}}
 
 
 def _ready() -> dict[str, Any]:

@@ -219,8 +219,9 @@ class Tokenize:
         self._gateway = gateway
 
     async def __call__(self, exchange: Exchange, request: ParsedChat) -> None:
-        token_ids, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
-        await JSONResponse(tokens_body(token_ids, model))(exchange.scope, exchange.receive, exchange.send)
+        told, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
+        body = tokens_body(told, model, spelled=request.spelled)
+        await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 
 async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 
-from triptych.domain.chat import ChatRequest, ToolCall
+from triptych.domain.chat import ChatRequest, Tokenized, ToolCall
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
@@ -157,7 +157,9 @@ class Gateway:
         """
         events = self._router.chat(self._to_router(request_id, request, caller, timeout_s))
         async with aclosing(events):
-            chat = OpenChat(request, await _next(events), events)
+            with _naming_fields(request):
+                first = await _next(events)
+            chat = OpenChat(request, first, events)
             try:
                 yield chat
             finally:
@@ -165,13 +167,15 @@ class Gateway:
 
     async def tokenize(
         self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float
-    ) -> tuple[tuple[int, ...], ModelInfo]:
+    ) -> tuple[Tokenized, ModelInfo]:
         """The ids that the model would see, and the model. Raises what a chat would be refused with."""
         models = await self._router.models()
         if not request.model and models:
             request = replace(request, model=models[0].model_id)
         model, _ = await self.model(request.model)
-        return await self._router.tokenize(self._to_router(request_id, request, caller, timeout_s)), model
+        asked = self._to_router(request_id, request, caller, timeout_s)
+        with _naming_fields(request):
+            return await self._router.tokenize(asked, spelled=request.spelled), model
 
     def _to_router(self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float) -> ChatRequest:
         tenant = "" if self._settings.tenants_share else caller.name
@@ -215,6 +219,16 @@ class Gateway:
         """
         own_id = canonical(request_id)
         return replace(await self._router.timeline(_at_router(own_id, caller)), request_id=own_id)
+
+
+@contextmanager
+def _naming_fields(request: ParsedChat) -> Iterator[None]:
+    """Where the router names a part that is an item, name the field of the body that it came in."""
+    try:
+        yield
+    except TriptychError as error:
+        error.param = request.fields.get(error.param or "", error.param)
+        raise
 
 
 def _at_router(request_id: str, caller: Caller) -> str:

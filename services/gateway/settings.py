@@ -50,6 +50,8 @@ class GatewaySettings(ServiceSettings):
     """Most chat requests at the same time; one more is answered 429."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
     """Largest body of one request; a larger one is answered 413."""
+    head_timeout_s: int = Field(default=20, ge=1, le=3600)
+    """Time for the head of a request to arrive, from when the connection is opened or its last answer has ended."""
     body_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Time for a request's body to arrive, whatever its x-request-timeout says; a slower one is answered 408."""
     max_buffered_bytes: int = Field(default=1 << 30, ge=1024)

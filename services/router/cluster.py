@@ -98,6 +98,11 @@ class Cluster:
         return self._machine.model
 
     @property
+    def kv_tokens(self) -> int:
+        """Most tokens that any usable text instance keeps for one request; 0 where that is not known."""
+        return self._machine.kv_tokens
+
+    @property
     def has_text(self) -> bool:
         return any(text.usable for text in self._machine.snapshot(self._clock()).texts)
 

@@ -1,6 +1,6 @@
 """From a conversation to token ids and counted items: the blocking part of a request, to be run off the event loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -44,6 +44,10 @@ class Prepare(Protocol):
     """Blocking and thread-safe. Raises InvalidRequest and what derives from it."""
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
+
+    def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The tokens as the vocabulary spells them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class ModelPrepare:
         )
         calls, sampling = self._tools(request)
         return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls)
+
+    def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.builder.tokenizer.id_to_token(token_id) or "" for token_id in token_ids)
 
     def _tools(self, request: ChatRequest) -> tuple[Calling | None, SamplingParams]:
         """How tools are called, and the sampling that sees to it where a call is asked for. Raises InvalidRequest."""

@@ -281,7 +281,10 @@ class Run:
                 self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
             prompt_tokens = len(self._prompted.token_ids)
             self._sampling = admission.complete(
-                self._prompted.sampling, prompt_tokens=prompt_tokens, context_length=self._model.context_length
+                self._prompted.sampling,
+                prompt_tokens=prompt_tokens,
+                context_length=self._model.context_length,
+                kv_tokens=self._cluster.kv_tokens,
             )
         except TriptychError as error:
             self._feed(Failed(error))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from itertools import count
 
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
@@ -69,7 +69,6 @@ class RouterService:
             max_stop_strings=settings.max_stop_strings,
             max_stop_chars=settings.max_stop_chars,
             max_top_k=settings.max_top_k,
-            max_choices=settings.max_choices,
             max_stop_token_ids=settings.max_stop_token_ids,
             max_logit_bias=settings.max_logit_bias,
             max_schema_chars=settings.max_schema_chars,
@@ -134,14 +133,15 @@ class RouterService:
         finally:
             run.cancel()
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
         """The ids that ``chat`` would prefill. Raises what ``chat`` refuses a request with."""
         media_bytes = self._check(request)
         model = self._model(request.model)
         self._tokenizing += 1
         self._media_bytes += media_bytes
         try:
-            return (await self._offload.run(self._prepare, request, model)).token_ids
+            token_ids = (await self._offload.run(self._prepare, request, model)).token_ids
+            return Tokenized(token_ids, await self._offload.run(self._prepare.spell, token_ids) if spelled else ())
         finally:
             self._tokenizing -= 1
             self._media_bytes -= media_bytes

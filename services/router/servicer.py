@@ -34,9 +34,10 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         del request, context
         return router_pb2.ModelsResponse(models=map(wire.model_to_wire, await self._service.models()))
 
-    async def Tokenize(self, request: router_pb2.ChatRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
-        work = wire.chat_request_from_wire(request, remaining_s(context))
-        return router_pb2.TokenizeResponse(token_ids=await self._service.tokenize(work))
+    async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
+        work = wire.chat_request_from_wire(request.chat, remaining_s(context))
+        told = await self._service.tokenize(work, spelled=request.spelled)
+        return router_pb2.TokenizeResponse(token_ids=told.token_ids, token_strs=told.token_strs)
 
     async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
         del context

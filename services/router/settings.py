@@ -46,8 +46,6 @@ class RouterSettings(RpcServiceSettings):
     """Longest stop string."""
     max_top_k: int = Field(default=1_000_000, ge=0)
     """Largest top_k."""
-    max_choices: int = Field(default=16, ge=1, le=65535)
-    """Most answers to one prompt (n). A text instance takes no more than it runs sequences at once."""
     max_stop_token_ids: int = Field(default=64, ge=0)
     """Most stop token ids in one request."""
     max_logit_bias: int = Field(default=1024, ge=0)

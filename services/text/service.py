@@ -113,6 +113,7 @@ class TextService:
             model=self._engine.model,
             arena_bytes=self._intake.memory.capacity_bytes,
             offers=self._offers(),
+            kv_tokens=self._engine.kv_slots,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
@@ -41,7 +41,7 @@ class Router(Protocol):
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
         """The ids that ``chat`` would prefill, placeholders included. Raises what ``chat`` refuses a request with."""
         ...
 
@@ -331,6 +331,11 @@ class TextEngine(Protocol):
 
     @property
     def model(self) -> ModelInfo: ...
+
+    @property
+    def kv_slots(self) -> int:
+        """Tokens that its memory has room for: of prompt and answer, once for each choice."""
+        ...
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:

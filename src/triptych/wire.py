@@ -290,6 +290,7 @@ def instance_to_wire(info: InstanceInfo) -> common_pb2.InstanceInfo:
         ],
         encoder_version=info.encoder_version,
         max_items=info.max_items,
+        kv_tokens=info.kv_tokens,
     )
 
 
@@ -303,6 +304,7 @@ def instance_from_wire(message: common_pb2.InstanceInfo) -> InstanceInfo:
         offers=tuple(TransportOffer(offer.backend, offer.host, offer.metadata) for offer in message.offers),
         encoder_version=message.encoder_version,
         max_items=message.max_items,
+        kv_tokens=message.kv_tokens,
     )
 
 

@@ -103,6 +103,7 @@ INSTANCE = st.builds(
     offers=OFFERS,
     encoder_version=TEXT,
     max_items=st.integers(0, 2**32 - 1),
+    kv_tokens=U64,
 )
 ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6, 0) | st.just(float("-inf")))
 LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)

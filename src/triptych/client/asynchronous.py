@@ -214,7 +214,7 @@ class AsyncClient:
         asked = await _asked(prompt, images, tools)
         name = await self._model_for(model, end_s)
         request = replace(asked, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
-        return await self._attempts(lambda: self._router().tokenize(request), end_s)
+        return (await self._attempts(lambda: self._router().tokenize(request), end_s)).token_ids
 
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
         """What is served."""

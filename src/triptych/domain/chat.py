@@ -60,6 +60,14 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenized:
+    """What the model would see of a request. ``token_strs`` are the tokens as the vocabulary spells them, if asked for."""
+
+    token_ids: tuple[int, ...]
+    token_strs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request as the router takes it, from the gateway and from the SDK alike."""
 

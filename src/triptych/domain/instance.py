@@ -45,6 +45,8 @@ class InstanceInfo:
     """Of the software that makes embeddings: part of their identity. Empty for instances that make none."""
     max_items: int = 0
     """Most items that an encoder takes at the same time; 0 where it does not say."""
+    kv_tokens: int = 0
+    """Most tokens that a text instance keeps: prompt and answer, once for each choice; 0 where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,12 @@ class ClusterMachine:
         return self._model
 
     @property
+    def kv_tokens(self) -> int:
+        """Most tokens that any usable text instance keeps for one request; 0 where one does not say, or there is none."""
+        kept = [text.info.kv_tokens for text in self._texts.values() if text.info is not None and self._usable(text)]
+        return max(kept, default=0) if all(kept) else 0
+
+    @property
     def waiting(self) -> int:
         """Runs that wait for credits."""
         return len(self._waiting)

@@ -21,6 +21,8 @@ MAX_BIAS = 100.0
 """In both directions: the OpenAI API's."""
 MAX_LOGPROBS = 20
 """Alternatives per token: the OpenAI API's."""
+MAX_CHOICES = 16
+"""Answers to one prompt."""
 MAX_PRIORITY = 2**31 - 1
 MIN_PRIORITY = -(2**31)
 
@@ -33,7 +35,6 @@ class RequestBounds:
     max_stop_strings: int
     max_stop_chars: int
     max_top_k: int
-    max_choices: int
     max_stop_token_ids: int
     max_logit_bias: int
     max_schema_chars: int
@@ -56,7 +57,7 @@ def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
     _check_draw(sampling, bounds)
     _check_penalties(sampling, bounds)
     _check_ends(sampling, bounds)
-    _within("n", sampling.n, 1, bounds.max_choices)
+    _within("n", sampling.n, 1, MAX_CHOICES)
     if sampling.logprobs is not None:
         _within("top_logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
     _check_format(sampling, bounds)
@@ -164,11 +165,15 @@ def check_timeout(timeout_s: float, max_timeout_s: float) -> float:
     return min(timeout_s, max_timeout_s)
 
 
-def complete(sampling: SamplingParams, *, prompt_tokens: int, context_length: int) -> SamplingParams:
-    """The parameters with ``max_tokens`` set: as asked, or what the context leaves.
+def complete(
+    sampling: SamplingParams, *, prompt_tokens: int, context_length: int, kv_tokens: int = 0
+) -> SamplingParams:
+    """The parameters with ``max_tokens`` set: as asked, or what is left of the context and of ``kv_tokens``.
 
-    Raises ContextTooLong when the prompt leaves no room for one token, or for as many as were asked for; and
-    InvalidRequest when ``min_tokens`` is more than what is left.
+    ``kv_tokens``: what the text pool keeps of one request, prompt and answer for each choice; 0 where that is not known.
+
+    Raises ContextTooLong when the prompt leaves no room in the context for one token, or for as many as were asked for;
+    and InvalidRequest when they are more than the pool keeps, or ``min_tokens`` is more than what is left.
     """
     left = context_length - prompt_tokens
     if left < 1:
@@ -176,6 +181,18 @@ def complete(sampling: SamplingParams, *, prompt_tokens: int, context_length: in
             f"the prompt has {prompt_tokens} tokens, the model's context is {context_length} with the answer",
             param="messages",
         )
+    if kv_tokens:
+        kept = kv_tokens // sampling.n - prompt_tokens
+        asked = sampling.max_tokens or 1
+        if asked > kept and asked <= left:
+            times = f"{sampling.n} times " if sampling.n > 1 else ""
+            raise InvalidRequest(
+                f"{times}a prompt of {prompt_tokens} tokens and {asked} to generate are more than the {kv_tokens} "
+                "that a text instance has memory for",
+                param="n" if sampling.n > 1 else "max_tokens",
+            )
+        if sampling.max_tokens is None:
+            left = min(left, kept)
     if sampling.max_tokens is None:
         if sampling.min_tokens > left:
             raise InvalidRequest(

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 import grpc.aio
 
 from triptych import wire
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
@@ -59,11 +59,10 @@ class RouterStub(_Channel):
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, lambda answer: tuple(map(wire.model_from_wire, answer.models)))
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
-        call = self._stub.Tokenize(
-            wire.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
-        )
-        return await calls.unary(call, lambda answer: tuple(answer.token_ids))
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+        message = router_pb2.TokenizeRequest(chat=wire.chat_request_to_wire(request), spelled=spelled)
+        call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
+        return await calls.unary(call, lambda answer: Tokenized(tuple(answer.token_ids), tuple(answer.token_strs)))
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)

@@ -233,7 +233,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class InstanceInfo(_message.Message):
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     role: Role
@@ -250,7 +251,8 @@ class InstanceInfo(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
     encoder_version: str
     max_items: int
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ...) -> None: ...
+    kv_tokens: int
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

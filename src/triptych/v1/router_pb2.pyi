@@ -104,11 +104,21 @@ class ChatRequest(_message.Message):
     tool_choice: ToolChoice
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ...) -> None: ...
 
+class TokenizeRequest(_message.Message):
+    __slots__ = ("chat", "spelled")
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    SPELLED_FIELD_NUMBER: _ClassVar[int]
+    chat: ChatRequest
+    spelled: bool
+    def __init__(self, chat: _Optional[_Union[ChatRequest, _Mapping]] = ..., spelled: _Optional[bool] = ...) -> None: ...
+
 class TokenizeResponse(_message.Message):
-    __slots__ = ("token_ids",)
+    __slots__ = ("token_ids", "token_strs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    token_strs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "image_tokens")

@@ -55,7 +55,7 @@ class RouterStub:
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/triptych.v1.Router/Tokenize',
-                request_serializer=triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
+                request_serializer=triptych_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Readiness = channel.unary_unary(
@@ -124,7 +124,7 @@ def add_RouterServicer_to_server(servicer, server):
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=triptych_dot_v1_dot_router__pb2.ChatRequest.FromString,
+                    request_deserializer=triptych_dot_v1_dot_router__pb2.TokenizeRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_router__pb2.TokenizeResponse.SerializeToString,
             ),
             'Readiness': grpc.unary_unary_rpc_method_handler(
@@ -243,7 +243,7 @@ class Router:
             request,
             target,
             '/triptych.v1.Router/Tokenize',
-            triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
+            triptych_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
             triptych_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,

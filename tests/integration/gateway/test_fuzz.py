@@ -12,7 +12,7 @@ import pytest
 from tests.integration.gateway.bodies import Bodies
 from tests.integration.gateway.door import Door, make_gateway
 from tests.unit.services.gateway.fakes import MODEL
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
@@ -44,9 +44,9 @@ class SniffingRouter:
         finally:
             self.running -= 1
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
         self._check(request)
-        return (1, 2)
+        return Tokenized((1, 2), ("a", "b") if spelled else ())
 
     def _check(self, request: ChatRequest) -> None:
         for part in request.media:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
@@ -49,8 +49,9 @@ class ScriptedRouter:
         self.model_lookups += 1
         return self.models_served
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
-        return tuple(range(len(request.messages)))
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+        del spelled
+        return Tokenized(tuple(range(len(request.messages))))
 
     async def timeline(self, request_id: str) -> Timeline:
         if request_id not in (request.request_id for request in self.requests):

@@ -7,6 +7,7 @@ import pytest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 from triptych.policy.admission import (
+    MAX_CHOICES,
     RequestBounds,
     ServerBounds,
     check_capacity,
@@ -21,13 +22,29 @@ BOUNDS = RequestBounds(
     max_stop_strings=2,
     max_stop_chars=5,
     max_top_k=100,
-    max_choices=3,
     max_stop_token_ids=2,
     max_logit_bias=2,
     max_schema_chars=10,
 )
 OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
 SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
+
+
+def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_fits() -> None:
+    asked = SamplingParams(max_tokens=10, n=3)
+    assert complete(asked, prompt_tokens=20, context_length=100, kv_tokens=90) == asked
+    with pytest.raises(InvalidRequest, match=r"3 times a prompt of 20 tokens and 10 to generate .* the 89") as caught:
+        complete(asked, prompt_tokens=20, context_length=100, kv_tokens=89)
+    assert caught.value.param == "n"
+    with pytest.raises(InvalidRequest) as caught:
+        complete(SamplingParams(max_tokens=10), prompt_tokens=20, context_length=100, kv_tokens=29)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(InvalidRequest):
+        complete(SamplingParams(), prompt_tokens=20, context_length=100, kv_tokens=20)
+    assert complete(SamplingParams(n=2), prompt_tokens=20, context_length=100, kv_tokens=90).max_tokens == 25
+    assert complete(SamplingParams(n=2), prompt_tokens=20, context_length=100, kv_tokens=999).max_tokens == 80
+    with pytest.raises(ContextTooLong):
+        complete(SamplingParams(max_tokens=81), prompt_tokens=20, context_length=100, kv_tokens=50)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +69,7 @@ SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
         ({"min_p": 1.1}, "min_p"),
         ({"min_p": float("nan")}, "min_p"),
         ({"n": 0}, "n"),
-        ({"n": 4}, "n"),
+        ({"n": MAX_CHOICES + 1}, "n"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"stop_token_ids": (1, 2, 3)}, "stop_token_ids"),

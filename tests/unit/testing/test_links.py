@@ -19,7 +19,9 @@ from triptych.transport.arena import HostArena
 
 T = TypeVar("T")
 TICKET = Ticket(b"", "e", 1, 0, 48, 1, 0, (), 4, bytes(16), 10)
-REQUEST = EncodeRequest("r", 0, "m", b"", MediaInfo(Modality.IMAGE, "png", 1, 1, 0, b""), 4, b"", 5, 10, b"r" * 16, b"h" * 16)
+REQUEST = EncodeRequest(
+    "r", 0, "m", b"", MediaInfo(Modality.IMAGE, "png", 1, 1, 0, b""), 4, b"", 5, 10, b"r" * 16, b"h" * 16
+)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from triptych.domain.chat import ChatRequest
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
@@ -49,9 +49,9 @@ class FakeRouter:
         """Wait until one more request has arrived."""
         return await self._arrivals.get()
 
-    async def tokenize(self, request: ChatRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
         self.requests.append(request)
-        return (5, 6, 7)
+        return Tokenized((5, 6, 7), ("a", "<image>", "b") if spelled else ())
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.models_answer()

@@ -124,6 +124,53 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_sent(router: FakeR
         assert (await client.get(url + "/health")).status_code == 200
 
 
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "trickle"),
+    [(b"", b""), (b"", HEAD), (HEAD + b"\r\n", b""), (HEAD + b"\r\n", HEAD), (REFUSED, b"x" * 1000)],
+    ids=["nothing", "a head", "nothing after an answer", "a head after an answer", "the rest of what was refused"],
+)
+async def test_a_connection_that_brings_no_request_is_closed(router: FakeRouter, before: bytes, trickle: bytes) -> None:
+    async with (
+        served(router, head_timeout_s=1, max_body_bytes=1024) as url,
+        asyncio.timeout(10),
+        asyncio.TaskGroup() as group,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+
+        async def send_on() -> None:
+            for byte in trickle:
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(0.1)
+
+        began_s = asyncio.get_running_loop().time()
+        writer.write(before)
+        sending = group.create_task(send_on())
+        answer = await reader.read()
+        took_s = asyncio.get_running_loop().time() - began_s
+        sending.cancel()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 " if before else b"")
+        assert 0.9 < took_s < 5
+
+
+async def test_a_slow_answer_and_requests_that_come_in_time_keep_their_connection(router: FakeRouter) -> None:
+    gate = asyncio.Event()
+    router.script = [gate, *HELLO]
+    async with (
+        served(router, head_timeout_s=1) as url,
+        httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=1)) as client,
+    ):
+        asyncio.get_running_loop().call_later(1.5, gate.set)
+        assert (await client.post(url + "/v1/chat/completions", json=ASK)).status_code == 200
+        for _ in range(3):
+            await asyncio.sleep(0.4)
+            assert (await client.get(url + "/health")).status_code == 200
+
+
 async def test_a_shutdown_lets_answers_finish(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [gate, *HELLO]

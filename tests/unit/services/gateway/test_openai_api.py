@@ -79,7 +79,6 @@ def url(value: Any) -> dict[str, Any]:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 5}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         (
@@ -109,6 +108,8 @@ def url(value: Any) -> dict[str, Any]:
         ),
         ({"cache_salt": ""}, "cache_salt"),
         ({"priority": "high"}, "priority"),
+        ({"n": 17}, "n"),
+        ({"n": 0}, "n"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
     ],

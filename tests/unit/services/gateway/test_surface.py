@@ -27,7 +27,7 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.runtime.process import CannotStart
 
 COMPLETIONS = "/v1/completions"
@@ -195,11 +195,25 @@ async def test_tokenize_counts_what_the_model_would_see(rest: Rest, router: Fake
         expected = {"count": 3, "max_model_len": 512, "tokens": [5, 6, 7], "token_strs": None}
         assert (await client.post("/tokenize", json={"prompt": "x"})).json() == expected
         assert (await client.post("/tokenize", json={**ask_about(PNG_URL)})).json() == expected
+        spelled = await client.post("/tokenize", json={"prompt": "x", "return_token_strs": True})
+        assert spelled.json() == {**expected, "token_strs": ["a", "<image>", "b"]}
         for wrong in ({}, {"prompt": "x", "messages": ASK["messages"]}):
             answer = await client.post("/tokenize", json=wrong)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
         assert (await client.post("/tokenize", json={"prompt": "x", "model": "other"})).status_code == 404
-    assert [request.model for request in router.requests] == ["demo", "demo"]
+    assert [request.model for request in router.requests] == ["demo"] * 3
+
+
+async def test_what_the_router_says_of_an_item_names_its_field(rest: Rest) -> None:
+    said = InvalidMedia("the image is broken", param="messages[0].content[1]")
+    text = {"type": "text", "text": "x"}
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    async with rest(FakeRouter([said])) as client:
+        for part, field in ((image(PNG_URL), "image_url.url"), (audio, "input_audio.data"), (text, "")):
+            ask = {**ASK, "messages": [{"role": "user", "content": [text, part]}]}
+            told = (await client.post(CHAT, json=ask)).json()["error"]["param"]
+            assert told == "messages[0].content[1]" + (f".{field}" if field else "")
+            said.param = "messages[0].content[1]"
 
 
 # --- URLs -------------------------------------------------------------------------------------------------------------
@@ -389,7 +403,7 @@ async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRo
         document = (await client.get("/openapi.json")).json()
         app = client._transport.app  # type: ignore[attr-defined]
     routes = {route.path.replace(":path", "") for route in app.routes}
-    assert routes - {"/openapi.json", "/metrics"} == set(document["paths"])
+    assert routes - {"/openapi.json"} == set(document["paths"])
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert {"n", "logprobs", "logit_bias", "response_format", "tools", "cache_salt"} <= set(fields)
 

@@ -47,6 +47,7 @@ class Mortal:
         self.arena_bytes = arena_bytes
         self.epoch = 1
         self.failures: deque[Exception] = deque()
+        self.kv_tokens = 0
         self._died = asyncio.Event()
 
     def kill(self) -> None:
@@ -67,7 +68,16 @@ class Mortal:
 
     async def describe(self) -> InstanceInfo:
         await self.spend(0.001)
-        return InstanceInfo(self.instance_id, self.epoch, self.role, self.model, self.arena_bytes, (), "fake-1")
+        return InstanceInfo(
+            self.instance_id,
+            self.epoch,
+            self.role,
+            self.model,
+            self.arena_bytes,
+            (),
+            "fake-1",
+            kv_tokens=self.kv_tokens,
+        )
 
 
 class FakeEncoder(Mortal):

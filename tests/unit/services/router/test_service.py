@@ -405,6 +405,23 @@ async def test_each_choice_ends_by_itself_and_usage_sums_them_up() -> None:
 
 
 @virtual
+async def test_what_no_text_instance_has_memory_for_is_refused_before_anything_is_encoded() -> None:
+    async with bench(texts=2) as made:
+        for text, kv_tokens in zip(made.texts, (50, 80), strict=True):
+            text.kv_tokens = kv_tokens
+            text.kill()
+            text.restart()
+        await until(lambda: made.router.cluster.kv_tokens == 80)
+        with pytest.raises(InvalidRequest) as caught:
+            await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=4)))
+        assert caught.value.param == "n"
+        assert not any(encoder.encoded for encoder in made.encoders)
+        await collect(made.router, ask("open", [image(1)], sampling=SamplingParams(n=4)))
+        (request,) = (request for text in made.texts for request in text.requests)
+        assert request.sampling.max_tokens == 80 // 4 - len(request.token_ids)
+
+
+@virtual
 async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() -> None:
     async with bench() as made:
         made.texts[0].finishes = False
@@ -528,12 +545,14 @@ async def test_before_any_instance_is_seen_requests_are_unavailable() -> None:
 async def test_tokenize_gives_the_ids_that_a_chat_would_prefill() -> None:
     async with bench() as made:
         request = ask("r", [image(0)])
-        token_ids = await made.router.tokenize(request)
+        told = await made.router.tokenize(request)
         await collect(made.router, request)
-        assert made.texts[0].requests[-1].token_ids == token_ids
+        assert (made.texts[0].requests[-1].token_ids, told.token_strs) == (told.token_ids, ())
+        spelled = await made.router.tokenize(request, spelled=True)
+        assert (spelled.token_ids, spelled.token_strs.count("<image>")) == (told.token_ids, 4)
         raw = replace(request, messages=(), prompt="w5 w6", request_id="raw")
         await collect(made.router, raw)
-        assert made.texts[0].requests[-1].token_ids == await made.router.tokenize(raw)
+        assert made.texts[0].requests[-1].token_ids == (await made.router.tokenize(raw)).token_ids
         with pytest.raises(InvalidRequest, match="not both"):
             await made.router.tokenize(replace(request, prompt="w5"))
         with pytest.raises(InvalidRequest, match="no place for tools"):
