@@ -9,7 +9,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
-from triptych.families.base import refuse_unless
+from triptych.families.base import as_in_request, refuse_unless
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
@@ -91,7 +91,8 @@ class ModelPrepare:
         self._check(request.sampling)
         media = request.media
         params = _params(request)
-        infos = tuple(self._inspect(part, param) for part, param in zip(media, params, strict=True))
+        alone = [self._inspect(part, param) for part, param in zip(media, params, strict=True)]
+        infos = as_in_request(self.builder.family, alone)
         if request.prompt is None:
             prompt = self.builder.build(request.messages, infos, request.tools)
         else:

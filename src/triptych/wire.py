@@ -43,6 +43,7 @@ LEASE_ID_NBYTES = 16
 ROTATIONS_DEG = (0, 90, 180, 270)
 MAX_TENSORS = 64
 MAX_DIMENSIONS = 8
+MAX_OPTIONS = 16
 MAX_TENANT_SALT_NBYTES = 256
 
 E = TypeVar("E", bound=Enum)
@@ -140,12 +141,15 @@ def media_info_to_wire(info: MediaInfo) -> common_pb2.MediaInfo:
         samples=info.samples,
         sample_rate_hz=info.sample_rate_hz,
         rotation_deg=info.rotation_deg,
+        options=dict(info.options),
     )
 
 
 def media_info_from_wire(message: common_pb2.MediaInfo) -> MediaInfo:
     if message.rotation_deg not in ROTATIONS_DEG:
         raise errors.InvalidRequest(f"info.rotation_deg is {message.rotation_deg}, not one of {ROTATIONS_DEG}")
+    if len(message.options) > MAX_OPTIONS:
+        raise errors.InvalidRequest(f"an item has {len(message.options)} options, the limit is {MAX_OPTIONS}")
     return MediaInfo(
         modality=_from_enum(_MODALITY, message.modality, "modality"),
         format=message.format,
@@ -158,6 +162,7 @@ def media_info_from_wire(message: common_pb2.MediaInfo) -> MediaInfo:
         samples=message.samples,
         sample_rate_hz=message.sample_rate_hz,
         rotation_deg=message.rotation_deg,
+        options=tuple(sorted(message.options.items())),
     )
 
 

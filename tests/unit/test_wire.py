@@ -48,6 +48,7 @@ INFO = st.builds(
     height=U32,
     nbytes=U64,
     digest=KEY,
+    options=st.dictionaries(TEXT, TEXT, max_size=3).map(lambda options: tuple(sorted(options.items()))),
     frames=U32,
     duration_s=SECONDS,
     samples=U64,

@@ -4,7 +4,8 @@ DESIGN section 4. An embedding lies in the arena of one holder. A *ticket* says 
 holder's promise to one reader to keep the bytes there for a time.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
 from math import prod
@@ -57,7 +58,6 @@ class EmbeddingIdentity:
     """With the digest of the bytes that are encoded."""
     shard: Shard | None = None
     """The part of the item that is encoded; None for all of it."""
-    options: tuple[tuple[str, str], ...] = ()
     tenant_salt: bytes = b""
 
     @property
@@ -71,7 +71,6 @@ class EmbeddingIdentity:
             *_media_fields(self.media),
             b"" if self.shard is None else f"{self.shard.first}+{self.shard.count}/{self.shard.of}".encode(),
             self.tenant_salt,
-            *(part.encode() for option in sorted(self.options) for part in option),
         ]
         digest = blake2b(digest_size=32, person=b"triptych-item")
         for field in fields:
@@ -88,6 +87,8 @@ def _media_fields(media: MediaInfo) -> tuple[bytes, ...]:
         f"{media.frames} {media.duration_s!r}".encode(),
         f"{media.samples} {media.sample_rate_hz}".encode(),
         media.digest,
+        str(len(media.options)).encode(),
+        *(part.encode() for option in sorted(media.options) for part in option),
     )
 
 
@@ -106,6 +107,22 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+
+def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
+    """What tensors of several parts are when each stands behind those of the part before, row by row.
+
+    Raises ValueError where they do not fit.
+    """
+    wholes: list[TensorSpec] = []
+    for specs in zip(*parts, strict=True):
+        first = specs[0]
+        if any((one.name, one.dtype, one.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for one in specs):
+            raise ValueError(f"tensors of several parts do not fit behind each other: {specs}")
+        if not all(one.shape for one in specs):
+            raise ValueError(f"tensor {first.name!r} has no rows")
+        wholes.append(replace(first, shape=(sum(one.shape[0] for one in specs), *first.shape[1:])))
+    return tuple(wholes)
 
 
 @dataclass(frozen=True, slots=True)

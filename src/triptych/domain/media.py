@@ -19,6 +19,9 @@ class MediaInfo:
     (1 for an image), shown over ``duration_s``; each has been turned by ``rotation_deg`` clockwise (0, 90, 180 or 270)
     to be ``width`` by ``height``. ``samples`` are those of one channel of audio at ``sample_rate_hz``.
     Decoders hold an item to what stands here: one that turns out otherwise is refused.
+
+    ``options`` are no property of the bytes: they say how the family wants the item encoded in this request, where that
+    is not always the same.
     """
 
     modality: Modality
@@ -32,6 +35,7 @@ class MediaInfo:
     samples: int = 0
     sample_rate_hz: int = 0
     rotation_deg: int = 0
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def pixels(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from triptych.engine.anyres import LlavaNextEncoder, LlavaOneVisionEncoder
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.gemma3 import Gemma3Encoder, Gemma3Text
 from triptych.engine.granite_speech import GraniteSpeechEncoder, GraniteSpeechText
@@ -34,6 +35,8 @@ HALVES: Mapping[str, Halves] = {
     "idefics3": Halves(encoder=Idefics3Encoder, text=PlainText),
     "internvl": Halves(encoder=InternVlEncoder, text=PlainText),
     "llava": Halves(encoder=TileEncoder, text=PlainText),
+    "llava_next": Halves(encoder=LlavaNextEncoder, text=PlainText),
+    "llava_onevision": Halves(encoder=LlavaOneVisionEncoder, text=PlainText),
     "mllama": Halves(encoder=MllamaEncoder, text=MllamaText),
     "qwen2_audio": Halves(encoder=Qwen2AudioEncoder, text=PlainText),
     "qwen2_5_vl": Halves(encoder=QwenEncoder, text=QwenText),

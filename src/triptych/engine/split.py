@@ -116,3 +116,5 @@ def _drop_other_half(base: nn.Module, half: Half) -> None:
     if half is Half.TEXT:
         for name, _ in list(base.named_parameters(recurse=False)):
             base.register_parameter(name, None)  # None, not gone: forward methods still look them up
+        marked: Any = base
+        marked._is_hf_initialized = True  # noqa: SLF001 - or the loader would give random numbers to what is not there

@@ -6,12 +6,12 @@ text instances (for the router's credits, the encoder's reservations and the tex
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import DType, TensorSpec
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.model_files import ModelFiles
 
@@ -86,9 +86,58 @@ class Family(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesTogether(Protocol):
+    """A family that treats an item otherwise in the company of others."""
+
+    def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
+        """The items of one request, each with the ``options`` by which it is told apart from itself alone."""
+        ...
+
+
+def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
+    """The items of one request, as ``layout``, ``outputs`` and the encoder take them."""
+    return family.together(infos) if isinstance(family, SeesTogether) else tuple(infos)
+
+
+@runtime_checkable
+class Divides(Protocol):
+    """A family with items that can be cut without a change of their embeddings: into tiles, into stretches of time."""
+
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """The positions that each unit of an item fills, in order; of an item that cannot be cut, one number.
+
+        Nothing in the tower goes from one unit to another, and all tensors of an item that has several have one row
+        for each position: those of a shard are the rows of its units. Raises InvalidMedia.
+        """
+        ...
+
+
 def count_tokens(family: Family, info: MediaInfo) -> int:
     """Positions that an item's embedding fills. Raises InvalidMedia."""
     return sum(part.count for part in family.layout(info) if isinstance(part, Positions))
+
+
+def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
+    """The positions of each unit into which an item can be cut. Raises InvalidMedia."""
+    return family.units(info) if isinstance(family, Divides) else (count_tokens(family, info),)
+
+
+def shard_outputs(
+    family: Family, info: MediaInfo, dtype: DType, shard: Shard | None
+) -> tuple[int, tuple[TensorSpec, ...]]:
+    """Positions, and tensors, of a shard; of the whole item without one.
+
+    Raises InvalidMedia, and InvalidRequest for a shard that the item does not have.
+    """
+    outputs = family.outputs(info, dtype)
+    if shard is None:
+        return count_tokens(family, info), outputs
+    units = units_of(family, info)
+    if shard.of != len(units) or not 0 <= shard.first < shard.first + shard.count <= len(units):
+        raise InvalidRequest(f"units {shard.first} to {shard.first + shard.count} of {shard.of}: it has {len(units)}")
+    tokens = sum(units[shard.first : shard.first + shard.count])
+    return tokens, tuple(replace(spec, shape=(tokens, *spec.shape[1:])) for spec in outputs)
 
 
 _PLURALS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}

@@ -8,6 +8,8 @@ from triptych.families.granite_speech import GraniteSpeech
 from triptych.families.idefics3 import Idefics3
 from triptych.families.internvl import InternVl
 from triptych.families.llava import Llava
+from triptych.families.llava_next import LlavaNext
+from triptych.families.llava_onevision import LlavaOneVision
 from triptych.families.mllama import Mllama
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.qwen2_audio import Qwen2Audio
@@ -21,6 +23,8 @@ FAMILIES: Mapping[str, type[Family]] = {
     "idefics3": Idefics3,
     "internvl": InternVl,
     "llava": Llava,
+    "llava_next": LlavaNext,
+    "llava_onevision": LlavaOneVision,
     "mllama": Mllama,
     "qwen2_5_vl": Qwen2VL,
     "qwen2_audio": Qwen2Audio,

@@ -79,7 +79,14 @@ GRAMMAR_JSON_SCHEMA: Grammar
 GRAMMAR_LARK: Grammar
 
 class MediaInfo(_message.Message):
-    __slots__ = ("modality", "format", "width", "height", "nbytes", "digest", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg")
+    __slots__ = ("modality", "format", "width", "height", "nbytes", "digest", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +98,7 @@ class MediaInfo(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     ROTATION_DEG_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     format: str
     width: int
@@ -102,7 +110,8 @@ class MediaInfo(_message.Message):
     samples: int
     sample_rate_hz: int
     rotation_deg: int
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., format: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., samples: _Optional[int] = ..., sample_rate_hz: _Optional[int] = ..., rotation_deg: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., format: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., samples: _Optional[int] = ..., sample_rate_hz: _Optional[int] = ..., rotation_deg: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("first", "count", "of")

@@ -29,6 +29,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.text import TransformersTextEngine
+from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.tokens.prompt import PromptBuilder
@@ -58,7 +59,7 @@ class Item:
     @property
     def key(self) -> bytes:
         """Stands for the whole identity: one model, one processor here."""
-        return self.info.digest
+        return self.info.digest + repr(self.info.options).encode()
 
 
 Question = tuple[str | Item, ...]
@@ -306,8 +307,10 @@ class Case:
 
     def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:
         """As router and encoder make it; the prompt has to be what the family's processor makes of it."""
-        items = items_of(question)
-        prompt = self.builder.build([_message(question)], [item.info for item in items])
+        found = items_of(question)
+        infos = as_in_request(self.builder.family, [item.info for item in found])
+        items = [replace(item, info=info) for item, info in zip(found, infos, strict=True)]
+        prompt = self.builder.build([_message(question)], infos)
         assert list(prompt.token_ids) == self._inputs(question)["input_ids"][0].tolist()
         embeddings: list[EmbeddingInput] = []
         for item, run, (tokens, tensors) in zip(items, prompt.runs, self.encode(self.directory, items), strict=True):

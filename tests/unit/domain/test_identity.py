@@ -22,6 +22,7 @@ OTHER_MEDIA = {
     "samples": 16_000,
     "sample_rate_hz": 8000,
     "rotation_deg": 90,
+    "options": (("fps", "2"),),
 }
 OTHERS = {
     "model_id": "another",
@@ -30,7 +31,6 @@ OTHERS = {
     "processor_digest": b"another",
     "dtype": DType.BF16,
     "shard": Shard(0, 1, 2),
-    "options": (("fps", "2"),),
     "tenant_salt": b"another",
 }
 

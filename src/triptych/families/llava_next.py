@@ -1,0 +1,90 @@
+"""LLaVA-NeXT (LLaVA 1.6): the whole image, then tiles of a grid, each row of embeddings closed by a learned newline."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.anyres import Grid, load_grid
+from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.defaults import CLASS_TOKENS, TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.fields import integer, section, square
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+_PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+_DEFAULTS: Json = {"image_token_index": 32000, "vision_feature_select_strategy": "default"}
+_PROCESSOR_DEFAULTS: Json = {
+    "do_resize": True,
+    "do_center_crop": True,
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaNext:
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    grid: Grid
+    model_type: str = "llava_next"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        config = {**_DEFAULTS, **files.config}
+        text = section(config, "text_config", "llama", TEXT_DEFAULTS)
+        vision = section(config, "vision_config", "clip_vision_model", TOWER_DEFAULTS)
+        processor = {**_PROCESSOR_DEFAULTS, **files.image_processor}
+        if not processor["do_resize"]:
+            raise BadModel("do_resize of the image processor is false: tiles would have no common size")
+        grid = load_grid(
+            files, vision, _PINPOINTS, square(processor, "crop_size" if processor["do_center_crop"] else "size")
+        )
+        _check_rows(config, vision, files.processor, grid)
+        return cls(
+            placeholder_id=integer(config, "image_token_id", "image_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            grid=grid,
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.IMAGE: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def layout(self, info: MediaInfo) -> Layout:
+        return (Positions(self.placeholder_id, self._tokens(info)),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (self._tokens(info), self.hidden_size)),)
+
+    def _tokens(self, info: MediaInfo) -> int:
+        """The whole image's, and those of the tiles with a newline for each row. Raises InvalidMedia."""
+        refuse_unless(info, Modality.IMAGE)
+        height, width = self.grid.unpadded(info)
+        return self.grid.side**2 + height * (width + 1)
+
+
+def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
+    """Make sure that the processor and the tower see as many rows in a tile: as many as it has patches."""
+    tower = vision["model_type"]
+    if tower not in CLASS_TOKENS:
+        raise BadModel(f"vision_config.model_type is {tower!r}; llava_next is served with {', '.join(CLASS_TOKENS)}")
+    strategy = config["vision_feature_select_strategy"]
+    if strategy not in ("default", "full"):
+        raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
+    made = grid.side**2 + CLASS_TOKENS[tower] - (strategy == "default")
+    patch = processor.get("patch_size") or vision["patch_size"]
+    additional = processor.get("num_additional_image_tokens", 0 if processor else CLASS_TOKENS[tower])
+    dropped = (processor.get("vision_feature_select_strategy") or strategy) == "default"
+    written = (grid.tile_px // patch) ** 2 + additional - dropped
+    if not written == made == grid.side**2:
+        raise BadModel(
+            f"the processor writes {written} tokens for a tile, the vision tower makes {made} rows of its {grid.side**2} "
+            "patches: processor_config.json and config.json must agree"
+        )

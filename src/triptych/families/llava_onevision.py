@@ -1,0 +1,114 @@
+"""LLaVA-OneVision: an image alone is seen whole and in tiles, several images of a request are seen whole only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Self
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.anyres import Grid, load_grid
+from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.fields import integer, section, square
+from triptych.families.model_files import BadModel, Json, ModelFiles
+
+_PINPOINTS = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
+_DEFAULTS: Json = {
+    "image_token_index": 151646,
+    "vision_feature_select_strategy": "full",
+    "vision_aspect_ratio": "anyres_max_9",
+}
+_PROCESSOR_DEFAULTS: Json = {"do_resize": True, "do_center_crop": False, "size": {"height": 384, "width": 384}}
+_ANYRES = "anyres_max_"
+_SCALED_DOWN_FROM = 1.1
+"""How much more than allowed the sides of an image may have before its rows are interpolated down."""
+
+WHOLE = ("tiles", "none")
+"""The option of an image that is seen whole only."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaOneVision:
+    """Tiles are scaled down to at most about ``max_tiles`` tiles' worth of embeddings."""
+
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+    grid: Grid
+    max_tiles: int
+    model_type: str = "llava_onevision"
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        config = {**_DEFAULTS, **files.config}
+        text = section(config, "text_config", "qwen2", TEXT_DEFAULTS)
+        vision = section(config, "vision_config", "siglip_vision_model", TOWER_DEFAULTS)
+        processor = {**_PROCESSOR_DEFAULTS, **files.image_processor}
+        if not processor["do_resize"]:
+            raise BadModel("do_resize of the image processor is false: tiles would have no common size")
+        grid = load_grid(
+            files, vision, _PINPOINTS, square(processor, "crop_size" if processor["do_center_crop"] else "size")
+        )
+        _check_rows(config, vision, files.processor, grid)
+        return cls(
+            placeholder_id=integer(config, "image_token_id", "image_token_index"),
+            hidden_size=integer(text, "hidden_size"),
+            context_length=integer(text, "max_position_embeddings"),
+            grid=grid,
+            max_tiles=_max_tiles(config, files.processor),
+        )
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {Modality.IMAGE: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
+        """Several images are seen whole only, as transformers' image processor does with those of one conversation."""
+        return tuple(infos) if len(infos) == 1 else tuple(replace(info, options=(WHOLE,)) for info in infos)
+
+    def layout(self, info: MediaInfo) -> Layout:
+        return (Positions(self.placeholder_id, self._tokens(info)),)
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (self._tokens(info), self.hidden_size)),)
+
+    def _tokens(self, info: MediaInfo) -> int:
+        """The whole image's, and those of the tiles with a newline for each row, or one newline. Raises InvalidMedia."""
+        refuse_unless(info, Modality.IMAGE)
+        if WHOLE in info.options:
+            return self.grid.side**2 + 1
+        height, width = self.grid.unpadded(info)
+        ratio = sqrt(height * width / (self.max_tiles * self.grid.side**2))
+        if ratio > _SCALED_DOWN_FROM:
+            height, width = int(height // ratio), int(width // ratio)
+        return self.grid.side**2 + height * (width + 1)
+
+
+def _max_tiles(config: Json, processor: Json) -> int:
+    ratio = config["vision_aspect_ratio"]
+    number = ratio.removeprefix(_ANYRES) if isinstance(ratio, str) else ""
+    if number == ratio or not number.isdecimal() or processor.get("vision_aspect_ratio", ratio) != ratio:
+        raise BadModel(
+            f"vision_aspect_ratio is {ratio!r} in config.json: it has to be {_ANYRES} and a number, the processor's too"
+        )
+    return integer({"vision_aspect_ratio": int(number)}, "vision_aspect_ratio")
+
+
+def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
+    """Make sure that the processor and the tower see as many rows in a tile: as many as it has patches."""
+    tower, strategy = vision["model_type"], config["vision_feature_select_strategy"]
+    if tower != "siglip_vision_model" or strategy != "full":
+        raise BadModel(
+            f"the vision tower is {tower!r} with vision_feature_select_strategy {strategy!r}; llava_onevision is served "
+            "with siglip_vision_model and 'full'"
+        )
+    if processor.get("vision_feature_select_strategy", strategy) != strategy:
+        raise BadModel("vision_feature_select_strategy of processor_config.json and config.json must agree")
+    written = integer({"num_image_tokens": grid.side**2, **processor}, "num_image_tokens")
+    if written != grid.side**2:
+        raise BadModel(f"num_image_tokens is {written}, the vision tower makes {grid.side**2} rows of a tile")
