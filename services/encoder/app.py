@@ -14,7 +14,7 @@ from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.transport.arena import HostArena
@@ -36,6 +36,7 @@ async def app(
 ) -> AsyncGenerator[RpcApp[EncoderService[PreparedMedia]]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
+    tls = tls_identity(settings)
     compute = ThreadOffload(1, name="encoder-compute")
     prepare = ThreadOffload(settings.prepare_threads, name="encoder-prepare")
     copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
@@ -59,6 +60,7 @@ async def app(
                 check=holdings.may_read,
                 max_pull_s=settings.max_pull_s,
                 connect_timeout_s=_CONNECT_S,
+                tls=tls,
                 on_reset=record.transport_reset,
             )
         except ValueError as error:
@@ -85,6 +87,7 @@ async def app(
                     service_name=SERVICE_NAME,
                     register=register,
                     telemetry=telemetry,
+                    tls=tls,
                     max_message_nbytes=settings.max_message_bytes,
                     max_concurrent_calls=settings.max_concurrent_calls,
                 ) as server:

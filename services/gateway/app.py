@@ -16,7 +16,7 @@ from triptych.ports import Router
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 
@@ -69,7 +69,8 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
     """The gateway in front of the router that the settings name."""
-    router = RouterStub(settings.router)
+    tls = tls_identity(settings)
+    router = RouterStub(settings.router, tls)
     try:
         async with serve(settings, router, telemetry) as running:
             yield running

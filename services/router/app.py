@@ -12,7 +12,7 @@ from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub, TextStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.tokens.grammar import Grammars
@@ -29,12 +29,13 @@ from .settings import RouterSettings
 async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[RouterService]]:
     """Read the model's tokenizer and template, connect to the pools, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
+    tls = tls_identity(settings)
     async with AsyncExitStack() as stack:
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
         stack.callback(offload.close)
         prepare = await offload.run(partial(_prepare, settings))
-        encoders = {target: EncoderStub(target) for target in settings.encoders}
-        texts = {target: TextStub(target) for target in settings.text}
+        encoders = {target: EncoderStub(target, tls) for target in settings.encoders}
+        texts = {target: TextStub(target, tls) for target in settings.text}
         for stub in (*encoders.values(), *texts.values()):
             stack.push_async_callback(stub.close)
         scope = await stack.enter_async_context(TaskScope("router"))
@@ -62,6 +63,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
                 max_message_nbytes=settings.max_message_bytes,
                 max_concurrent_calls=settings.max_concurrent_calls,
                 telemetry=telemetry,
+                tls=tls,
             )
         )
         telemetry.missing = partial(_missing, service)

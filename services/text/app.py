@@ -16,9 +16,10 @@ from triptych.rpc.stubs import EncoderStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ from .settings import TextSettings
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
     """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
+    tls = tls_identity(settings)
     async with AsyncExitStack() as stack:
         engine_thread = ThreadOffload(1, name="text-engine")
         stack.callback(engine_thread.close)
@@ -51,11 +53,11 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
         arena = await engine_thread.run(partial(_arena, settings, instance_id, epoch))
-        transports = await _transports(settings, arena, record)
+        transports = await _transports(settings, arena, record, tls)
         stack.push_async_callback(transports.close)
         peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
         stack.push_async_callback(peers.close)
-        encoders = [EncoderStub(target) for target in settings.encoders]
+        encoders = [EncoderStub(target, tls) for target in settings.encoders]
         for encoder in encoders:
             stack.push_async_callback(encoder.close)
 
@@ -100,6 +102,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             model=engine.model,
             kv_usage=lambda: 1 - engine.kv_free_slots / engine.kv_slots,
             connections=peers.by_backend,
+            preferred=transports.preferred,
         )
         service.start()
         Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
@@ -111,6 +114,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 service_name=SERVICE_NAME,
                 register=register,
                 telemetry=telemetry,
+                tls=tls,
                 max_message_nbytes=settings.max_message_bytes,
                 max_concurrent_calls=settings.max_concurrent_calls,
             )
@@ -123,7 +127,9 @@ async def _missing(service: TextService) -> tuple[str, ...]:
     return ("it is draining",) if service.load().draining else ()
 
 
-async def _transports(settings: TextSettings, arena: Arena, record: TextRecord) -> TransportSet:
+async def _transports(
+    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None
+) -> TransportSet:
     try:
         return await start_transports(
             settings.transports,
@@ -134,6 +140,8 @@ async def _transports(settings: TextSettings, arena: Arena, record: TextRecord) 
             check=_nobody_reads,
             max_pull_s=settings.max_pull_s,
             connect_timeout_s=settings.connect_timeout_s,
+            preferred=settings.prefer_transport,
+            tls=tls,
             on_reset=record.transport_reset,
         )
     except ValueError as error:

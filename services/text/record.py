@@ -139,8 +139,11 @@ def watch(
     model: ModelInfo,
     kv_usage: Callable[[], float],
     connections: Callable[[], dict[tuple[str, ...], int]],
+    preferred: str | None,
 ) -> None:
-    """Read the instance's state at every scrape. ``kv_usage`` is from 0 to 1; ``connections`` are links by backend."""
+    """Read the instance's state at every scrape. ``kv_usage`` is from 0 to 1; ``connections`` are links by backend,
+    ``preferred`` is the backend that the operator wants tried first.
+    """
     of_model = ("model_name",)
 
     def per_model(value: float) -> dict[tuple[str, ...], float]:
@@ -162,5 +165,7 @@ def watch(
         yield gauge("triptych_pulls_running", "Pulls under way", pulls.under_way)
         yield gauge("triptych_pulls_running_bytes", "Their bytes", pulls.nbytes_under_way)
         yield gauge("triptych_connections", "Links to holders' memory", connections(), ("backend",))
+        chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
+        yield gauge("triptych_transport_preferred", "The backend that is tried first by setting", chosen, ("backend",))
 
     metrics.watch(read)

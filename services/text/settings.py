@@ -48,6 +48,8 @@ class TextSettings(RpcServiceSettings):
 
     transports: Strings = ("shm", "nixl", "tcp")
     """Ways in which embeddings may be pulled; those that are not installed here are left out."""
+    prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
+    """One of ``transports`` to try before the others, whatever was measured; empty ranks them by host and hardware."""
     arena: str = Field(default="host", pattern="^(host|device)$")
     """Where embeddings lie: in the host's memory, or in that of ``device``, which then needs nixl or tcp to be reached."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)

@@ -12,9 +12,11 @@ from grpc_reflection.v1alpha import reflection
 
 from triptych.errors import Unavailable
 from triptych.rpc import limits
+from triptych.rpc.credentials import server_credentials
 from triptych.rpc.interceptors import ErrorInterceptor
 from triptych.rpc.observer import CallObserver
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +26,8 @@ Register = Callable[[grpc.aio.Server], None]
 class RpcServer:
     """Serves one Triptych service (``service_name`` in full, ``triptych.v1.Router``) on ``host:port``.
 
-    ``port`` 0 takes a free one; ``port`` tells which once the context is entered. Raises Unavailable when the port
-    is taken.
+    With ``tls`` only callers that show a certificate are answered. ``port`` 0 takes a free one; ``port`` tells which
+    once the context is entered. Raises Unavailable when the port is taken.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class RpcServer:
         max_message_nbytes: int = limits.MAX_MESSAGE_NBYTES,
         max_concurrent_calls: int | None = None,
         telemetry: Telemetry | None = None,
+        tls: TlsIdentity | None = None,
     ) -> None:
+        self._tls = tls
         self._host = host
         self._service_name = service_name
         self._health = HealthServicer()
@@ -57,7 +61,11 @@ class RpcServer:
     async def __aenter__(self) -> Self:
         try:
             host = f"[{self._host}]" if ":" in self._host else self._host
-            self.port = self._server.add_insecure_port(f"{host}:{self.port}")
+            address = f"{host}:{self.port}"
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError:
             raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it taken?") from None
         await self._server.start()

@@ -13,6 +13,8 @@ from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextL
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
+from triptych.rpc.credentials import channel_credentials
+from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import (
     common_pb2,
     encoder_pb2,
@@ -24,10 +26,13 @@ from triptych.v1 import (
 
 
 class _Channel:
-    """One connection to ``target`` (``host:port``); it reconnects by itself."""
+    """One connection to ``target`` (``host:port``), by mutual TLS if ``tls`` is given; it reconnects by itself."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=limits.CHANNEL_OPTIONS)
+    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(target, options=limits.CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls), options=limits.CHANNEL_OPTIONS)
 
     @property
     def refused(self) -> bool:
@@ -45,8 +50,8 @@ class _Channel:
 class RouterStub(_Channel):
     """``ports.Router`` at ``target``."""
 
-    def __init__(self, target: str) -> None:
-        super().__init__(target)
+    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
+        super().__init__(target, tls)
         self._stub = router_pb2_grpc.RouterStub(self._channel)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
@@ -77,8 +82,8 @@ class RouterStub(_Channel):
 class EncoderStub(_Channel):
     """``ports.Encoder`` at ``target``."""
 
-    def __init__(self, target: str) -> None:
-        super().__init__(target)
+    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
+        super().__init__(target, tls)
         self._stub = encoder_pb2_grpc.EncoderStub(self._channel)
 
     async def describe(self) -> InstanceInfo:
@@ -109,8 +114,8 @@ class EncoderStub(_Channel):
 class TextStub(_Channel):
     """``ports.Text`` at ``target``."""
 
-    def __init__(self, target: str) -> None:
-        super().__init__(target)
+    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
+        super().__init__(target, tls)
         self._stub = text_pb2_grpc.TextStub(self._channel)
 
     async def describe(self) -> InstanceInfo:

@@ -19,14 +19,25 @@ import uvloop
 
 from triptych.errors import TriptychError
 from triptych.runtime import logs
-from triptych.runtime.settings import SettingsT, load_or_exit
+from triptych.runtime.settings import ServiceSettings, SettingsT, load_or_exit
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 
 logger = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
     """Something outside the program keeps it from starting; the message says what, for whoever started it."""
+
+
+def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
+    """What the settings say of TLS. Raises CannotStart."""
+    if settings.tls_files is None:
+        return None
+    try:
+        return TlsIdentity.load(*settings.tls_files)
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
 
 
 class App(Protocol):

@@ -76,8 +76,28 @@ class ServiceSettings(BaseSettings):
     """TCP port for /health, /ready and /metrics of this process alone; 0 opens none."""
     loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
     """An event loop that was blocked for so long is worth a line in the log."""
+    tls_cert: Path | None = None
+    """Certificate of this process (PEM). With it, tls_key and tls_ca, services talk to each other by mutual TLS."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    tls_ca: Path | None = None
+    """Certificates (PEM) of whoever signs those of the services that this one believes."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) that gets the spans of requests; empty makes none."""
+
+    @property
+    def tls_files(self) -> tuple[Path, Path, Path] | None:
+        """Certificate, key and authority; None without TLS."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return self.tls_cert, self.tls_key, self.tls_ca
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
+        if given and self.tls_files is None:
+            raise ValueError(f"{' and '.join(given)} alone: TLS needs tls_cert, tls_key and tls_ca")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -123,7 +143,7 @@ class RpcServiceSettings(ServiceSettings):
     host: str = "127.0.0.1"
     """IP address to listen on."""
     allow_network: bool = False
-    """Listen on an address that is not loopback. Calls are neither encrypted nor authenticated: isolated networks only."""
+    """Listen on an address that is not loopback, without TLS: calls are neither encrypted nor authenticated then."""
     max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 30)
     """Largest message of a call; what is in it is bounded more tightly where it is read."""
     max_concurrent_calls: int = Field(default=4096, ge=1)
@@ -132,8 +152,10 @@ class RpcServiceSettings(ServiceSettings):
     @model_validator(mode="after")
     def _network_is_meant(self) -> Self:
         address = ip_address(self.host)
-        if not address.is_loopback and not self.allow_network:
-            raise ValueError(f"host {self.host} is not a loopback address: say --allow-network if that is meant")
+        if not address.is_loopback and not self.allow_network and self.tls_files is None:
+            raise ValueError(
+                f"host {self.host} is not a loopback address: configure TLS, or say --allow-network if that is meant"
+            )
         return self
 
 

@@ -200,6 +200,8 @@ class NixlTransport:
                         self._scope.spawn(self._replace(effect), name="replace")
                     case TakeDown():
                         self._scope.spawn(self._take_down(effect), name="take-down")
+            if self._live.untidy:
+                self._scope.spawn(self._live.tidy(), name="tidy")
             if self._live.idle and not self._retired:
                 await self._busy.wait()
             await asyncio.sleep(_LOOK_S)

@@ -51,6 +51,9 @@ class LiveAgent:
         self._reads: set[Read] = set()
         self._links: Counter[str] = Counter()
         """By agent name: NIXL knows one agent once, however often it was connected to."""
+        self._leaving: set[str] = set()
+        """Agents without a link that NIXL still knows."""
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._warm: set[str] = set()
         """Agents that were read before."""
 
@@ -58,7 +61,7 @@ class LiveAgent:
 
     @property
     def idle(self) -> bool:
-        return not self._reads and not self._aside.calls
+        return not self._reads and not self._aside.calls and (self.retired or not self._leaving)
 
     def stuck_s(self, now_s: float) -> float:
         """How long ago the oldest read was given up that is not over."""
@@ -81,33 +84,52 @@ class LiveAgent:
         if self._is_stuck(name):
             raise TransferFailed("earlier reads from the holder were given up and are not over")
         agent = self._open_agent()
-        try:
-            said = await self._aside.run(agent.agent.loadRemoteMD, theirs.agent)
-        except agent.errors:
-            self._failed()
-            raise TransferFailed("NIXL cannot reach the holder") from None
-        if said != name.encode():
-            raise TransferFailed("the holder's NIXL metadata is not of the instance that its probe names")
-        self._links[name] += 1
+        async with self._turn(name):
+            try:
+                said = await self._aside.run(agent.agent.loadRemoteMD, theirs.agent)
+            except agent.errors:
+                self._failed()
+                raise TransferFailed("NIXL cannot reach the holder") from None
+            if said != name.encode():
+                raise TransferFailed("the holder's NIXL metadata is not of the instance that its probe names")
+            self._links[name] += 1
         return name
 
     async def forget(self, name: str) -> None:
-        """A link less; with the last one goes the peer's agent, unless a read from it is not over."""
+        """A link less; with the last one goes the peer's agent, once no read from it is left (``tidy``)."""
         self._links[name] -= 1
-        if self._links[name] > 0:
-            return
-        del self._links[name]
-        self._warm.discard(name)
-        agent = self._agent
-        if agent is None or self.retired or any(read.peer == name for read in self._reads):
-            return
-        try:
-            async with asyncio.timeout(_FORGET_S):
-                await self._aside.run(agent.agent.invalidateRemoteMD, name)
-        except TimeoutError:
-            logger.warning("NIXL does not forget a peer: the call has not returned")
-        except agent.errors:
-            logger.warning("NIXL could not forget a peer", exc_info=True)
+        if self._links[name] == 0:
+            del self._links[name]
+            self._warm.discard(name)
+            self._leaving.add(name)
+            await self.tidy()
+
+    @property
+    def untidy(self) -> bool:
+        """Whether there is a peer to be forgotten, and nothing in its way any more."""
+        busy = {read.peer for read in self._reads}
+        return not self.retired and any(name not in busy for name in self._leaving)
+
+    async def tidy(self) -> None:
+        """Make NIXL forget peers that nobody is linked to: what it keeps of each holds memory and connections."""
+        busy = {read.peer for read in self._reads}
+        for name in self._leaving - busy:
+            self._leaving.discard(name)
+            async with self._turn(name):
+                agent = self._agent
+                if agent is None or self.retired or name in self._links:
+                    continue
+                try:
+                    async with asyncio.timeout(_FORGET_S):
+                        await self._aside.run(agent.agent.invalidateRemoteMD, name)
+                except TimeoutError:
+                    logger.warning("NIXL does not forget a peer: the call has not returned")
+                except agent.errors:
+                    logger.warning("NIXL could not forget a peer", exc_info=True)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What is said of one peer is said one after the other."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def _is_stuck(self, name: str) -> bool:
         now_s = asyncio.get_running_loop().time()

@@ -44,6 +44,11 @@ class TransportSet:
         self._preferred = preferred
 
     @property
+    def preferred(self) -> str | None:
+        """The operator's choice, tried before what is ranked best."""
+        return self._preferred
+
+    @property
     def backends(self) -> tuple[str, ...]:
         return tuple(self._transports)
 

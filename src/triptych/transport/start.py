@@ -6,12 +6,14 @@ from ipaddress import ip_address
 
 from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import Arena, LeaseCheck, Transport
+from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
 from triptych.transport.nixl import NixlTransport, OnReset
 from triptych.transport.probe import TransportSet
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
+from triptych.transport.tcp_wire import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +28,19 @@ async def start_transports(
     check: LeaseCheck,
     max_pull_s: float,
     connect_timeout_s: float,
+    preferred: str = "",
+    tls: TlsIdentity | None = None,
     on_reset: OnReset = lambda _backend, _cause: None,
 ) -> TransportSet:
     """Start what works here of ``names``; ``host`` is the address to listen on, ``advertise_host`` the one under which
     peers reach it (empty: the same).
 
-    The names say what is allowed; which is best is found out for each pair of hosts. A backend that is not installed
-    or does not start is left out with a warning. ``on_reset`` is told when a backend had to begin anew. Raises ValueError for an unknown name, or when none is left.
+    The names say what is allowed, and ``preferred`` (one of them, or empty) what is tried first; which is best is found out for each pair of hosts. A backend that is not installed
+    or does not start is left out with a warning. ``on_reset`` is told when a backend had to begin anew. With ``tls`` what goes over TCP is
+    encrypted, and each end shows a certificate. Raises ValueError for an unknown name, or when none is left.
     """
+    if preferred and preferred not in names:
+        raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
     transports: list[Transport] = []
     for name in names:
         match name:
@@ -59,13 +66,17 @@ async def start_transports(
                     limits=TcpLimits(max_pull_s=max_pull_s),
                     bind_host=host,
                     advertised_host=advertise_host or None,
+                    tls=None if tls is None else Tls(tls.listener, tls.caller),
                 )
                 transports.append(await listener)
             case _:
                 raise ValueError(f"there is no transport {name!r} between processes, only {SHM}, {NIXL} and {TCP}")
     if not transports:
         raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
-    return TransportSet(transports, connect_timeout_s=connect_timeout_s)
+    if preferred and preferred not in {transport.backend for transport in transports}:
+        logger.warning("transport %s is preferred, but it is not there: the others are ranked as ever", preferred)
+        preferred = ""
+    return TransportSet(transports, connect_timeout_s=connect_timeout_s, preferred=preferred or None)
 
 
 async def _shm(arena: Arena, *, machine: str, max_pull_s: float) -> ShmTransport:

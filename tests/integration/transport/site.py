@@ -6,13 +6,18 @@ Commands run side by side. It ends with its input.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
 import random
+import re
 import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -83,9 +88,14 @@ class Site:
         self.transports: TransportSet
         self._peers: dict[int, Peer] = {}
         self._numbers = 0
+        self.resets = 0
 
     def check(self, lease_id: bytes, offset: int, nbytes: int) -> bool:
         return self.memory.may_read(lease_id, offset, nbytes, self._now_s())
+
+    def was_reset(self, backend: str, cause: str) -> None:
+        del backend, cause
+        self.resets += 1
 
     # --- as a holder
 
@@ -154,14 +164,29 @@ class Site:
             "fds": process.num_fds(),
             "rss": process.memory_info().rss,
             "threads": process.num_threads(),
+            "resets": self.resets,
             "leases": self.memory.leases,
             "leased_bytes": self.memory.leased_bytes,
             "base": self.arena.base,
         }
 
+    async def descriptors(self) -> dict[str, int]:
+        """What is open, by what it is: sockets by kind and state, files by name."""
+        return dict(Counter(_targets()))
+
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _targets() -> Iterator[str]:
+    sockets = {
+        one.fd: f"{one.family.name} {one.type.name} {one.status}" for one in psutil.Process().net_connections("all")
+    }
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the directory itself
+            target = str(Path(entry.path).readlink())
+            yield sockets.get(int(entry.name), re.sub(r"\d+", "N", target))
 
 
 async def serve(say: Any, said: dict[str, Any]) -> None:
@@ -176,6 +201,7 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
         check=site.check,
         max_pull_s=said["max_pull_s"],
         connect_timeout_s=said["connect_timeout_s"],
+        on_reset=site.was_reset,
     )
 
     async def run(number: int, do: str, arguments: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """The router's settings, from outside."""
 
+from pathlib import Path
+
 import pytest
 
 from services.router.settings import RouterSettings
@@ -25,3 +27,18 @@ def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> Non
 def test_settings_that_do_not_fit_together_are_refused(argv: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         RouterSettings.load(argv, {})
+
+
+def test_tls_is_whole_or_not_at_all_and_takes_the_place_of_allow_network() -> None:
+    files = ["--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-ca", "a.pem"]
+    assert RouterSettings.load([*files, "--host", "0.0.0.0"], {}).tls_files == (
+        Path("c.pem"),
+        Path("k.pem"),
+        Path("a.pem"),
+    )
+    assert RouterSettings.load([], {}).tls_files is None
+    for some in (files[:2], files[:4], files[2:]):
+        with pytest.raises(SettingsError, match="TLS needs tls_cert, tls_key and tls_ca"):
+            RouterSettings.load(some, {})
+    with pytest.raises(SettingsError, match="configure TLS"):
+        RouterSettings.load(["--host", "0.0.0.0"], {})

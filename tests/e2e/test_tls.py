@@ -1,0 +1,85 @@
+"""A cluster whose services believe only each other's certificates: calls and embeddings go over mutual TLS."""
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.e2e.client import post, rest, stream, text_of, timeline_of
+from tests.e2e.reference import Question, answer
+from triptych.cli.cluster import LocalCluster
+from triptych.errors import Unavailable
+from triptych.rpc.stubs import EncoderStub, RouterStub
+from triptych.runtime.tls import TlsIdentity
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+TWO = Question("What digits are shown?", ("3_a", "1_a"))
+FILES = {"cert": "own.pem", "key": "own.key", "ca": "ca.pem"}
+
+
+def write_identity(folder: Path, authority: trustme.CA) -> None:
+    folder.mkdir()
+    own = authority.issue_cert("127.0.0.1")
+    (folder / FILES["cert"]).write_bytes(b"".join(blob.bytes() for blob in own.cert_chain_pems))
+    own.private_key_pem.write_to_path(folder / FILES["key"])
+    authority.cert_pem.write_to_path(folder / FILES["ca"])
+
+
+def flags(folder: Path) -> tuple[str, ...]:
+    return tuple(part for name, file in FILES.items() for part in (f"--tls-{name}", str(folder / file)))
+
+
+def identity(folder: Path) -> TlsIdentity:
+    return TlsIdentity.load(*(folder / file for file in FILES.values()))
+
+
+def options(folders: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
+    """Arenas as on a device too: the whole way of an embedding, over an interface that hides its bytes."""
+    pulling = ("--transports", "nixl,tcp", "--prefer-transport", "tcp", "--arena", "device")
+    return {
+        "gateway": flags(folders["gateway"]),
+        "router": flags(folders["router"]),
+        "encoder": (*flags(folders["encoder"]), "--transports", "nixl,tcp", "--arena", "device"),
+        "text": (*flags(folders["text"]), *pulling),
+    }
+
+
+async def test_a_cluster_under_mutual_tls_answers_its_own_and_nobody_else(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    folders = {name: tmp_path / name for name in ("gateway", "router", "encoder", "text", "user")}
+    for folder in folders.values():
+        write_identity(folder, authority)
+    write_identity(tmp_path / "stranger", stranger)
+    async with LocalCluster(encoders=2, options=options(folders)) as cluster, rest(cluster.url) as client:
+        response = await post(client, TWO.body())
+        assert text_of(response) == answer(TWO).text
+        timeline = await timeline_of(client, response)
+        assert {item["pull_backend"] for item in timeline["items"]} == {"tcp"}
+
+        user = RouterStub(cluster.router_target, identity(folders["user"]))
+        assert (await stream(user, "by-grpc", TWO)).token_ids == answer(TWO).token_ids
+        await user.close()
+
+        for outsider in (None, identity(tmp_path / "stranger")):
+            for stub in (
+                RouterStub(cluster.router_target, outsider),
+                EncoderStub(cluster.targets["encoder-1"], outsider),
+            ):
+                with pytest.raises(Unavailable):
+                    await (stub.models() if isinstance(stub, RouterStub) else stub.describe())
+                await stub.close()
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    for name in ("one", "other"):
+        write_identity(tmp_path / name, authority)
+    one, other = tmp_path / "one", tmp_path / "other"
+    with pytest.raises(ValueError, match="of no use"):
+        TlsIdentity.load(one / FILES["cert"], other / FILES["key"], one / FILES["ca"])
+    with pytest.raises(ValueError, match="cannot be read"):
+        TlsIdentity.load(tmp_path / "missing.pem", one / FILES["key"], one / FILES["ca"])
+    assert identity(one).listener.verify_mode is ssl.CERT_REQUIRED
