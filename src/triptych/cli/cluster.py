@@ -25,7 +25,7 @@ from triptych.runtime.tasks import TaskScope
 _ENGINES = ("encoder", "text")
 _STOP_ORDER = (("gateway",), ("router",), _ENGINES)
 """Whoever sends requests goes first, so that those on their way can end."""
-_READY_POLL_S = 0.1
+_READY_POLL_S = 0.2
 _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""

@@ -1,6 +1,8 @@
 """The ``triptych`` command: options, exit statuses, and nothing that takes time to import."""
 
 import asyncio
+import io
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -288,6 +290,9 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def main() -> None:
     """The entry point that the package installs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to fail
     app(prog_name="triptych")
 
 

@@ -426,6 +426,19 @@ def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
         (["--rate", "1", "--sweep", "1,2"], 2, "give one of them"),
         (["--sweep", "1,x"], 2, "positive rates"),
         (["--sweep", "0"], 2, "positive rates"),
+        (["--rate", "nan"], 2, "--rate"),
+        (["--rate", "inf"], 2, "more than 1,000,000 requests"),
+        (["--rate", "1", "--duration", "inf"], 2, "more than 1,000,000 requests"),
+        (["--rate", "1", "--duration", "nan"], 2, "--duration"),
+        (["--rate", "1e9"], 2, "more than 1,000,000 requests"),
+        (["--sweep", ""], 2, "positive rates"),
+        (["--rate", "1", "--images", "nan"], 2, "is not VALUE"),
+        (["--rate", "1", "--images", "1:nan"], 2, "is not a number"),
+        (["--rate", "1", "--image-size", "0x0"], 2, "a side has"),
+        (["--rate", "1", "--json", "/"], 2, "is a directory"),
+        (["--rate", "1", "--timeout", "nan"], 2, "--timeout"),
+        (["--trace", "/dev/null", "--rate", "1"], 2, "null"),
+        (["--trace", "/proc", "--rate", "1"], 2, "it is not a ServeGen workload"),
         (["--rate", "1", "--images", "many"], 2, "is not VALUE"),
         (["--rate", "1", "--image-size", "8"], 2, "is not a size"),
         (["--rate", "1", "--json", "/dev/null/a.json"], 2, "cannot write /dev/null/a.json: a file is where"),
@@ -454,6 +467,19 @@ def test_help_needs_nothing_that_takes_time() -> None:
     subprocess.run([sys.executable, "-m", "triptych.cli.main", "--help"], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of CPU"
+
+
+def test_a_terminal_without_the_characters_is_no_reason_to_fail() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "triptych.cli.main", "status", "--url", "http://127.0.0.1:1/é"],
+        env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("triptych: nothing answers at http://127.0.0.1:1/")
+    assert done.stderr.count("\n") == 1
 
 
 def test_shells_can_complete_commands() -> None:

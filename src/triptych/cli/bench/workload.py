@@ -9,6 +9,8 @@ from typing import Self
 
 from triptych.cli.outcome import CliError
 
+MAX_REQUESTS = 1_000_000
+"""Of one run: they are planned before the first is sent."""
 MAX_IMAGES = 1024
 MAX_TOKENS = 10_000_000
 MAX_SIDE_PIXELS = 16_384
@@ -115,6 +117,8 @@ def arrivals(rate: float, duration_s: float, burstiness: float, chance: random.R
 
 
 def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, chance: random.Random) -> list[Planned]:
-    """Requests of a mix; at least one."""
+    """Requests of a mix; at least one. Raises WorkloadError for more than can be planned."""
+    if not rate * duration_s <= MAX_REQUESTS:
+        raise WorkloadError(f"{rate:g} requests/s for {duration_s:g} s are more than {MAX_REQUESTS:,} requests")
     times = arrivals(rate, duration_s, burstiness, chance) or [0.0]
     return [mix.request(at_s, chance) for at_s in times]
