@@ -27,8 +27,29 @@ SPECIAL = ("<pad>", "<end>", "<image>", "<unk>")
 EOS = 1
 
 
-def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS) -> Path:
-    """Save a model whose weights are large enough that its answers are varied and its choices clear."""
+def text_config(kind: Any = transformers.LlamaConfig, **changes: Any) -> Any:
+    """A small language model for ``make_model``."""
+    options: dict[str, Any] = {
+        "vocab_size": len(SPECIAL) + _WORDS,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.25,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+    }
+    return kind(**(options | changes))
+
+
+def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS, text: Any = None) -> Path:
+    """Save a model whose weights are large enough that its answers are varied and its choices clear.
+
+    ``text`` is the configuration of another language model than a Llama of full attention.
+    """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -64,19 +85,7 @@ def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS) ->
             initializer_range=0.5,
             initializer_factor=4.0,
         ),
-        text_config=transformers.LlamaConfig(
-            vocab_size=len(words),
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            initializer_range=0.25,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=EOS,
-        ),
+        text_config=text or text_config(),
         image_token_id=2,
         vision_feature_layer=-2,
         image_seq_length=TOKENS_PER_IMAGE,
@@ -176,8 +185,10 @@ def engine_request(
     prepared = [encoder.prepare(media, info_of(media)) for media in question.images]
     encoded = encoder.encode(prepared)
     embeddings = tuple(
-        EmbeddingInput(start, item.tokens, {tensor.spec.name: tensor for tensor in tensors})
-        for start, item, tensors in zip(places[::TOKENS_PER_IMAGE], prepared, encoded, strict=True)
+        EmbeddingInput(start, item.tokens, {tensor.spec.name: tensor for tensor in tensors}, info_of(media).digest)
+        for start, item, tensors, media in zip(
+            places[::TOKENS_PER_IMAGE], prepared, encoded, question.images, strict=True
+        )
     )
     return EngineRequest(name, prompt, embeddings, sampling)
 
