@@ -46,6 +46,7 @@ class _Flight(Generic[PreparedT]):
     def __init__(self, key: bytes, request: EncodeRequest) -> None:
         self.key = key
         self.info = request.info
+        self.shard = request.shard
         self.media = request.media
         self.waiters: dict[int, _Waiter] = {}
         self.prepared: PreparedT | None = None
@@ -185,7 +186,7 @@ class Batcher(Generic[PreparedT]):
 
     def _prepare_if_wanted(self, flight: _Flight[PreparedT]) -> PreparedT | None:
         """In a thread. An item that everybody left while it waited for the thread is not touched."""
-        return self._engine.prepare(flight.media, flight.info) if flight.waiters else None
+        return self._engine.prepare(flight.media, flight.info, flight.shard) if flight.waiters else None
 
     def _refuse_fewer_than(self, flight: _Flight[PreparedT], tokens: int) -> None:
         """A caller who counted fewer tokens than there are has a prompt that the embedding does not fit into."""

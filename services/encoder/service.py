@@ -194,6 +194,7 @@ class EncoderService(Generic[PreparedT]):
             processor_digest=self._engine.processor_digest,
             dtype=model.dtype,
             media=request.info,
+            shard=request.shard,
             tenant_salt=request.tenant_salt,
         ).key
 

@@ -31,6 +31,7 @@ from triptych.machine.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.policy.routing import ClusterView, Content
 from triptych.ports import Clock, Encoder, Text
 
 from .settings import RouterSettings
@@ -104,7 +105,7 @@ class Cluster:
 
     @property
     def has_text(self) -> bool:
-        return any(text.usable for text in self._machine.snapshot(self._clock()).texts)
+        return any(text.usable for text in self.view.texts)
 
     @property
     def text_lost(self) -> bool:
@@ -125,6 +126,15 @@ class Cluster:
         """How many instances there are, by pool (``encoder``, ``text``) and state."""
         pools = {Stage.ENCODE: "encoder"}
         return {(pools.get(stage, "text"), state): n for (stage, state), n in self._machine.states().items()}
+
+    @property
+    def view(self) -> ClusterView:
+        """All instances as they are believed to be now."""
+        return self._machine.snapshot(self._clock())
+
+    def holds(self, content: Content) -> bool:
+        """Whether an encoder is believed to hold such an embedding."""
+        return self._machine.holds(content)
 
     def readiness(self) -> Readiness:
         return self._machine.readiness()

@@ -9,16 +9,18 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
-from triptych.families.base import as_in_request, refuse_unless
+from triptych.families.base import Run as Placeholders
+from triptych.families.base import as_in_request, filled_positions, refuse_unless, units_of
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
 from triptych.tokens.grammar import Grammars
-from triptych.tokens.prompt import PromptBuilder
+from triptych.tokens.prompt import Prompt, PromptBuilder
 from triptych.tokens.tool_calls import call_grammar, read_tools
 
 from .calls import Calling
+from .shards import Cuttable
 
 T = TypeVar("T")
 
@@ -38,6 +40,8 @@ class Prompted:
     media: tuple[bytes, ...]
     sampling: SamplingParams
     calls: Calling | None = None
+    cuttable: tuple[Cuttable | None, ...] = ()
+    """For each item how it may be cut, if it can be."""
 
 
 class Prepare(Protocol):
@@ -99,6 +103,7 @@ class ModelPrepare:
             prompt = self.builder.build_raw(request.prompt)
         items = tuple(
             CountedItem(
+                item=number,
                 info=info,
                 content=(info.digest, request.tenant_salt),
                 start=run.start,
@@ -106,10 +111,19 @@ class ModelPrepare:
                 nbytes=slot_nbytes(self.builder.family.outputs(info, model.dtype)),
                 param=param,
             )
-            for info, run, param in zip(infos, prompt.runs, params, strict=True)
+            for number, (info, run, param) in enumerate(zip(infos, prompt.runs, params, strict=True))
         )
+        cuttable = tuple(self._cuttable(info, run, prompt, model) for info, run in zip(infos, prompt.runs, strict=True))
         calls, sampling = self._tools(request)
-        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls)
+        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls, cuttable)
+
+    def _cuttable(self, info: MediaInfo, run: Placeholders, prompt: Prompt, model: ModelInfo) -> Cuttable | None:
+        family = self.builder.family
+        units = units_of(family, info)
+        if len(units) < 2:
+            return None
+        positions = filled_positions(prompt.token_ids, run, family.placeholder_ids)
+        return Cuttable.find(units, positions, family.outputs(info, model.dtype))
 
     def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.builder.tokenizer.id_to_token(token_id) or "" for token_id in token_ids)

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -38,6 +39,7 @@ from triptych.machine.request_events import (
     Abort,
     Alarm,
     CallerLeft,
+    CountedItem,
     DeadlinePassed,
     Dispatch,
     Encode,
@@ -71,6 +73,7 @@ from triptych.machine.request_events import (
     TextRefused,
 )
 from triptych.policy import admission
+from triptych.policy.sharding import ShardLimits
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
@@ -78,6 +81,7 @@ from .calls import Spoken
 from .cluster import Cluster
 from .outbox import Outbox
 from .prepare import Prepare, Prompted
+from .shards import in_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ class Run:
         deadline_s: float,
         cluster: Cluster,
         prepare: Prepare,
+        shard_limits: ShardLimits,
         offload: Offload,
         clock: Clock,
     ) -> None:
@@ -109,6 +114,7 @@ class Run:
         self._deadline_s = deadline_s
         self._cluster = cluster
         self._prepare_request = prepare
+        self._shard_limits = shard_limits
         self._offload = offload
         self._clock = clock
         self._prompted = Prompted((), (), (), request.sampling)
@@ -289,7 +295,14 @@ class Run:
         except TriptychError as error:
             self._feed(Failed(error))
         else:
+            self._prompted = replace(self._prompted, items=self._in_pieces(self._prompted))
             self._feed(Prepared(self._prompted.items, prompt_tokens))
+
+    def _in_pieces(self, prompted: Prompted) -> tuple[CountedItem, ...]:
+        if not any(prompted.cuttable):
+            return prompted.items
+        cluster = self._cluster
+        return in_pieces(prompted.items, prompted.cuttable, cluster.view, cluster.holds, self._shard_limits)
 
     async def _encode(self, effect: Encode) -> None:
         item = self._prompted.items[effect.item]
@@ -298,7 +311,7 @@ class Run:
             request_id=self.request.request_id,
             item=effect.item,
             model=self._model.model_id,
-            media=self._prompted.media[effect.item],
+            media=self._prompted.media[item.item],
             info=item.info,
             tokens=item.tokens,
             tenant_salt=self.request.tenant_salt,
@@ -306,6 +319,7 @@ class Run:
             lease_s=effect.lease_s,
             reader_lease=effect.reader_lease,
             holder_lease=effect.holder_lease,
+            shard=item.shard,
         )
         try:
             with self._call(effect.encoder):

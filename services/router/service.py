@@ -13,6 +13,7 @@ from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.request import RequestLimits, RequestMachine
 from triptych.policy import admission
+from triptych.policy.sharding import ShardLimits
 from triptych.ports import Chance, Clock, Encoder, Offload, Text
 from triptych.runtime import logs
 
@@ -77,6 +78,9 @@ class RouterService:
             max_requests=settings.max_concurrent_requests,
             max_media_bytes=settings.max_media_bytes,
             retry_after_s=settings.retry_after_s,
+        )
+        self._shard_limits = ShardLimits(
+            min_tokens=settings.min_shard_tokens, max_shards=settings.max_shards if settings.min_shard_tokens else 1
         )
         self._limits = RequestLimits(
             max_encode_attempts=settings.max_encode_attempts,
@@ -196,6 +200,7 @@ class RouterService:
             deadline_s=now_s + timeout_s,
             cluster=self._cluster,
             prepare=self._prepare,
+            shard_limits=self._shard_limits,
             offload=self._offload,
             clock=self._clock,
         )

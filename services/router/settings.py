@@ -79,6 +79,10 @@ class RouterSettings(RpcServiceSettings):
     min_lease_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     """A lease with less left is renewed before its ticket is sent to a text instance."""
 
+    min_shard_tokens: int = Field(default=512, ge=0)
+    """An item is cut over several encoders where that pays, into shards of at least so many tokens; 0 cuts nothing."""
+    max_shards: int = Field(default=8, ge=1, le=64)
+    """Most shards of one item."""
     max_encode_attempts: int = Field(default=3, ge=1)
     """Times that an item is encoded before its loss fails the request."""
     max_text_attempts: int = Field(default=3, ge=1)

@@ -1,9 +1,10 @@
 """What a request must be before anything is spent on it."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from triptych.domain.embedding import TensorSpec
-from triptych.domain.generation import TextRequest
+from triptych.domain.embedding import TensorSpec, joined
+from triptych.domain.generation import Placement, TextRequest
 from triptych.errors import ContextTooLong, InternalError, InvalidRequest, ModelNotFound
 from triptych.families.base import Run, filled_positions
 from triptych.ports import TextEngine
@@ -29,13 +30,35 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
             f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the limit is {model.context_length}"
         )
     _check_layout(request, engine.placeholder_ids)
-    for placement in request.placements:
-        check_ticket(placement.ticket)
-        if not engine.accepts(placement.tokens, placement.ticket.tensors):
-            raise InternalError(
-                f"item {placement.item} comes as {_named(placement.ticket.tensors)}, "
-                f"the model takes other tensors for {placement.tokens} positions"
-            )
+    for item in _items(request.placements):
+        for placement in item:
+            check_ticket(placement.ticket)
+        _check_tensors(item, engine)
+
+
+def _items(placements: Sequence[Placement]) -> list[list[Placement]]:
+    """The placements of each item: one, or those of its shards. Raises InvalidRequest for a shard of nothing."""
+    items: list[list[Placement]] = []
+    for placement in placements:
+        if not placement.continues:
+            items.append([placement])
+        elif items:
+            items[-1].append(placement)
+        else:
+            raise InvalidRequest(f"item {placement.item} goes on with the one before it, which there is not")
+    return items
+
+
+def _check_tensors(item: Sequence[Placement], engine: TextEngine) -> None:
+    number, tokens = item[0].item, sum(placement.tokens for placement in item)
+    try:
+        whole = joined([placement.ticket.tensors for placement in item])
+    except ValueError:
+        raise InternalError(f"the shards of item {number} bring tensors that do not fit behind each other") from None
+    if not engine.accepts(tokens, whole):
+        raise InternalError(
+            f"item {number} comes as {_named(whole)}, the model takes other tensors for {tokens} positions"
+        )
 
 
 def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> None:
@@ -43,12 +66,17 @@ def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> No
     if len({placement.item for placement in request.placements}) != len(request.placements):
         raise InvalidRequest("an item is placed twice")
     end = 0
-    for placement in sorted(request.placements, key=lambda one: one.start):
+    ordered = sorted(request.placements, key=lambda one: one.start)
+    for placement, before in zip(ordered, (None, *ordered), strict=False):
         if placement.tokens < 1:
             raise InvalidRequest(f"item {placement.item} has {placement.tokens} tokens, it needs at least 1")
         if placement.start < end:
             raise InvalidRequest(f"item {placement.item} starts at {placement.start}, before {end} where it may")
         filled = filled_positions(request.token_ids, Run(placement.start, placement.tokens), placeholder_ids)
+        if placement.continues and before is not None:
+            run = Run(before.start, before.tokens + 1)
+            if filled_positions(request.token_ids, run, placeholder_ids)[-1] != placement.start:
+                raise InvalidRequest(f"item {placement.item} does not start where the one before it ends")
         end = filled[-1] + 1
 
 

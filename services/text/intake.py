@@ -23,6 +23,7 @@ from triptych.transport.probe import PeerBook
 from triptych.transport.slot import tensors, verify
 
 from .holders import HolderDirectory
+from .merging import merge
 from .record import Record, Silence
 from .releases import Releases
 
@@ -49,9 +50,10 @@ class IntakeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request's embeddings, in the order of its placements; readable until the request leaves the intake."""
+    """A request's embeddings; readable until the request leaves the intake."""
 
     inputs: tuple[EmbeddingInput, ...]
+    """Of its items, in the order of its placements; shards of an item are one again."""
     reports: tuple[PullReport, ...]
 
 
@@ -136,6 +138,9 @@ class Intake:
             EmbeddingInput(one.start, one.tokens, tensors(self.arena, slot.offset, slot.ticket), slot.ticket.key)
             for one, slot in zip(placements, outcome.slots, strict=True)
         )
+        continues = [one.continues for one in placements]
+        if any(continues):
+            inputs = await self.offload.run(merge, inputs, continues)
         reports = tuple(self._report(one, cached=hit) for one, hit in zip(placements, outcome.hits, strict=True))
         return Arrived(inputs, reports)
 

@@ -18,7 +18,7 @@ from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
 
@@ -232,8 +232,8 @@ class EncoderEngine(Protocol[PreparedT]):
     @property
     def processor_digest(self) -> bytes: ...
 
-    def prepare(self, media: bytes, info: MediaInfo) -> PreparedT:
-        """Decode and preprocess one item. Raises InvalidMedia."""
+    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedT:
+        """Decode and preprocess one item, or one shard of it. Raises InvalidMedia, InvalidRequest for no shard of it."""
         ...
 
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:

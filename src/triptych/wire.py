@@ -32,7 +32,7 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
@@ -164,6 +164,16 @@ def media_info_from_wire(message: common_pb2.MediaInfo) -> MediaInfo:
         rotation_deg=message.rotation_deg,
         options=tuple(sorted(message.options.items())),
     )
+
+
+def shard_to_wire(shard: Shard) -> common_pb2.Shard:
+    return common_pb2.Shard(first=shard.first, count=shard.count, of=shard.of)
+
+
+def shard_from_wire(message: common_pb2.Shard) -> Shard:
+    if not 0 < message.count <= message.of - message.first:
+        raise errors.InvalidRequest(f"a shard has {message.count} units from {message.first} on, of {message.of}")
+    return Shard(message.first, message.count, message.of)
 
 
 def ticket_to_wire(ticket: Ticket) -> common_pb2.Ticket:
@@ -362,6 +372,7 @@ def encode_request_to_wire(request: EncodeRequest) -> encoder_pb2.EncodeRequest:
         lease_s=request.lease_s,
         reader_lease=request.reader_lease,
         holder_lease=request.holder_lease,
+        shard=None if request.shard is None else shard_to_wire(request.shard),
     )
 
 
@@ -378,6 +389,7 @@ def encode_request_from_wire(message: encoder_pb2.EncodeRequest, timeout_s: floa
         lease_s=_duration(message.lease_s, "lease_s"),
         reader_lease=_lease_id(message.reader_lease, "reader_lease"),
         holder_lease=_lease_id(message.holder_lease, "holder_lease"),
+        shard=shard_from_wire(message.shard) if message.HasField("shard") else None,
     )
 
 
@@ -448,7 +460,9 @@ def text_request_to_wire(request: TextRequest) -> text_pb2.TextRequest:
         model=request.model,
         token_ids=request.token_ids,
         placements=[
-            text_pb2.Placement(item=place.item, start=place.start, ticket=ticket_to_wire(place.ticket))
+            text_pb2.Placement(
+                item=place.item, start=place.start, ticket=ticket_to_wire(place.ticket), continues=place.continues
+            )
             for place in request.placements
         ],
         sampling=sampling_to_wire(request.sampling),
@@ -462,7 +476,7 @@ def text_request_from_wire(message: text_pb2.TextRequest, timeout_s: float) -> T
         model=message.model,
         token_ids=tuple(message.token_ids),
         placements=tuple(
-            Placement(item=place.item, start=place.start, ticket=ticket_from_wire(place.ticket))
+            Placement(place.item, place.start, ticket_from_wire(place.ticket), place.continues)
             for place in message.placements
         ),
         sampling=sampling_from_wire(message.sampling),

@@ -27,7 +27,7 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
@@ -35,6 +35,7 @@ from triptych.v1 import common_pb2, router_pb2, text_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(1, 2**20)
 U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=20)
 SECONDS = st.floats(0, 1e6)
@@ -54,6 +55,9 @@ INFO = st.builds(
     samples=U64,
     sample_rate_hz=U32,
     rotation_deg=st.sampled_from(wire.ROTATIONS_DEG),
+)
+SHARD = st.builds(
+    lambda first, count, rest: Shard(first, count, first + count + rest), SMALL, SMALL, st.integers(0, 99)
 )
 SPEC = st.builds(TensorSpec, TEXT, st.sampled_from(DType), st.lists(U64, max_size=4).map(tuple))
 TICKET = st.builds(
@@ -146,7 +150,7 @@ TEXT_REQUEST = st.builds(
     request_id=TEXT,
     model=TEXT,
     token_ids=st.lists(U32, max_size=9).map(tuple),
-    placements=st.lists(st.builds(Placement, U32, U32, TICKET), max_size=2).map(tuple),
+    placements=st.lists(st.builds(Placement, U32, U32, TICKET, st.booleans()), max_size=2).map(tuple),
     sampling=SAMPLING,
     timeout_s=st.just(9.0),
     priority=I64,
@@ -164,9 +168,10 @@ ENCODE = st.builds(
     lease_s=SECONDS,
     reader_lease=LEASE,
     holder_lease=LEASE,
+    shard=st.none() | SHARD,
 )
 ITEM_TIMELINE = st.builds(
-    ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64
+    ItemTimeline, item=U32, modality=TEXT, width=U32, height=U32, tokens=U32, encoder=TEXT, pull_bytes=U64, shard=TEXT
 )
 TIMELINE = st.builds(
     Timeline,

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from triptych.domain.embedding import LeaseId, Ticket
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """One item. The encoder grants two leases: one to the caller, one (in the ticket) to the text instance.
+    """One item, or a shard of one. The encoder grants two leases: one to the caller, one (in the ticket) to the text instance.
 
     The caller names both, 16 random bytes each, so that it can give them back without having seen the answer.
     """
@@ -27,6 +27,8 @@ class EncodeRequest:
     """Of the text instance."""
     holder_lease: LeaseId
     """The caller's own; it keeps the embedding alive until it is released or expires."""
+    shard: Shard | None = None
+    """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,16 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item's embedding goes in the prompt: the run of ``tokens`` placeholder ids that starts at ``start``."""
+    """Where an embedding goes in the prompt: the first ``tokens`` placeholders at or after position ``start``.
+
+    It is an item's or, where ``continues``, that of a further shard of the item of the placement before it.
+    """
 
     item: int
+    """Its number: of embeddings, where items are cut."""
     start: int
     ticket: Ticket
+    continues: bool = False
 
     @property
     def tokens(self) -> int:

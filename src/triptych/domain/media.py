@@ -63,6 +63,10 @@ class Shard:
     count: int
     of: int
 
+    def __str__(self) -> str:
+        """For people, who count from one."""
+        return f"{self.first + 1}-{self.first + self.count}/{self.of}"
+
 
 @dataclass(frozen=True, slots=True)
 class Item:

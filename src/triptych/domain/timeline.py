@@ -13,7 +13,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ItemTimeline:
-    """One item, as served in the end; ``encode_attempts`` above 1 tells that something was lost on the way."""
+    """One item, or one shard of it, as served in the end.
+
+    ``encode_attempts`` above 1 tells that something was lost on the way.
+    """
 
     item: int
     modality: str
@@ -29,6 +32,8 @@ class ItemTimeline:
     pull_bytes: int = 0
     pull_s: float = 0.0
     text_cached: bool = False
+    shard: str = ""
+    """``1-4/8``: which units of the item, of how many; empty for all of it."""
 
 
 @dataclass(frozen=True, slots=True)

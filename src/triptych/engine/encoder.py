@@ -14,13 +14,14 @@ import transformers
 import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.halves import DividingHalf, Features
 from triptych.engine.registry import halves_of
 from triptych.engine.split import Half, load_half
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.errors import EngineFailure, InvalidMedia
-from triptych.families.base import count_tokens
+from triptych.families.base import shard_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,26 @@ class TransformersEncoderEngine:
     def processor_digest(self) -> bytes:
         return self._processor_digest
 
-    def prepare(self, media: bytes, info: MediaInfo) -> PreparedMedia:
-        """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe. Raises InvalidMedia."""
-        tokens = count_tokens(self._family, info)
+    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedMedia:
+        """Decode and preprocess one item, or a shard of it, as the checkpoint's own processor does. Thread-safe.
+
+        Raises InvalidMedia, and InvalidRequest for a shard that the item does not have.
+        """
+        tokens, outputs = shard_outputs(self._family, info, self._model_info.dtype, shard)
         try:
-            features = self._half.prepare(media, info)
+            features = self._features(media, info, shard)
         except (ValueError, OSError, ArithmeticError) as error:
             raise InvalidMedia(f"the {info.width}x{info.height} {info.modality.value} cannot be processed") from error
-        return PreparedMedia(features, tokens, self._family.outputs(info, self._model_info.dtype))
+        return PreparedMedia(features, tokens, outputs)
+
+    def _features(self, media: bytes, info: MediaInfo, shard: Shard | None) -> Features:
+        if shard is None or shard.count == shard.of:
+            return self._half.prepare(media, info)
+        if not isinstance(self._half, DividingHalf):
+            raise TypeError(
+                f"{self._family.model_type} says where items can be cut, its encoder half does not cut them"
+            )
+        return self._half.prepare_shard(media, info, shard)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:

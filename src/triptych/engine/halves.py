@@ -7,13 +7,13 @@ Loading, batching, attention, memory and sampling are the same for all.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.families.base import Run
 
 Features = Mapping[str, torch.Tensor]
@@ -36,7 +36,16 @@ class EncoderHalf(Protocol):
         ...
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Per item the tensors of ``Family.outputs``; an item's neighbours in the batch do not change its result."""
+        """Per item, or shard, the tensors of ``Family.outputs``; an item's neighbours in the batch do not change its result."""
+        ...
+
+
+@runtime_checkable
+class DividingHalf(EncoderHalf, Protocol):
+    """An encoder half whose family says where items can be cut (``families.base.Divides``)."""
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """As ``prepare``, of some of the item's units: ``encode`` makes their rows of it, and only those."""
         ...
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import TensorSpec
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.halves import Features, PassPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.images import ImagePreparer
@@ -45,15 +45,28 @@ class QwenEncoder:
         return {**self._images.settings, "videos": {**self._frames.settings, **asdict(self._family.videos)}}
 
     def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        grid = self._family.grid(info)
+        frames = self._family.grid(info).frames
+        return self.prepare_shard(media, info, Shard(0, frames, frames))
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """A unit is a patch in time; an image has one."""
+        whole = self._family.grid(info)
+        grid = whole._replace(frames=shard.count)
         if info.modality is Modality.VIDEO:
-            frames = decode_video(media, info, self._family.sampled_frames(info))
-            pixels = self._frames.prepare([Image.fromarray(frame) for frame in frames], grid)
+            pixels = self._frames.prepare(self._sampled(media, info, shard), grid)
         else:
             pixels = self._images.process([self._images.open(media, info)])["pixel_values"]
         if len(pixels) != grid.frames * grid.rows * grid.columns:
             raise ValueError(f"the processor made {len(pixels)} patches, not the {grid} that were counted")
-        return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: _rotary(self._family, info, grid)}
+        per_unit = self._family.patches.tokens_per_frame(grid)
+        rotary = _rotary(self._family, info, whole)[shard.first * per_unit :][: shard.count * per_unit]
+        return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: rotary}
+
+    def _sampled(self, media: bytes, info: MediaInfo, shard: Shard) -> list[Image.Image]:
+        """The frames of these patches in time."""
+        length = self._family.patches.frames
+        numbers = self._family.sampled_frames(info)[shard.first * length :][: shard.count * length]
+        return [Image.fromarray(frame) for frame in decode_video(media, info, numbers)]
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """Images and videos alike: towers tell them apart by their grids alone."""

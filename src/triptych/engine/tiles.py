@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.halves import Features
 from triptych.engine.images import ImagePreparer
@@ -31,11 +31,21 @@ class TileEncoder:
         return self._images.settings
 
     def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        return {"pixel_values": self._checked_tiles(media, info)}
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """A unit is a tile."""
+        tiles = self._checked_tiles(media, info)
+        if len(tiles) != shard.of:
+            raise ValueError(f"the processor made {len(tiles)} tiles, not the {shard.of} that were counted")
+        return {"pixel_values": tiles[shard.first : shard.first + shard.count].clone()}
+
+    def _checked_tiles(self, media: bytes, info: MediaInfo) -> torch.Tensor:
         tiles = self._tiles(self._images.process([self._images.open(media, info)]))
         shape = tuple(tiles.shape[1:])
         if shape != self._shape:
             raise ValueError(f"the processor made tiles of {shape}, the tower takes {self._shape}")
-        return {"pixel_values": tiles}
+        return tiles
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         pixels = torch.cat([features["pixel_values"] for features in batch])

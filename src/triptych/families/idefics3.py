@@ -86,6 +86,11 @@ class Idefics3:
         rows, columns = self.grid(info)
         return (TensorSpec(EMBEDS, dtype, ((rows * columns + 1) * self.tokens_per_tile, self.hidden_size)),)
 
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Tiles, the whole image as the last: the tower sees each by itself."""
+        rows, columns = self.grid(info)
+        return (self.tokens_per_tile,) * (rows * columns + 1)
+
     def grid(self, info: MediaInfo) -> tuple[int, int]:
         """Rows and columns of tiles; (0, 0) for an image that fits one. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)

@@ -61,6 +61,10 @@ class InternVl:
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
         return (TensorSpec(EMBEDS, dtype, (self.tiles(info) * self.tokens_per_tile, self.hidden_size)),)
 
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Tiles: the tower sees each by itself."""
+        return (self.tokens_per_tile,) * self.tiles(info)
+
     def tiles(self, info: MediaInfo) -> int:
         """Tiles of the grid, and one for the whole image unless the grid is it. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)

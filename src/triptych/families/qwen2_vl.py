@@ -83,6 +83,11 @@ class Qwen2VL:
         """What an item of so many tokens brings."""
         return self.language.rows(tokens, dtype)
 
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Patches in time: no attention goes from one to another."""
+        grid = self.grid(info)
+        return (self.patches.tokens_per_frame(grid),) * grid.frames
+
     def grid(self, info: MediaInfo) -> Grid:
         """The patches that the processor cuts an item into. Raises InvalidMedia."""
         if not is_video(info):

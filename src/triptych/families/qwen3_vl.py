@@ -96,6 +96,11 @@ class Qwen3VL:
         stacked = (TensorSpec(deepstack(layer), dtype, shape) for layer in range(self.deepstack_layers))
         return (*self.language.rows(tokens, dtype), *stacked)
 
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Patches in time: no attention goes from one to another."""
+        grid = self.grid(info)
+        return (self.patches.tokens_per_frame(grid),) * grid.frames
+
     def grid(self, info: MediaInfo) -> Grid:
         """The patches that the processor cuts an item into. Raises InvalidMedia."""
         side = self.patches.token_side

@@ -163,6 +163,10 @@ class ClusterMachine:
         """What the instance last said of itself."""
         return self._instances[name].info
 
+    def holds(self, content: Content) -> bool:
+        """Whether an encoder is believed to hold such an embedding."""
+        return content in self._hints
+
     def snapshot(self, now_s: float) -> ClusterView:
         """All instances as the policies see them."""
         return ClusterView(

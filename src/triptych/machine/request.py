@@ -627,7 +627,9 @@ class RequestMachine:
         for index, item in enumerate(self._items):
             if item.ticket is None:
                 raise AssertionError("dispatched without a ticket")
-            placements.append(Placement(index, item.counted.start, item.ticket))
+            shard = item.counted.shard
+            continues = shard is not None and shard.first > 0
+            placements.append(Placement(index, item.counted.start, item.ticket, continues))
         return [Dispatch(self._text_attempt, tuple(placements), self._avoid_texts, reason)]
 
     def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -727,7 +729,8 @@ def _item_timeline(index: int, item: _Item, ready: Ready | None) -> ItemTimeline
     pull = next((pull for pull in ready.pulls if pull.item == index), None) if ready else None
     served = item.served
     return ItemTimeline(
-        item=index,
+        item=item.counted.item,
+        shard=str(item.counted.shard or ""),
         modality=item.counted.info.modality.value,
         width=item.counted.info.width,
         height=item.counted.info.height,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import TriptychError
 from triptych.machine.cluster_events import Grant
 from triptych.policy.routing import Content, Want
@@ -13,8 +13,10 @@ from triptych.policy.routing import Content, Want
 
 @dataclass(frozen=True, slots=True)
 class CountedItem:
-    """An item as the router counted it: where its placeholders are, and what its embedding takes."""
+    """An item, or a shard of one, as the router counted it: where its placeholders are, what its embedding takes."""
 
+    item: int
+    """Which of the request's items it is, or belongs to."""
     info: MediaInfo
     content: Content
     start: int
@@ -22,6 +24,7 @@ class CountedItem:
     nbytes: int
     param: str
     """The request field that brought it: ``messages[0].content[1]``."""
+    shard: Shard | None = None
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

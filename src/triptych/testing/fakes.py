@@ -17,7 +17,7 @@ from itertools import islice
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores
 from triptych.testing.offload import OneAtATime, spend
@@ -78,6 +78,10 @@ class FakePrepared:
     media: bytes
     tokens: int
     outputs: tuple[TensorSpec, ...]
+    first: int
+    """Row of the whole item's embedding at which this one begins ..."""
+    whole: int
+    """... of so many."""
 
     @property
     def nbytes(self) -> int:
@@ -102,12 +106,16 @@ class FakeEncoderEngine:
     def __post_init__(self) -> None:
         self._alone = OneAtATime("encoder engine")
 
-    def prepare(self, media: bytes, info: MediaInfo) -> FakePrepared:
+    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> FakePrepared:
+        """The units of an item are all of one size."""
         spend(self.prepare_s)
         if media.endswith(BROKEN_MEDIA):
             raise InvalidMedia(f"the {info.modality.value} cannot be decoded")
-        tokens = self.tokens_of(info)
-        return FakePrepared(media, tokens, fake_tensors(tokens, self.model.hidden_size))
+        whole = self.tokens_of(info)
+        first, tokens = (
+            (0, whole) if shard is None else (whole * shard.first // shard.of, whole * shard.count // shard.of)
+        )
+        return FakePrepared(media, tokens, fake_tensors(tokens, self.model.hidden_size), first, whole)
 
     def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
         self._alone.enter()
@@ -115,10 +123,12 @@ class FakeEncoderEngine:
         if self.failures:
             raise self.failures.popleft()
         self.encoded_items += len(batch)
-        return [
-            (Tensor(item.outputs[0], memoryview(fake_embedding(item.media, item.tokens, self.model.hidden_size))),)
-            for item in batch
-        ]
+        return [(Tensor(item.outputs[0], self._embedding(item)),) for item in batch]
+
+    def _embedding(self, item: FakePrepared) -> memoryview:
+        whole = memoryview(fake_embedding(item.media, item.whole, self.model.hidden_size))
+        row_nbytes = self.model.hidden_size * DType.F32.itemsize
+        return whole[item.first * row_nbytes : (item.first + item.tokens) * row_nbytes]
 
 
 @dataclass

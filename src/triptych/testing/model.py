@@ -62,6 +62,11 @@ class FakeFamily:
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:  # noqa: ARG002  # always float32
         return fake_tensors(self.tokens(info), self.hidden_size)
 
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Rows of patches."""
+        rows = -(-info.height // self.patch_px)
+        return (self.tokens(info) // rows,) * rows
+
     def tokens(self, info: MediaInfo) -> int:
         """Positions that an image takes. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "holder_lease")
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "holder_lease", "shard")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class EncodeRequest(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     READER_LEASE_FIELD_NUMBER: _ClassVar[int]
     HOLDER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     item: int
     model: str
@@ -29,7 +30,8 @@ class EncodeRequest(_message.Message):
     lease_s: float
     reader_lease: bytes
     holder_lease: bytes
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., holder_lease: _Optional[bytes] = ...) -> None: ...
+    shard: _common_pb2.Shard
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., holder_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("ticket", "holder_lease", "cached", "queue_s", "encode_s")

@@ -183,7 +183,7 @@ class TimelineRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ItemTimeline(_message.Message):
-    __slots__ = ("item", "modality", "width", "height", "tokens", "encoder", "encode_attempts", "encoder_cached", "queue_s", "encode_s", "pull_backend", "pull_bytes", "pull_s", "text_cached")
+    __slots__ = ("item", "modality", "width", "height", "tokens", "encoder", "encode_attempts", "encoder_cached", "queue_s", "encode_s", "pull_backend", "pull_bytes", "pull_s", "text_cached", "shard")
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class ItemTimeline(_message.Message):
     PULL_BYTES_FIELD_NUMBER: _ClassVar[int]
     PULL_S_FIELD_NUMBER: _ClassVar[int]
     TEXT_CACHED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     item: int
     modality: str
     width: int
@@ -212,7 +213,8 @@ class ItemTimeline(_message.Message):
     pull_bytes: int
     pull_s: float
     text_cached: bool
-    def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ...) -> None: ...
+    shard: str
+    def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ..., shard: _Optional[str] = ...) -> None: ...
 
 class Timeline(_message.Message):
     __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error")

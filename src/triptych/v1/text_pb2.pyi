@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Placement(_message.Message):
-    __slots__ = ("item", "start", "ticket")
+    __slots__ = ("item", "start", "ticket", "continues")
     ITEM_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     item: int
     start: int
     ticket: _common_pb2.Ticket
-    def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+    continues: bool
+    def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
     __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority")

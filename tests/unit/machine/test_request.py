@@ -81,6 +81,7 @@ DEADLINE_S = 100.0
 def items(count: int) -> tuple[CountedItem, ...]:
     return tuple(
         CountedItem(
+            item=index,
             info=MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes([index]) * 32),
             content=(bytes([index]) * 32, b""),
             start=10 * index,

@@ -1,0 +1,32 @@
+"""Items that several encoders did: their shards become one embedding again, in order."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from triptych.domain.embedding import Tensor, joined
+from triptych.ports import EmbeddingInput
+
+
+def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:
+    """One input for each item. ``continues`` tells which go on with the item of the one before them.
+
+    Blocks while it copies what came in shards; the rest is passed on as it is.
+    """
+    items: list[list[EmbeddingInput]] = []
+    for one, goes_on in zip(inputs, continues, strict=True):
+        if goes_on:
+            items[-1].append(one)
+        else:
+            items.append([one])
+    return tuple(item[0] if len(item) == 1 else _whole(item) for item in items)
+
+
+def _whole(shards: Sequence[EmbeddingInput]) -> EmbeddingInput:
+    specs = joined([tuple(tensor.spec for tensor in shard.tensors.values()) for shard in shards])
+    tensors = {
+        spec.name: Tensor(spec, memoryview(b"".join(shard.tensors[spec.name].data for shard in shards)))
+        for spec in specs
+    }
+    known = all(shard.key for shard in shards)
+    key = blake2b(b"".join(shard.key for shard in shards), digest_size=32, person=b"triptych-whole").digest()
+    return EmbeddingInput(shards[0].start, sum(shard.tokens for shard in shards), tensors, key if known else b"")

@@ -1,0 +1,110 @@
+"""Items that can be cut: any cut gives the rows of the whole, and answers equal ``generate``.
+
+Shards are encoded by engines of their own, in batches with other shards, as encoders in several processes do.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.text.merging import merge
+from tests.integration.families.harness import Case, Item, Question, finish, items_of
+from triptych.domain.embedding import DType, Tensor
+from triptych.domain.media import Modality, Shard
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.families.base import Divides, count_tokens, shard_outputs, units_of
+from triptych.policy.sharding import shards_of, tokens_of
+from triptych.ports import EmbeddingInput, EngineRequest
+
+pytestmark = pytest.mark.timeout(180)
+
+ANSWER_TOKENS = 8
+MOST_UNITS = 12
+DIVIDE = {"idefics3", "internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
+
+
+@pytest.fixture(scope="module")
+def engine(case: Case) -> TransformersEncoderEngine:
+    return TransformersEncoderEngine(case.directory, model_id="tiny")
+
+
+def divisible(case: Case) -> list[Item]:
+    """Items of several units: there are such among the first that a family makes."""
+    family = case.builder.family
+    if not isinstance(family, Divides):
+        assert case.tiny.model_type not in DIVIDE
+        pytest.skip("items of this family cannot be cut")
+    found = []
+    for seed in range(40):
+        for modality, _ in case.tiny.anchors:
+            item = case.tiny.item(random.Random(seed), modality)
+            if 2 <= len(units_of(family, item.info)) <= MOST_UNITS:
+                found.append(item)
+    return found[:3]
+
+
+def encode(engine: TransformersEncoderEngine, item: Item, shards: Sequence[Shard]) -> list[tuple[Tensor, ...]]:
+    return engine.encode([engine.prepare(item.media, item.info, shard) for shard in shards])
+
+
+def rows(tensors: Sequence[Tensor]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    types = {DType.F32: np.float32, DType.I32: np.int32}
+    return [np.frombuffer(one.data, types[one.spec.dtype]).reshape(one.spec.shape) for one in tensors]
+
+
+def cuts(units: Sequence[int], seed: int) -> list[tuple[Shard, ...]]:
+    """Even cuts, every unit alone, and one anywhere."""
+    place = random.Random(seed).randrange(1, len(units))
+    anywhere = (Shard(0, place, len(units)), Shard(place, len(units) - place, len(units)))
+    return [anywhere, *(shards_of(units, number) for number in {2, 3, len(units)} if number <= len(units))]
+
+
+def test_any_cut_equals_the_whole(case: Case, engine: TransformersEncoderEngine) -> None:
+    items = divisible(case)
+    assert items, "no item has several units"
+    for seed, item in enumerate(items):
+        whole = rows(engine.encode([engine.prepare(item.media, item.info)])[0])
+        units = units_of(case.builder.family, item.info)
+        assert sum(units) == count_tokens(case.builder.family, item.info)
+        for shards in cuts(units, seed):
+            encoded = encode(engine, item, shards)
+            for shard, tensors in zip(shards, encoded, strict=True):
+                tokens, specs = shard_outputs(case.builder.family, item.info, engine.model.dtype, shard)
+                assert tokens == tokens_of(units, shard)
+                assert tuple(tensor.spec for tensor in tensors) == specs
+            for one, *parts in zip(whole, *map(rows, encoded), strict=True):
+                joined = np.concatenate(parts)
+                assert joined.shape == one.shape
+                np.testing.assert_allclose(joined, one, rtol=1e-4, atol=1e-4)
+
+
+def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -> tuple[EngineRequest, int]:
+    """A request as a text instance makes it when every item that can be cut came in shards, and their number."""
+    request = case.request("one", question, ANSWER_TOKENS)
+    inputs: list[EmbeddingInput] = []
+    continues: list[bool] = []
+    for item, whole in zip(items_of(question), request.embeddings, strict=True):
+        units = units_of(case.builder.family, item.info)
+        shards = shards_of(units, 3)
+        start = whole.start
+        for number, (shard, tensors) in enumerate(zip(shards, encode(engine, item, shards), strict=True)):
+            named = {tensor.spec.name: tensor for tensor in tensors}
+            inputs.append(EmbeddingInput(start, tokens_of(units, shard), named, item.key + bytes([number])))
+            continues.append(number > 0)
+            start += 1  # only where an item starts counts
+    return replace(request, embeddings=merge(inputs, continues)), len(inputs)
+
+
+def test_answers_with_sharded_items_equal_generate(case: Case, engine: TransformersEncoderEngine) -> None:
+    items = divisible(case)
+    question: Question = ("a!", items[0], "bc!", items[-1], "d!")
+    if items[0].info.modality is not Modality.IMAGE:
+        question = ("a!", items[0], "d!")
+    request, shards = sharded(case, engine, question)
+    assert shards > len(items_of(question)) == len(request.embeddings)
+    text = case.engine()
+    text.add(request)
+    assert finish(text)["one"] == case.answer(question, ANSWER_TOKENS)

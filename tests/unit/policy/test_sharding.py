@@ -1,0 +1,94 @@
+"""Large items are cut where that brings the end of the encode stage nearer, and only there."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.domain.media import Shard
+from triptych.policy.routing import ClusterView, EncoderView
+from triptych.policy.sharding import Divisible, ShardLimits, cut, shards_of, tokens_of
+
+LIMITS = ShardLimits(min_tokens=100, max_shards=8)
+
+
+def pool(*pending: int) -> ClusterView:
+    return ClusterView(
+        tuple(EncoderView(f"e{index}", True, tokens, 0, 1 << 20, 1 << 20) for index, tokens in enumerate(pending))
+    )
+
+
+def item(tokens: int, units: int = 100) -> Divisible:
+    return Divisible((tokens // units,) * units)
+
+
+@pytest.mark.parametrize(
+    ("items", "pending", "numbers"),
+    [
+        ((item(1000),), (0,), (1,)),
+        ((item(1000),), (0, 0), (2,)),
+        ((item(1000),), (0, 0, 0, 0), (4,)),
+        ((item(1000, units=1),), (0, 0, 0, 0), (1,)),
+        ((item(1000, units=2),), (0, 0, 0, 0), (2,)),
+        ((item(300),), (0, 0, 0, 0, 0), (3,)),  # no shard under 100 tokens
+        ((item(100_000),), (0,) * 16, (8,)),  # no more than eight shards
+        # All encoders are busy with the request's other items, or with others' anyway.
+        ((item(1000), item(1000)), (0, 0), (1, 1)),
+        ((item(1000), item(1000)), (0, 0, 0, 0), (2, 2)),
+        ((item(4000), item(100)), (0, 0), (2, 1)),
+        ((item(1000),), (0, 5000), (1,)),
+        ((item(1000),), (0, 0, 5000), (2,)),
+        # The second one is free too late to be worth the work.
+        ((item(1000),), (0, 450), (1,)),
+        ((), (0, 0), ()),
+        ((item(1000),), (), (1,)),
+    ],
+)
+def test_items_are_cut_where_it_pays(items: tuple[Divisible, ...], pending: tuple[int, ...], numbers: object) -> None:
+    assert cut(items, pool(*pending), LIMITS) == numbers
+
+
+def test_encoders_that_are_not_to_be_had_do_not_count() -> None:
+    view = pool(0, 0, 0)
+    down = replace(view.encoders[1], usable=False)
+    cooling = replace(view.encoders[2], cooling=True)
+    assert cut([item(1000)], replace(view, encoders=(view.encoders[0], down, cooling)), LIMITS) == (1,)
+
+
+def test_a_cut_that_was_made_before_is_made_again() -> None:
+    held = replace(item(1000), held=frozenset({3}))
+    assert cut([held], pool(0, 0, 0, 0), LIMITS) == (3,)
+    assert cut([held, item(1000)], pool(0, 0), LIMITS) == (3, 2), "what costs nothing leaves room"
+    assert cut([replace(item(1000), held=frozenset({1, 4}))], pool(0, 0, 0, 0), LIMITS) == (1,)
+
+
+def test_shards_are_even_and_in_order() -> None:
+    assert shards_of((5,) * 6, 3) == (Shard(0, 2, 6), Shard(2, 2, 6), Shard(4, 2, 6))
+    assert shards_of((5,) * 7, 2) == (Shard(0, 4, 7), Shard(4, 3, 7))
+    assert shards_of((90, 5, 5), 2) == (Shard(0, 1, 3), Shard(1, 2, 3))
+    assert shards_of((5, 5, 90), 2) == (Shard(0, 2, 3), Shard(2, 1, 3))
+    assert shards_of((5,), 4) == (Shard(0, 1, 1),)
+
+
+@given(units=st.lists(st.integers(1, 50), min_size=1, max_size=40), number=st.integers(1, 50))
+def test_shards_are_the_whole(units: list[int], number: int) -> None:
+    shards = shards_of(units, number)
+    assert len(shards) == min(number, len(units))
+    assert [shard.first for shard in shards] == [
+        sum(one.count for one in shards[:place]) for place in range(len(shards))
+    ]
+    assert all(shard.count >= 1 and shard.of == len(units) for shard in shards)
+    assert sum(tokens_of(units, shard) for shard in shards) == sum(units)
+
+
+@given(
+    items=st.lists(st.builds(Divisible, st.lists(st.integers(1, 400), min_size=1, max_size=12).map(tuple)), max_size=5),
+    pending=st.lists(st.integers(0, 5000), max_size=6),
+    min_tokens=st.integers(0, 1000),
+)
+def test_limits_hold_whatever_comes(items: list[Divisible], pending: list[int], min_tokens: int) -> None:
+    limits = ShardLimits(min_tokens, max_shards=4)
+    for one, number in zip(items, cut(items, pool(*pending), limits), strict=True):
+        assert 1 <= number <= min(4, len(one.units))
+        assert number == 1 or one.tokens >= number * min_tokens
