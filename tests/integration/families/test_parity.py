@@ -25,6 +25,18 @@ def test_answers_equal_generate(case: Case, items: int) -> None:
     assert finish(engine)["one"] == case.answer(question, ANSWER_TOKENS)
 
 
+def test_each_modality_alone_and_all_together(case: Case) -> None:
+    taken = [modality for modality, _ in case.tiny.anchors]
+    questions = {
+        "+".join(modality.value for modality in chosen): case.question_of(200 + number, *chosen)
+        for number, chosen in enumerate((*((modality,) for modality in taken), taken[::-1]))
+    }
+    engine = case.engine()
+    for name, question in questions.items():
+        engine.add(case.request(name, question, ANSWER_TOKENS))
+    assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()}
+
+
 def test_items_decide_answers(case: Case) -> None:
     """Otherwise nothing above says that they arrive."""
     question = case.question(1, 1)

@@ -1,0 +1,143 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images and videos of any shape, three axes of rotary positions, DeepStack."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.integration.families.harness import (
+    Item,
+    TinyFamily,
+    llama_sizes,
+    pixels_of,
+    random_image,
+    tokenizer,
+    transformers,
+    without_video,
+)
+from tests.unit.families.video_processors import video_processor
+from triptych.domain.media import Modality
+from triptych.engine.videos import decode_video
+from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.testing import clips
+
+_MARKS = ("<|vision_start|>", "<|vision_end|>")
+
+
+class TinyQwenVL(TinyFamily):
+    anchors = tuple(
+        (modality, f"{_MARKS[0]}<|{modality.value}_pad|>{_MARKS[1]}") for modality in (Modality.IMAGE, Modality.VIDEO)
+    )
+    patch = 14
+    tower: dict[str, Any]
+    videos: dict[str, Any] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
+    video_processor_type = "Qwen2VLVideoProcessor"
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        self.name = name
+        self.seed = seed
+
+    @property
+    def _prefix(self) -> str:
+        return {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[self.model_type]
+
+    def processor(self) -> Any:
+        side = self.patch * 2
+        images = transformers.Qwen2VLImageProcessorPil(
+            patch_size=self.patch, size={"shortest_edge": side**2, "longest_edge": 12 * side**2}
+        )
+        cls = without_video(getattr(transformers, f"{self._prefix}Processor"))
+        return cls(images, self._tokenizer(), chat_template=self.template)
+
+    def make(self, directory: Path) -> None:
+        super().make(directory)
+        settings = {"video_processor_type": self.video_processor_type, **self.videos}
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
+
+    def load_processor(self, directory: Path) -> Any:
+        processor = without_video(getattr(transformers, f"{self._prefix}Processor")).from_pretrained(directory)
+        processor.video_processor = video_processor(self.video_processor_type, **self.videos)
+        return processor
+
+    def item(self, chance: random.Random, modality: Modality) -> Item:
+        if modality is Modality.IMAGE:
+            return random_image(chance, chance.randrange(30, 120), chance.randrange(30, 120))
+        media = clips.video(
+            2 * chance.randrange(15, 50),
+            2 * chance.randrange(15, 50),
+            frames=chance.randrange(3, 34),
+            frames_per_s=chance.choice((5, 8, 12)),
+            seed=chance.randrange(1000),
+        )
+        return Item(media, inspect_media(media, MediaLimits()))
+
+    def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
+        images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
+        infos = [(item.media, item.info) for item in items if item.info.modality is Modality.VIDEO]
+        whole = [decode_video(media, info, range(info.frames)) for media, info in infos]
+        metadata = [{"total_num_frames": info.frames, "fps": info.frames / info.duration_s} for _, info in infos]
+        of_videos = {"video_metadata": metadata, "do_sample_frames": True} if whole else {}
+        return processor(text=text, images=images or None, videos=whole or None, return_tensors="pt", **of_videos)
+
+    def model(self) -> Any:
+        text = self._tokenizer()
+        sizes = llama_sizes(len(text), rope_parameters=self._rope())
+        tower = {"depth": 2, "num_heads": 2, "patch_size": self.patch, "initializer_range": 0.3, **self.tower}
+        ids = {
+            f"{name}_token_id": text.convert_tokens_to_ids(token)
+            for name, token in {
+                "image": "<|image_pad|>",
+                "video": "<|video_pad|>",
+                "vision_start": _MARKS[0],
+                "vision_end": _MARKS[1],
+            }.items()
+        }
+        config = getattr(transformers, f"{self._prefix}Config")(
+            text_config=sizes, vision_config=tower, initializer_range=0.25, **ids
+        )
+        return getattr(transformers, f"{self._prefix}ForConditionalGeneration")(config)
+
+    def _rope(self) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+
+    @staticmethod
+    def _tokenizer() -> Any:
+        return tokenizer(*_MARKS, "<|image_pad|>", "<|video_pad|>")
+
+
+class TinyQwen2VL(TinyQwenVL):
+    tower = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+
+
+class TinyQwen25VL(TinyQwenVL):
+    """A window of two tokens, so that most images have several; one layer of two looks at all."""
+
+    tower = {
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "intermediate_size": 48,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+        "tokens_per_second": 3,
+    }
+
+
+class TinyQwen3VL(TinyQwenVL):
+    patch = 16
+    tower = {
+        "depth": 3,
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "intermediate_size": 48,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    videos = {"size": {"shortest_edge": 2048, "longest_edge": 65536}}
+    video_processor_type = "Qwen3VLVideoProcessor"
+
+    def _rope(self) -> dict[str, Any]:
+        return {**super()._rope(), "mrope_interleaved": True}
+
+
+TINIES = (TinyQwen2VL("qwen2_vl", seed=2), TinyQwen25VL("qwen2_5_vl", seed=3), TinyQwen3VL("qwen3_vl"))
