@@ -30,7 +30,7 @@ from triptych.transport.start import start_transports
 from .holders import HolderDirectory
 from .intake import Intake, IntakeLimits
 from .neighbours import Neighbours
-from .record import TextRecord, watch
+from .record import KvMemory, TextRecord, watch
 from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
@@ -100,7 +100,12 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             service,
             intake,
             model=engine.model,
-            kv_usage=lambda: 1 - engine.kv_free_slots / engine.kv_slots,
+            kv=lambda: KvMemory(
+                1 - engine.kv_free_slots / engine.kv_slots,
+                engine.prefix_queries_tokens,
+                engine.prefix_hits_tokens,
+                engine.preemptions,
+            ),
             connections=peers.by_backend,
             preferred=transports.preferred,
         )
@@ -168,6 +173,8 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             kv_cache_bytes=settings.kv_cache_bytes,
             max_sequences=settings.max_sequences,
             token_budget=settings.token_budget,
+            tpot_slo_s=settings.tpot_slo_s,
+            max_embedding_bytes=settings.max_embedding_bytes,
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,

@@ -1,6 +1,7 @@
 """What a text instance tells of its requests and pulls: metrics, and the stages on the trace of each request."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.core import Metric
@@ -9,7 +10,7 @@ from triptych.domain.generation import Finished, Ready
 from triptych.domain.instance import ModelInfo, TextLoad
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
-from triptych.runtime.metrics import Metrics, gauge
+from triptych.runtime.metrics import Metrics, gauge, total
 
 if TYPE_CHECKING:
     from .intake import Intake
@@ -125,6 +126,19 @@ class TextRecord:
         self._token.observe(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The engine's, as it is now."""
+
+    usage: float
+    """From 0 to 1; what is only kept for later does not count."""
+    queries_tokens: int
+    """Tokens of prompts whose beginning was looked up so far."""
+    hits_tokens: int
+    """... and was there."""
+    preemptions: int
+
+
 class Loaded(Protocol):
     """What says how much waits and runs."""
 
@@ -137,11 +151,11 @@ def watch(
     intake: "Intake",
     *,
     model: ModelInfo,
-    kv_usage: Callable[[], float],
+    kv: Callable[[], KvMemory],
     connections: Callable[[], dict[tuple[str, ...], int]],
     preferred: str | None,
 ) -> None:
-    """Read the instance's state at every scrape. ``kv_usage`` is from 0 to 1; ``connections`` are links by backend,
+    """Read the instance's state at every scrape. ``connections`` are links by backend,
     ``preferred`` is the backend that the operator wants tried first.
     """
     of_model = ("model_name",)
@@ -154,7 +168,13 @@ def watch(
         running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
         yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
-        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", per_model(kv_usage()), of_model)
+        memory_of_kv = kv()
+        usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
+        hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)
+        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", usage, of_model)
+        yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
+        yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
+        yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
         yield gauge("triptych_text_tokens_pending", "Tokens to prefill or decode", load.pending_tokens)
         yield gauge("triptych_arena_capacity_bytes", "Registered memory for pulled embeddings", memory.capacity_bytes)
         yield gauge("triptych_arena_leased_bytes", "... that is needed, written to, or set aside", memory.pinned_bytes)

@@ -11,7 +11,7 @@ from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent,
 from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role
-from triptych.errors import DeadlineExceeded, Overloaded, TriptychError, Unavailable
+from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
 from triptych.machine import text_queue as machine
 from triptych.machine.extents import round_up
 from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine, TokenGrammar
@@ -90,6 +90,7 @@ class TextService:
                 max_running=settings.max_running_requests,
                 # Those that fetch together fit the image cache; bytes on their way are the intake's to bound.
                 max_fetching_nbytes=intake.memory.capacity_bytes,
+                max_running_nbytes=settings.max_embedding_bytes,
             )
         )
         self._loop = EngineLoop(
@@ -187,11 +188,16 @@ class TextService:
         check_request(request, self._engine)
         if len(self._jobs) >= self._settings.max_requests:
             raise Overloaded(f"{self._settings.max_requests} requests are open, which is the limit")
+        nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
+        if nbytes > self._settings.max_embedding_bytes:
+            raise InvalidRequest(
+                f"the request's embeddings take {nbytes} bytes, at most {self._settings.max_embedding_bytes} are taken"
+            )
         arrive = machine.Arrive(
             request_id=job.job_id,
             tokens=len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0),
             items=len(request.placements),
-            nbytes=sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements),
+            nbytes=nbytes,
             deadline_s=job.deadline_s,
             priority=request.priority,
         )

@@ -33,11 +33,16 @@ class TextSettings(RpcServiceSettings):
     torch_threads: int = Field(default=1, ge=1, le=256)
     """Threads that one step of the engine uses."""
     kv_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """Memory for the keys and values of running sequences."""
+    """Memory for the keys and values of running sequences, and of beginnings of prompts in what is left."""
     max_sequences: int = Field(default=32, ge=1)
     """Most sequences in one step of the engine."""
     token_budget: int = Field(default=2048, ge=1)
     """Most tokens that one step of the engine computes."""
+    tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Longest time that one step is to take, and with it the time between two tokens of an answer. Steps are measured at
+    start, and the token budget is the largest up to ``token_budget`` that keeps to it; unset measures nothing."""
+    max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
+    """Most bytes of embeddings that the engine holds for requests that run; further ones wait, a larger one is refused."""
 
     max_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""

@@ -82,6 +82,8 @@ class QueueLimits:
     max_fetching_nbytes: int
     """Bytes of all requests that are FETCHING; a request that is larger than this fetches alone. How many of them are
     on their way at a time is ``machine.pull_queue``'s."""
+    max_running_nbytes: int = 1 << 62
+    """Bytes of all requests that are RUNNING, of which the engine holds copies; a larger request runs alone."""
 
 
 @dataclass(slots=True)
@@ -98,20 +100,24 @@ class TextQueue:
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._entries: dict[str, _Entry] = {}
+        self._running = 0
+        self._waiting_tokens = 0
+        self._fetching_nbytes = 0
+        self._running_nbytes = 0
         self._arrivals = 0
 
     @property
     def waiting(self) -> int:
-        return len(self._entries) - self.running
+        return len(self._entries) - self._running
 
     @property
     def running(self) -> int:
-        return sum(1 for _ in self._in(Phase.RUNNING))
+        return self._running
 
     @property
     def waiting_tokens(self) -> int:
         """Of requests that are not RUNNING: prompt and the most that may be generated."""
-        return sum(entry.tokens for entry in self._entries.values() if entry.phase is not Phase.RUNNING)
+        return self._waiting_tokens
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
@@ -125,8 +131,9 @@ class TextQueue:
                 entry = self._entries.get(request_id)
                 if entry is not None and entry.phase is Phase.FETCHING:
                     entry.phase = Phase.FETCHED
+                    self._fetching_nbytes -= entry.nbytes
             case Leave(request_id):
-                self._entries.pop(request_id, None)
+                self._leave(request_id)
         return [*self._start_runs(), *self._start_fetches()]
 
     def _arrive(self, event: Arrive) -> Refuse | None:
@@ -138,21 +145,44 @@ class TextQueue:
         self._arrivals += 1
         phase = Phase.QUEUED if event.items else Phase.FETCHED
         self._entries[event.request_id] = _Entry(waiting, event.tokens, event.nbytes, phase)
+        self._waiting_tokens += event.tokens
         return None
 
+    def _leave(self, request_id: str) -> None:
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        if entry.phase is Phase.RUNNING:
+            self._running -= 1
+            self._running_nbytes -= entry.nbytes
+        else:
+            self._waiting_tokens -= entry.tokens
+        if entry.phase is Phase.FETCHING:
+            self._fetching_nbytes -= entry.nbytes
+
     def _start_runs(self) -> Iterator[StartRun]:
-        room = self._limits.max_running - self.running
-        for waiting in slack_order(self._in(Phase.FETCHED))[: max(room, 0)]:
-            self._entries[waiting.request_id].phase = Phase.RUNNING
+        room = self._limits.max_running - self._running
+        if room <= 0:
+            return
+        for waiting in slack_order(self._in(Phase.FETCHED))[:room]:
+            entry = self._entries[waiting.request_id]
+            if not self._fits(entry):
+                return
+            entry.phase = Phase.RUNNING
+            self._running += 1
+            self._running_nbytes += entry.nbytes
+            self._waiting_tokens -= entry.tokens
             yield StartRun(waiting.request_id)
 
+    def _fits(self, entry: _Entry) -> bool:
+        return not self._running_nbytes or self._running_nbytes + entry.nbytes <= self._limits.max_running_nbytes
+
     def _start_fetches(self) -> Iterator[StartFetch]:
-        fetching_nbytes = sum(entry.nbytes for entry in self._entries.values() if entry.phase is Phase.FETCHING)
         for waiting in slack_order(self._in(Phase.QUEUED)):
             entry = self._entries[waiting.request_id]
-            if fetching_nbytes and fetching_nbytes + entry.nbytes > self._limits.max_fetching_nbytes:
+            if self._fetching_nbytes and self._fetching_nbytes + entry.nbytes > self._limits.max_fetching_nbytes:
                 return
-            fetching_nbytes += entry.nbytes
+            self._fetching_nbytes += entry.nbytes
             entry.phase = Phase.FETCHING
             yield StartFetch(waiting.request_id)
 
@@ -161,9 +191,19 @@ class TextQueue:
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
+        entries = self._entries.values()
+        running = [entry for entry in entries if entry.phase is Phase.RUNNING]
+        tokens = sum(entry.tokens for entry in entries if entry.phase is not Phase.RUNNING)
+        nbytes = sum(entry.nbytes for entry in entries if entry.phase is Phase.FETCHING)
+        held = [entry.nbytes for entry in running if entry.nbytes]
+        kept = (self._running, self._waiting_tokens, self._fetching_nbytes, self._running_nbytes)
+        assert kept == (len(running), tokens, nbytes, sum(held)), "counters do not add up"  # noqa: S101 - invariant
         assert self.running <= self._limits.max_running, "too many run"  # noqa: S101 - invariant
         fetching = [entry.nbytes for entry in self._entries.values() if entry.phase is Phase.FETCHING and entry.nbytes]
         fits = len(fetching) <= 1 or sum(fetching) <= self._limits.max_fetching_nbytes
         assert fits, "too many bytes are being fetched"  # noqa: S101 - invariant
-        room = self._limits.max_running - self.running
-        assert room == 0 or not any(self._in(Phase.FETCHED)), "a request waits although it could run"  # noqa: S101 - invariant
+        fits = len(held) <= 1 or sum(held) <= self._limits.max_running_nbytes
+        assert fits, "running requests hold too many bytes"  # noqa: S101 - invariant
+        first = next(iter(slack_order(self._in(Phase.FETCHED))), None)
+        could = first is not None and self._fits(self._entries[first.request_id])
+        assert not could or self.running == self._limits.max_running, "a request waits although it could run"  # noqa: S101 - invariant

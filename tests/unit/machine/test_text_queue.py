@@ -138,3 +138,22 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_running_requests_hold_no_more_bytes_than_fit_and_a_large_one_runs_alone() -> None:
+    queue = TextQueue(QueueLimits(max_waiting=9, max_running=3, max_fetching_nbytes=1000, max_running_nbytes=100))
+
+    def arrive(name: str, nbytes: int, deadline_s: float) -> list[object]:
+        effects: list[object] = [*queue.handle(Arrive(name, 1, 1, nbytes, deadline_s), 0.0)]
+        effects += queue.handle(Fetched(name), 0.0)
+        queue.validate()
+        return effects
+
+    assert StartRun("a") in arrive("a", 60, 1.0)
+    assert StartRun("b") not in arrive("b", 60, 2.0)
+    assert StartRun("c") not in arrive("c", 10, 3.0)  # nobody overtakes
+    assert queue.handle(Leave("a"), 0.0) == [StartRun("b"), StartRun("c")]
+    assert StartRun("large") not in arrive("large", 200, 4.0)
+    queue.handle(Leave("b"), 0.0)
+    assert queue.handle(Leave("c"), 0.0) == [StartRun("large")]
+    queue.validate()
