@@ -2,9 +2,9 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.integration.families.harness import (
     Item,
@@ -30,8 +30,8 @@ class TinyQwenVL(TinyFamily):
         (modality, f"{_MARKS[0]}<|{modality.value}_pad|>{_MARKS[1]}") for modality in (Modality.IMAGE, Modality.VIDEO)
     )
     patch = 14
-    tower: dict[str, Any]
-    videos: dict[str, Any] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
+    tower: ClassVar[Mapping[str, Any]]
+    videos: ClassVar[Mapping[str, Any]] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
     video_processor_type = "Qwen2VLVideoProcessor"
 
     def __init__(self, name: str, seed: int = 0) -> None:
@@ -83,7 +83,13 @@ class TinyQwenVL(TinyFamily):
     def model(self) -> Any:
         text = self._tokenizer()
         sizes = llama_sizes(len(text), rope_parameters=self._rope())
-        tower = {"depth": 2, "num_heads": 2, "patch_size": self.patch, "initializer_range": 0.3, **self.tower}
+        tower: ClassVar[Mapping[str, Any]] = {
+            "depth": 2,
+            "num_heads": 2,
+            "patch_size": self.patch,
+            "initializer_range": 0.3,
+            **self.tower,
+        }
         ids = {
             f"{name}_token_id": text.convert_tokens_to_ids(token)
             for name, token in {
@@ -107,13 +113,13 @@ class TinyQwenVL(TinyFamily):
 
 
 class TinyQwen2VL(TinyQwenVL):
-    tower = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    tower: ClassVar[Mapping[str, Any]] = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
 
 
 class TinyQwen25VL(TinyQwenVL):
     """A window of two tokens, so that most images have several; one layer of two looks at all."""
 
-    tower = {
+    tower: ClassVar[Mapping[str, Any]] = {
         "hidden_size": 32,
         "out_hidden_size": 64,
         "intermediate_size": 48,
@@ -125,7 +131,7 @@ class TinyQwen25VL(TinyQwenVL):
 
 class TinyQwen3VL(TinyQwenVL):
     patch = 16
-    tower = {
+    tower: ClassVar[Mapping[str, Any]] = {
         "depth": 3,
         "hidden_size": 32,
         "out_hidden_size": 64,
@@ -133,7 +139,7 @@ class TinyQwen3VL(TinyQwenVL):
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0, 1],
     }
-    videos = {"size": {"shortest_edge": 2048, "longest_edge": 65536}}
+    videos: ClassVar[Mapping[str, Any]] = {"size": {"shortest_edge": 2048, "longest_edge": 65536}}
     video_processor_type = "Qwen3VLVideoProcessor"
 
     def _rope(self) -> dict[str, Any]:
