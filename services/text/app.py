@@ -175,6 +175,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             token_budget=settings.token_budget,
             tpot_slo_s=settings.tpot_slo_s,
             max_embedding_bytes=settings.max_embedding_bytes,
+            cross_cache_bytes=settings.cross_cache_bytes,
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,

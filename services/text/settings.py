@@ -43,6 +43,9 @@ class TextSettings(RpcServiceSettings):
     start, and the token budget is the largest up to ``token_budget`` that keeps to it; unset measures nothing."""
     max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Most bytes of embeddings that the engine holds for requests that run; further ones wait, a larger one is refused."""
+    cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
+    """Memory for the keys and values of images where text attends to them in layers of its own (Llama 3.2 Vision);
+    those that do not fit are computed again in every step."""
 
     max_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""

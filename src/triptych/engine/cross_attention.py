@@ -56,8 +56,8 @@ class CrossPart:
 class CrossCache:
     """Keys and values of states, at most ``nbytes`` of them; they go when their prompt's ``CrossStates`` goes."""
 
-    def __init__(self, nbytes: int, *, layers: int) -> None:
-        self._nbytes = nbytes
+    def __init__(self, *, layers: int, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
         self._layers = layers
         self._used = 0
 
@@ -79,7 +79,7 @@ class CrossCache:
         return keys, values
 
     def _keep(self, states: CrossStates, nbytes: int) -> None:
-        if self._used + nbytes > self._nbytes:
+        if self._used + nbytes > self.nbytes:
             return
         states.kept = {}
         self._used += nbytes

@@ -1,6 +1,7 @@
 """Granite Speech: a conformer over the whole clip; a LoRA adapter listens where there is something to hear."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from transformers.audio_utils import mel_filter_bank
 from triptych.domain.media import MediaInfo
 from triptych.engine.audio import decode_audio
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
-from triptych.engine.halves import Features, PassPart
+from triptych.engine.halves import Features, PassPart, PlacedItem, PromptPlan
 from triptych.engine.lora import Lora
 from triptych.engine.plain import PlainText
 from triptych.families.fields import integer
@@ -75,6 +76,10 @@ class GraniteSpeechText(PlainText):
             self._lora = Lora(self.decoder, checkpoint.directory)
         elif self._model.config.has_lora_adapter:
             raise BadModel(f"config.json says has_lora_adapter, and {ADAPTER_CONFIG} is missing")
+
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        plan = super().plan(token_ids, items)
+        return replace(plan, looks_ahead=bool(items and self._lora is not None))
 
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         if self._lora is not None:

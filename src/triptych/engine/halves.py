@@ -112,6 +112,18 @@ class TextHalf(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepingHalf(TextHalf, Protocol):
+    """A text half that keeps what it makes of items beside KV memory, for as long as their prompts are there."""
+
+    def keep_at_most(self, nbytes: int) -> None:
+        """From now on. What does not fit is made again in every pass."""
+        ...
+
+    @property
+    def kept_nbytes(self) -> int: ...
+
+
 def embedding_rows(items: Sequence[PlacedItem], name: str = EMBEDS) -> dict[int, torch.Tensor]:
     """``PromptPlan.rows`` where each item brings one row of a tensor for each position that it fills."""
     rows: dict[int, torch.Tensor] = {}

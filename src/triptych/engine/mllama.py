@@ -17,8 +17,6 @@ from triptych.engine.tensors import domain_dtype
 from triptych.families.mllama import PADDING, TILES, Mllama
 from triptych.families.model_files import BadModel
 
-CROSS_CACHE_NBYTES = 1 << 30
-
 
 class MllamaEncoder:
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
@@ -49,19 +47,29 @@ class MllamaText:
     since transformers lifts a mask that leaves nothing.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, checkpoint: Checkpoint, *, cross_cache_nbytes: int = CROSS_CACHE_NBYTES
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         if not isinstance(checkpoint.family, Mllama):
             raise BadModel(f"{checkpoint.family.model_type} is not Llama 3.2 Vision")
         self._model: Any = model
         self._family = checkpoint.family
         decoder: Any = self.decoder
-        layers = [decoder.layers[index].cross_attn for index in decoder.config.cross_attention_layers]
+        crossing = set(decoder.config.cross_attention_layers)
+        layers = [layer.cross_attn for index, layer in enumerate(decoder.layers) if index in crossing]
         for layer in layers:  # the others have the packed attention, by the configuration that they share
             layer.config = copy(layer.config)
             layer.config._attn_implementation = CROSS_ATTENTION  # noqa: SLF001 - transformers' documented switch
-        self._cache = CrossCache(cross_cache_nbytes, layers=len(layers))
+        others = [layer.self_attn for index, layer in enumerate(decoder.layers) if index not in crossing]
+        for index, layer in enumerate(others):  # only these have keys and values of tokens, and memory for them
+            layer.layer_idx = index
+        decoder.config.num_hidden_layers = len(others)
+        self._cache = CrossCache(layers=len(layers))
+
+    def keep_at_most(self, nbytes: int) -> None:
+        self._cache.nbytes = nbytes
+
+    @property
+    def kept_nbytes(self) -> int:
+        return self._cache.used_nbytes
 
     @property
     def decoder(self) -> PreTrainedModel:

@@ -60,6 +60,9 @@ class Limits:
     max_sequences: int
     max_embedding_nbytes: int
     vocabulary: int
+    """Tokens that can be chosen."""
+    embeddings: int
+    """Tokens that have an embedding: a placeholder may, and yet never be chosen."""
     placeholder_ids: AbstractSet[int]
     eos_ids: frozenset[int]
 
@@ -97,22 +100,22 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
         if not 0 <= token < limits.vocabulary:
             raise InvalidRequest(f"token {token} is outside of the vocabulary of {limits.vocabulary}")
     token_ids = list(request.token_ids)
-    known = [token for token in token_ids if 0 <= token < limits.vocabulary]
-    foreign = [token for token in token_ids if not 0 <= token < limits.vocabulary] if len(known) < prompt else []
+    known = [token for token in token_ids if 0 <= token < limits.embeddings]
+    foreign = [token for token in token_ids if not 0 <= token < limits.embeddings] if len(known) < prompt else []
     if any(token not in limits.placeholder_ids for token in foreign):
         outside = next(token for token in foreign if token not in limits.placeholder_ids)
-        raise InvalidRequest(f"token {outside} of the prompt is outside of the vocabulary of {limits.vocabulary}")
+        raise InvalidRequest(f"token {outside} of the prompt is outside of the vocabulary of {limits.embeddings}")
     items = _place(request.embeddings, token_ids, limits.placeholder_ids, half, device)
     plan = half.plan(token_ids, items)
     # Some vocabularies lack the placeholder; what stands for an item is replaced anyway.
-    embeddable = [token if 0 <= token < limits.vocabulary else 0 for token in token_ids]
+    embeddable = [token if 0 <= token < limits.embeddings else 0 for token in token_ids]
     sequences = tuple(
         RunningSequence(
             request_id=request.request_id,
             choice=choice,
             sampler=Sampler(
                 sampling,
-                prompt=known,
+                prompt=[token for token in known if token < limits.vocabulary],
                 eos_ids=limits.eos_ids,
                 choice=choice,
                 grammar=request.grammar.fork() if request.grammar is not None else None,

@@ -12,6 +12,7 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.halves import KeepingHalf
 from triptych.engine.passes import Outcome, Passes, Result, Work
 from triptych.engine.registry import halves_of
 from triptych.engine.sequence import AcceptedRequest, Limits, RunningSequence, accept
@@ -44,6 +45,7 @@ class TransformersTextEngine:
         token_budget: int,
         tpot_slo_s: float | None = None,
         max_embedding_bytes: int = 1 << 30,
+        cross_cache_bytes: int = 1 << 30,
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
@@ -52,8 +54,9 @@ class TransformersTextEngine:
         """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
 
         With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that takes no
-        longer. ``max_embedding_bytes`` bounds the copies of what requests bring. ``kv``: how KV memory is laid out;
-        None is what suits the device.
+        longer. ``max_embedding_bytes`` bounds the copies of what requests bring, ``cross_cache_bytes`` the keys and
+        values of items where text attends to them in layers of its own. ``kv``: how KV memory is laid out; None is
+        what suits the device.
         """
         if not 1 <= max_sequences <= token_budget:
             raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
@@ -63,6 +66,8 @@ class TransformersTextEngine:
         self._device = torch.device(device)
         model = load_half(checkpoint, Half.TEXT, dtype=DTYPES[dtype], device=self._device)
         self._half = halves.text(model, checkpoint)
+        if isinstance(self._half, KeepingHalf):
+            self._half.keep_at_most(cross_cache_bytes)
         decoder: Any = self._half.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
         made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions())
@@ -92,7 +97,8 @@ class TransformersTextEngine:
             max_embedding_nbytes=max_embedding_bytes,
             eos_ids=_eos_ids(model),
             placeholder_ids=checkpoint.family.placeholder_ids,
-            vocabulary=decoder.get_input_embeddings().num_embeddings,
+            vocabulary=self._vocabulary(),
+            embeddings=decoder.get_input_embeddings().num_embeddings,
         )
         self._sequences: dict[str, dict[int, RunningSequence]] = {}
         self._embedding_nbytes: dict[str, int] = {}
@@ -201,6 +207,12 @@ class TransformersTextEngine:
             if part.request_id in self._sequences:  # unless another choice of it has failed just now
                 outputs += self._conclude(part, one, result)
         return outputs
+
+    @torch.inference_mode()
+    def _vocabulary(self) -> int:
+        """Tokens that the head tells apart: there may be fewer than the embeddings have."""
+        nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._half.decoder.dtype, device=self._device)
+        return int(self._half.logits(nothing).shape[1])
 
     def _work(self, part: Part, one: RunningSequence) -> Work:
         name = one.sequence_id

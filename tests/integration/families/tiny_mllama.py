@@ -40,7 +40,7 @@ class TinyMllama(TinyFamily):
                 initializer_range=0.3,
             ),
             text_config=transformers.MllamaTextConfig(
-                **llama_sizes(len(text), num_hidden_layers=5, bos_token_id=text.convert_tokens_to_ids("<begin>")),
+                **llama_sizes(len(text) - 1, num_hidden_layers=5, bos_token_id=text.convert_tokens_to_ids("<begin>")),
                 cross_attention_layers=[1, 3],
                 rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
             ),
@@ -55,7 +55,10 @@ class TinyMllama(TinyFamily):
 
     @staticmethod
     def _tokenizer() -> Any:
-        return tokenizer(named={"image_token": "<|image|>", "bos_token": "<begin>"})
+        """The image's token is the last: published models have embeddings for it, and no logits."""
+        text = tokenizer(named={"bos_token": "<begin>"})
+        text.add_special_tokens({"extra_special_tokens": ["<|image|>"]}, replace_extra_special_tokens=False)
+        return text
 
 
 TINIES = (TinyMllama(),)
