@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.domain.media import MediaInfo
-from triptych.errors import InvalidMedia
 from triptych.families.fields import integer, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
@@ -24,20 +23,19 @@ class Grid:
     side: int
 
     def tiles(self, info: MediaInfo) -> tuple[int, int]:
-        """Rows and columns of tiles that an image is fitted into. Raises InvalidMedia for one that fits nowhere."""
-        best, most, least = None, 0, float("inf")
-        for height, width in self.pinpoints:
+        """Rows and columns of tiles that an image is fitted into: what keeps most of it, then what wastes least."""
+
+        def fit(pinpoint: tuple[int, int]) -> tuple[int, int]:
+            height, width = pinpoint
             scale = min(width / info.width, height / info.height)
             covered = min(int(info.width * scale) * int(info.height * scale), info.width * info.height)
-            wasted = width * height - covered
-            if covered > most or (covered == most and wasted < least):
-                best, most, least = (height, width), covered, wasted
-        if best is None:
-            raise InvalidMedia(f"an image of {info.width}x{info.height} pixels is too narrow for the model")
-        return best[0] // self.tile_px, best[1] // self.tile_px
+            return covered, covered - width * height
+
+        height, width = max(self.pinpoints, key=fit)
+        return height // self.tile_px, width // self.tile_px
 
     def unpadded(self, info: MediaInfo) -> tuple[int, int]:
-        """Height and width, in embeddings, of what the tiles show of the image itself. Raises InvalidMedia."""
+        """Height and width, in embeddings, of what the tiles show of the image itself."""
         rows, columns = self.tiles(info)
         height, width = rows * self.side, columns * self.side
         if info.width / info.height > width / height:

@@ -1,6 +1,8 @@
 """Model files and media as families are asked about them."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from triptych.domain.media import MediaInfo, Modality
@@ -12,6 +14,7 @@ def model_files(
     config: dict[str, Any],
     processor: dict[str, Any] | None = None,
     image_processor: dict[str, Any] | None = None,
+    tokenizer_config: dict[str, Any] | None = None,
 ) -> ModelFiles:
     """``image_processor`` stands for ``preprocessor_config.json``, whatever is in it."""
     return ModelFiles(
@@ -19,14 +22,25 @@ def model_files(
         config=config,
         processor=processor or {},
         image_processor=image_processor or {},
-        tokenizer_config={},
+        tokenizer_config=tokenizer_config or {},
         generation_config={},
         chat_template=None,
     )
 
 
-def image(width: int, height: int) -> MediaInfo:
-    return MediaInfo(Modality.IMAGE, "png", width, height, 1, bytes(32))
+def image(width: int, height: int, modality: Modality = Modality.IMAGE) -> MediaInfo:
+    return MediaInfo(modality, "png", width, height, 1, bytes(32))
+
+
+def random_sizes(longest: int, count: int = 1000) -> Iterator[tuple[int, int]]:
+    """Widths and heights, the same ones every time: ``count`` random ones, then very narrow and square ones.
+
+    A loop where hypothesis would take most of the time: the processors behind it are asked about pixels.
+    """
+    chance = Random(longest)
+    for _ in range(count):
+        yield chance.randint(1, longest), chance.randint(1, longest)
+    yield from ((longest, longest), (1, 1), (longest, 1), (1, longest))
 
 
 def clip(samples: int, sample_rate_hz: int = 16_000) -> MediaInfo:
