@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails, from_json
 from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
-from triptych.errors import InvalidRequest, TriptychError
+from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
 from triptych.media.data_url import decode_base64, decode_data_url
 
+from .lifting import Lifted, lift
 from .openai_models import (
     INT64,
     Api,
@@ -44,6 +45,8 @@ __all__ = ["INT64", "MAX_PARTS", "ChatCompletionRequest", "ParsedChat", "Remote"
 
 MAX_PARTS = 4096
 """Over all messages of a request: what is parsed is bounded in number, not only in bytes."""
+MAX_JSON_BYTES = 16 << 20
+"""Of a body without its items: parsing JSON holds the interpreter's lock."""
 MAX_PARAM_STEP_CHARS = 60
 _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array"}
 _REFUSED_WITH_REASON = ("missing", "part_type")
@@ -99,10 +102,14 @@ def parse(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
-    request = _read(body, ChatCompletionRequest)
+    return _lifting(body, lambda lifted: _chat(lifted, max_item_bytes))
+
+
+def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
+    request = _read(lifted.rest, ChatCompletionRequest)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    messages, remote = _messages(request.messages, max_item_bytes)
+    messages, remote = _messages(request.messages, max_item_bytes, lifted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     told = request.tools if request.tools and request.tool_choice != "none" else []
@@ -139,10 +146,14 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat
 
 def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
-    request = _read(body, TokenizeRequest)
+    return _lifting(body, lambda lifted: _tokenize(lifted, max_item_bytes))
+
+
+def _tokenize(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
+    request = _read(lifted.rest, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    messages, remote = _messages(request.messages or [], max_item_bytes)
+    messages, remote = _messages(request.messages or [], max_item_bytes, lifted)
     return ParsedChat(
         model=request.model or "",
         messages=messages,
@@ -161,7 +172,16 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(told, digest_size=32).digest()
 
 
+def _lifting(body: bytes | bytearray, read: Callable[[Lifted], ParsedChat]) -> ParsedChat:
+    """Read a body with its large items apart; or all of it at once, where one lies in a field that has none."""
+    lifted = lift(body)
+    request = read(lifted)
+    return request if lifted.is_used_up else read(Lifted(body, {}))
+
+
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
+    if len(body) > MAX_JSON_BYTES:
+        raise RequestTooLarge(f"the body has {len(body)} bytes beside its items, the limit is {MAX_JSON_BYTES}")
     try:
         document = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -198,7 +218,9 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _messages(given: Sequence[ApiMessage], max_item_bytes: int) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
+def _messages(
+    given: Sequence[ApiMessage], max_item_bytes: int, lifted: Lifted
+) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
     remote: list[Remote] = []
     messages = []
     for index, message in enumerate(given):
@@ -212,7 +234,7 @@ def _messages(given: Sequence[ApiMessage], max_item_bytes: int) -> tuple[tuple[M
         )
         parts: list[Part] = []
         for place, part in enumerate(content or ()):
-            found = _part(part, index, place, max_item_bytes)
+            found = _part(part, index, place, max_item_bytes, lifted)
             if isinstance(found, Remote):
                 remote.append(found)
                 found = MediaPart(found.modality, b"")
@@ -233,14 +255,16 @@ def _media_fields(given: Sequence[ApiMessage]) -> dict[str, str]:
     return fields
 
 
-def _part(part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int) -> Part | Remote:
+def _part(
+    part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int, lifted: Lifted
+) -> Part | Remote:
     param = f"messages[{message}].content[{place}].{part.type}"
     match part:
         case ApiTextPart(text=text):
             return TextPart(text)
         case ApiAudioPart(input_audio=audio):
             with _naming(f"{param}.data"):
-                return MediaPart(Modality.AUDIO, decode_base64(audio.data, max_item_bytes))
+                return MediaPart(Modality.AUDIO, decode_base64(lifted.get(audio.data), max_item_bytes))
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
         case ApiVideoPart(video_url=where):
@@ -248,13 +272,15 @@ def _part(part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_b
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
     param += ".url"
-    scheme = url[:8].lower()
-    if scheme.startswith(("https:", "http:")):
+    data_url = lifted.get(url)
+    begin = data_url[:8] if isinstance(data_url, str) else bytes(data_url[:8]).decode("latin-1")
+    if begin.lower().startswith("data:"):
+        with _naming(param):
+            return MediaPart(modality, decode_data_url(data_url, max_item_bytes)[1])
+    if isinstance(data_url, str) and begin.lower().startswith(("https:", "http:")):
         return Remote(message, place, modality, url, param)
-    if not scheme.startswith("data:"):
-        raise InvalidRequest(f"{param}: only data:, https: and http: URLs are taken, got {shown(url)}", param=param)
-    with _naming(param):
-        return MediaPart(modality, decode_data_url(url, max_item_bytes)[1])
+    told = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
+    raise InvalidRequest(f"{param}: only data:, https: and http: URLs are taken, got {shown(told)}", param=param)
 
 
 @contextmanager

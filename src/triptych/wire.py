@@ -547,12 +547,13 @@ def text_load_from_wire(message: text_pb2.TextLoad) -> TextLoad:
 # --- router ----------------------------------------------------------------------------------------------------------
 
 
-def _part_to_wire(part: Part) -> router_pb2.Part:
+def _write_part(part: Part, into: router_pb2.Part) -> None:
     match part:
         case TextPart():
-            return router_pb2.Part(text=part.text)
+            into.text = part.text
         case MediaPart():
-            return router_pb2.Part(media=router_pb2.MediaPart(modality=_MODALITY[part.modality], data=part.data))
+            into.media.modality = _MODALITY[part.modality]
+            into.media.data = part.data
 
 
 def _part_from_wire(message: router_pb2.Part) -> Part:
@@ -565,13 +566,12 @@ def _part_from_wire(message: router_pb2.Part) -> Part:
             raise errors.InvalidRequest("a content part is neither text nor media", param="messages")
 
 
-def _message_to_wire(message: Message) -> router_pb2.Message:
-    return router_pb2.Message(
-        role=_SPEAKER[message.role],
-        parts=[_part_to_wire(part) for part in message.parts],
-        tool_calls=[_tool_call_to_wire(call) for call in message.tool_calls],
-        tool_call_id=message.tool_call_id,
-    )
+def _write_message(message: Message, into: router_pb2.Message) -> None:
+    into.role = _SPEAKER[message.role]
+    into.tool_calls.extend(_tool_call_to_wire(call) for call in message.tool_calls)
+    into.tool_call_id = message.tool_call_id
+    for part in message.parts:
+        _write_part(part, into.parts.add())
 
 
 def _message_from_wire(message: router_pb2.Message) -> Message:
@@ -602,10 +602,10 @@ def _tool_choice_from_wire(message: router_pb2.ToolChoice) -> ToolChoice:
 
 
 def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
-    return router_pb2.ChatRequest(
+    """Items are written where they belong: a message that is put into another is copied, at each level once more."""
+    written = router_pb2.ChatRequest(
         request_id=request.request_id,
         model=request.model,
-        messages=[_message_to_wire(message) for message in request.messages],
         sampling=sampling_to_wire(request.sampling),
         tenant_salt=request.tenant_salt,
         prompt=request.prompt,
@@ -613,6 +613,9 @@ def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
         priority=request.priority,
         tool_choice=_tool_choice_to_wire(request.tool_choice),
     )
+    for message in request.messages:
+        _write_message(message, written.messages.add())
+    return written
 
 
 def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) -> ChatRequest:

@@ -9,34 +9,49 @@ from triptych.errors import InvalidMedia
 _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}"
 _HEADER = re.compile(rf"data:({_NAME}/{_NAME})(?:;[^;,]{{1,64}}){{0,8}};base64", re.IGNORECASE)
 _MAX_HEADER_CHARS = 512
+_PIECE_CHARS = 256 << 10
+"""Decoded at a time: the interpreter's lock is held for as long as that takes, below a few milliseconds."""
 
 
-def decode_data_url(url: str, max_bytes: int) -> tuple[str, bytes]:
+def decode_data_url(url: str | memoryview, max_bytes: int) -> tuple[str, bytes]:
     """The media type, in lower case, and the bytes of a base64 ``data:`` URL, as ``decode_base64`` takes them.
 
     Raises InvalidMedia.
     """
-    comma = url.find(",", 0, _MAX_HEADER_CHARS)
-    header = _HEADER.fullmatch(url[:comma]) if comma >= 0 else None
+    begin = url[:_MAX_HEADER_CHARS] if isinstance(url, str) else bytes(url[:_MAX_HEADER_CHARS]).decode("latin-1")
+    comma = begin.find(",")
+    header = _HEADER.fullmatch(begin[:comma]) if comma >= 0 else None
     if header is None:
         raise InvalidMedia("the data URL does not have the form data:<type>/<subtype>;base64,<data>")
     return header[1].lower(), decode_base64(url[comma + 1 :], max_bytes, "the data URL")
 
 
-def decode_base64(text: str, max_bytes: int, what: str = "the data") -> bytes:
-    """The bytes that a text spells. ``what`` names it in errors.
+def decode_base64(text: str | memoryview, max_bytes: int, what: str = "the data") -> bytes:
+    """The bytes that a text spells; a text as bytes is decoded where it lies. ``what`` names it in errors.
 
     The size is computed from the length before anything is decoded. Only the standard alphabet with its padding is
     taken: no white space, no URL-safe letters, no percent-escapes. Raises InvalidMedia.
     """
     if not text:
         raise InvalidMedia(f"{what} has no data")
-    nbytes = len(text) // 4 * 3 - (text.endswith("==") + text.endswith("="))
+    padding = 2 if _ends_with(text, "==") else 1 if _ends_with(text, "=") else 0
+    nbytes = len(text) // 4 * 3 - padding
     if nbytes > max_bytes:
         raise InvalidMedia(f"{what} holds {nbytes} bytes, the limit is {max_bytes}")
     if len(text) % 4:
         raise InvalidMedia(f"{what}'s base64 is broken")
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        pieces = [
+            binascii.a2b_base64(text[at : at + _PIECE_CHARS], strict_mode=True)
+            for at in range(0, len(text), _PIECE_CHARS)
+        ]
     except ValueError as error:  # binascii.Error is one, and so is what non-ASCII text raises
         raise InvalidMedia(f"{what}'s base64 is broken") from error
+    if sum(map(len, pieces)) != nbytes:  # padding where a piece ended, which was not the end
+        raise InvalidMedia(f"{what}'s base64 is broken")
+    return b"".join(pieces)
+
+
+def _ends_with(text: str | memoryview, end: str) -> bool:
+    last = text[-len(end) :]
+    return (last if isinstance(last, str) else bytes(last).decode("latin-1")) == end

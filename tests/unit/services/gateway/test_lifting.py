@@ -1,0 +1,150 @@
+"""A body is read the same with its large items apart, wherever they lie and however they are spelled."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway import lifting
+from services.gateway.lifting import MIN_LIFTED_BYTES, lift
+from services.gateway.openai_api import MAX_JSON_BYTES, ParsedChat, parse
+from triptych.errors import InvalidMedia, InvalidRequest, RequestTooLarge
+
+DATA = bytes(range(256)) * 400
+LONG = base64.b64encode(DATA).decode()
+URL = f"data:image/png;base64,{LONG}"
+LIMIT = 1 << 20
+
+
+def body(*parts: Any, **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": list(parts)}], **fields}).encode()
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def apart_and_at_once(text: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[ParsedChat, ParsedChat]:
+    apart = parse(text, LIMIT)
+    with monkeypatch.context() as patched:
+        patched.setattr(lifting, "MIN_LIFTED_BYTES", 1 << 40)
+        return apart, parse(text, LIMIT)
+
+
+PARTS = [
+    image(URL),
+    image("https://example.com/a.png"),
+    {"type": "text", "text": f'{{"url": "{URL}"}}'},
+    {"type": "text", "text": LONG},
+    {"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}},
+]
+
+
+def test_large_items_are_not_parsed() -> None:
+    lifted = lift(body(*PARTS[:2], PARTS[4]))
+    assert len(lifted.rest) < 1000
+    assert [bytes(item).decode() for item in lifted.items.values()] == [URL, LONG]
+    json.loads(lifted.rest)
+    assert not lifted.is_used_up
+
+
+@pytest.mark.parametrize(
+    ("text", "lifted"),
+    [
+        (body(*PARTS), 2),
+        (body(*PARTS).replace(b'"url": ', b'"url" \n:\t'), 2),
+        (body(*PARTS).replace(b"/", b"\\/"), 2),
+        (body(*PARTS).replace(b"data:image", b"d\\u0061ta:image"), 1),
+        (body(*PARTS, metadata={"url": URL}), 3),
+        (body(*PARTS, tools=[{"type": "function", "function": {"name": "f", "parameters": {"url": URL}}}]), 3),
+        (body({"type": "text", "text": "x", "data": LONG}), 1),
+        (body(image(URL), image(URL)), 2),
+    ],
+)
+def test_what_is_read_is_the_same(text: bytes, lifted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(lift(text).items) == lifted
+    apart, at_once = apart_and_at_once(text, monkeypatch)
+    assert apart == at_once
+    assert all(
+        part.data == DATA for message in apart.messages for part in message.parts if hasattr(part, "data") and part.data
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (body(image(URL + "=")), InvalidMedia),
+        (body(image(URL[:-400] + "\n" + URL[-399:])), InvalidMedia),
+        (body(image(URL)).replace(LONG[-40:].encode(), b"\n" * 40), InvalidMedia),
+        (body(image("ftp:" + URL)), InvalidRequest),
+        (body(image("https:" + URL)), InvalidRequest),
+        (body(image(URL)).replace(b'"url": "', b'"url": "x"'), InvalidRequest),
+        (body(image(URL))[:-1], InvalidRequest),
+        (b'{"url": "' + LONG.encode(), InvalidRequest),
+        (body(image(URL), n=99), InvalidRequest),
+    ],
+)
+def test_what_is_wrong_is_refused_as_ever(text: bytes, error: type[InvalidRequest]) -> None:
+    with pytest.raises(error) as caught:
+        parse(text, LIMIT)
+    assert "lifted:" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+def test_padding_within_the_data_is_no_base64_wherever_pieces_end() -> None:
+    pieces = base64.b64encode(bytes(3 * (64 << 10))).decode()
+    for text in (pieces[:-4] + "AA==" + pieces, pieces[:-4] + "AAA=" + pieces):
+        with pytest.raises(InvalidMedia, match="broken"):
+            parse(body(image(f"data:image/png;base64,{text}")), 1 << 30)
+
+
+def test_json_beside_items_is_bounded() -> None:
+    with pytest.raises(RequestTooLarge, match="beside its items"):
+        parse(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
+
+
+def test_names_of_the_caller_s_own_stand_for_nothing() -> None:
+    lifted = lift(body(image(URL)))
+    (name,) = lifted.items
+    assert lifted.get("lifted:0") == "lifted:0"
+    assert name not in lift(body(image(URL))).items, "a name cannot be foreseen"
+
+
+FRAGMENTS = st.sampled_from(
+    (
+        b'"url"',
+        b'"data"',
+        b":",
+        b" ",
+        b'"',
+        b"{",
+        b"}",
+        b",",
+        b"[",
+        b"]",
+        b"\\",
+        b'\\"',
+        URL.encode(),
+        LONG.encode(),
+        b"x",
+    )
+)
+
+
+@given(st.lists(FRAGMENTS, max_size=14))
+def test_any_bytes_are_read_or_refused_and_what_is_json_stays_so(fragments: list[bytes]) -> None:
+    text = b"".join(fragments)
+    lifted = lift(text)
+    rest = bytes(lifted.rest)
+    for name, item in lifted.items.items():
+        assert len(item) >= MIN_LIFTED_BYTES
+        rest = rest.replace(name.encode(), bytes(item))
+    assert rest == text
+    try:
+        json.loads(text)
+    except ValueError:
+        return
+    json.loads(lifted.rest)
