@@ -12,7 +12,9 @@ from triptych.ports import Arena
 from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
+from triptych.runtime.cores import nodes, pinning, spread, usable_cores
 from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -38,7 +40,9 @@ async def app(
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
     compute = ThreadOffload(1, name="encoder-compute")
-    prepare = ThreadOffload(settings.prepare_threads, name="encoder-prepare")
+    cores = usable_cores()
+    threads = settings.prepare_threads or len(cores)
+    prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
     copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
     try:
         engine = await compute.run(partial(_load, settings))
@@ -114,8 +118,8 @@ def _arena(settings: EncoderSettings, instance_id: str, epoch: int) -> Arena:
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:
     try:
         return TransformersEncoderEngine(
-            settings.model,
-            model_id=settings.model_id or settings.model.resolve().name,
+            model_directory(settings.model),
+            model_id=settings.model_id or served_name(settings.model),
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,

@@ -61,6 +61,7 @@ class EncoderService(Generic[PreparedT]):
             max_nbytes=settings.max_prepared_bytes,
             max_batch_items=settings.max_batch_items,
             max_batch_tokens=settings.max_batch_tokens,
+            max_batch_nbytes=settings.max_batch_bytes,
         )
         self._batcher = Batcher(
             engine,

@@ -20,7 +20,7 @@ class EncoderSettings(RpcServiceSettings):
     instance_id: str = Field(default="", max_length=128)
     """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
     model: Path
-    """Directory of the model: configuration, weights, processor."""
+    """Directory of the model (configuration, weights, processor), or OWNER/NAME[@REVISION] of a repository on a hub."""
     model_id: str = ""
     """Name under which the model is served; empty takes the directory's."""
     device: str = "cpu"
@@ -53,12 +53,14 @@ class EncoderSettings(RpcServiceSettings):
     """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
     max_prepared_bytes: int = Field(default=1024 * MIB, ge=1)
     """Most memory of these items together, decoded and preprocessed."""
-    prepare_threads: int = Field(default=2, ge=1, le=256)
-    """Threads that decode and preprocess."""
+    prepare_threads: int = Field(default=0, ge=0, le=1024)
+    """Threads that decode and preprocess; 0 for one per core. Each keeps to the cores of one NUMA node."""
     max_batch_items: int = Field(default=8, ge=1)
     """Most items in one pass of the tower."""
     max_batch_tokens: int = Field(default=8192, ge=1)
     """Most embedding tokens in one pass of the tower; a larger item runs alone."""
+    max_batch_bytes: int = Field(default=256 * MIB, ge=1)
+    """Most bytes of preprocessed items (pixels, features) in one pass of the tower; a larger item runs alone."""
 
     load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
     """Load reports to one watcher are at least this far apart."""

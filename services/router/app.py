@@ -11,6 +11,7 @@ from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub, TextStub
 from triptych.runtime.clock import monotonic
+from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -87,7 +88,7 @@ def _prepare(settings: RouterSettings) -> ModelPrepare:
         max_audio_s=settings.max_audio_s,
     )
     try:
-        builder = PromptBuilder.load(ModelFiles.load(settings.model))
+        builder = PromptBuilder.load(ModelFiles.load(model_directory(settings.model, weights=False)))
         return ModelPrepare(builder, limits, Grammars(builder.tokenizer))
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -14,7 +14,8 @@ class RouterSettings(RpcServiceSettings):
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
     model: Path = Path()
-    """Directory of the model: its configuration, tokenizer and chat template are read, not its weights."""
+    """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Its configuration, tokenizer and chat
+    template are read, not its weights."""
     encoders: Strings = ()
     """HOST:PORT of each encoder."""
     text: Strings = ()

@@ -15,6 +15,7 @@ from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import EncoderStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -168,8 +169,8 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
 def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
     try:
         engine = TransformersTextEngine(
-            settings.model,
-            model_id=settings.model_id or settings.model.resolve().name,
+            model_directory(settings.model),
+            model_id=settings.model_id or served_name(settings.model),
             kv_cache_bytes=settings.kv_cache_bytes,
             max_sequences=settings.max_sequences,
             token_budget=settings.token_budget,
@@ -180,7 +181,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             dtype=settings.dtype,
             threads=settings.torch_threads,
         )
-        tokenizer = Tokenizer.load(ModelFiles.load(settings.model))
+        tokenizer = Tokenizer.load(ModelFiles.load(model_directory(settings.model)))
         return engine, tokenizer, Grammars(tokenizer)
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -23,7 +23,7 @@ class TextSettings(RpcServiceSettings):
     """HOST:PORT of every encoder whose embeddings this instance may be asked to pull."""
 
     model: Path
-    """Directory of the model: configuration, weights, tokenizer."""
+    """Directory of the model (configuration, weights, tokenizer), or OWNER/NAME[@REVISION] of a repository on a hub."""
     model_id: str = ""
     """Name under which the model is served; empty takes the directory's."""
     device: str = "cpu"

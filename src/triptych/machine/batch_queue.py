@@ -126,6 +126,8 @@ class BatchLimits:
     """Memory of all entries together."""
     max_batch_items: int
     max_batch_tokens: int
+    max_batch_nbytes: int
+    """Of what was prepared: pixels, features."""
 
 
 class BatchQueue:
@@ -221,9 +223,10 @@ class BatchQueue:
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
         waiting = list(self._queue)
         count = batch_length(
-            [self._entries[key].tokens for key in waiting],
+            [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=self._limits.max_batch_items,
             max_tokens=self._limits.max_batch_tokens,
+            max_nbytes=self._limits.max_batch_nbytes,
         )
         for key in waiting[:count]:
             del self._queue[key]

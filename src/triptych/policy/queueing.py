@@ -31,16 +31,20 @@ def slack_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     return sorted(waiting, key=lambda one: (one.priority, one.deadline_s, one.arrival))
 
 
-def batch_length(tokens: Sequence[int], *, max_items: int, max_tokens: int) -> int:
-    """How many items from the head of the queue make the next batch, given the tokens of each in order of arrival.
+def batch_length(sizes: Sequence[tuple[int, int]], *, max_items: int, max_tokens: int, max_nbytes: int) -> int:
+    """How many items from the head of the queue make the next batch, given (tokens, bytes) of each in order of arrival.
+
+    Tokens bound what comes out of a pass, bytes (of pixels, of features) what goes into it: a tower that merges patches
+    has much memory to spend on few tokens.
 
     The batch takes what is there and waits for nothing: encoding is bound by compute, a fuller batch gains little
-    (ModServe section 3, insights 3 and 4). At least one item is taken, so that an item of more than ``max_tokens`` runs
+    (ModServe section 3, insights 3 and 4). At least one item is taken, so that one above the bounds runs
     alone rather than never.
     """
-    total = 0
-    for position, count in enumerate(tokens[:max_items]):
-        total += count
-        if position > 0 and total > max_tokens:
+    tokens = nbytes = 0
+    for position, (item_tokens, item_nbytes) in enumerate(sizes[:max_items]):
+        tokens += item_tokens
+        nbytes += item_nbytes
+        if position > 0 and (tokens > max_tokens or nbytes > max_nbytes):
             return position
-    return min(len(tokens), max_items)
+    return min(len(sizes), max_items)

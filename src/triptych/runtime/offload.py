@@ -15,8 +15,9 @@ class ThreadOffload:
     work is not bounded here but by whoever admits it.
     """
 
-    def __init__(self, workers: int, *, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
+    def __init__(self, workers: int, *, name: str, starting: Callable[[], None] | None = None) -> None:
+        """``starting`` is called by each thread as it starts."""
+        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name, initializer=starting)
 
     async def run(self, fn: Callable[..., T], /, *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, fn, *args)

@@ -1,5 +1,7 @@
 """The encoder's queue under any order of events."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -18,7 +20,7 @@ from triptych.machine.batch_queue import (
     Take,
 )
 
-LIMITS = BatchLimits(max_items=4, max_nbytes=1000, max_batch_items=3, max_batch_tokens=20)
+LIMITS = BatchLimits(max_items=4, max_nbytes=1000, max_batch_items=3, max_batch_tokens=20, max_batch_nbytes=600)
 
 
 def arrive(name: str, waiter: int = 0, *, nbytes: int = 100, tokens: int = 10, deadline_s: float = 10.0) -> Arrive:
@@ -42,6 +44,16 @@ def test_what_waits_goes_in_order_and_within_the_batchs_bounds() -> None:
     for name in (b"a", b"b", b"c"):
         queue.handle(Done(name), 0.0)
     assert (queue.pending_items, queue.nbytes) == (0, 0)
+
+
+def test_a_batch_is_bounded_in_bytes_too() -> None:
+    queue = BatchQueue(replace(LIMITS, max_batch_nbytes=250, max_batch_tokens=1000))
+    for name, nbytes in ((b"a", 300), (b"b", 100), (b"c", 100), (b"d", 100)):
+        queue.handle(arrive(name.decode(), nbytes=nbytes), 0.0)
+        queue.handle(Prepared(name, 10, nbytes), 0.0)
+    assert queue.handle(Take(), 0.0) == [Encode((b"a",))], "too large for any batch, it runs alone"
+    assert queue.handle(Take(), 0.0) == [Encode((b"b", b"c"))]
+    assert queue.handle(Take(), 0.0) == [Encode((b"d",))]
 
 
 def test_equal_items_are_one_entry() -> None:

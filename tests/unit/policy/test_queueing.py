@@ -22,13 +22,21 @@ def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
 
 
 @given(
-    tokens=st.lists(st.integers(0, 50), max_size=20),
+    sizes=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=20),
     max_items=st.integers(1, 10),
     max_tokens=st.integers(1, 100),
+    max_nbytes=st.integers(1, 100),
 )
-def test_a_batch_is_as_long_as_its_bounds_allow(tokens: list[int], max_items: int, max_tokens: int) -> None:
-    length = batch_length(tokens, max_items=max_items, max_tokens=max_tokens)
-    assert length == 0 if not tokens else 1 <= length <= min(len(tokens), max_items)
-    assert length <= 1 or sum(tokens[:length]) <= max_tokens
-    if 0 < length < min(len(tokens), max_items):
-        assert sum(tokens[: length + 1]) > max_tokens
+def test_a_batch_is_as_long_as_its_bounds_allow(
+    sizes: list[tuple[int, int]], max_items: int, max_tokens: int, max_nbytes: int
+) -> None:
+    length = batch_length(sizes, max_items=max_items, max_tokens=max_tokens, max_nbytes=max_nbytes)
+    assert length == 0 if not sizes else 1 <= length <= min(len(sizes), max_items)
+
+    def fits(count: int) -> bool:
+        tokens, nbytes = (sum(column) for column in zip(*sizes[:count], strict=True))
+        return tokens <= max_tokens and nbytes <= max_nbytes
+
+    assert length <= 1 or fits(length)
+    if 0 < length < min(len(sizes), max_items):
+        assert not fits(length + 1)

@@ -1,0 +1,69 @@
+"""The cores that this process may use, and the memory that they are near to (ModServe, section 4.4).
+
+An item is decoded by one thread from start to end. Where a machine has several NUMA nodes, each thread of a pool keeps
+to the cores of one, so that what it decodes lies in memory near to it and is not read across nodes again and again.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+Cores = frozenset[int]
+
+_NODES = Path("/sys/devices/system/node")
+_MAX_CORES = 1 << 16
+
+
+def usable_cores() -> Cores:
+    """Those that this process is allowed to run on."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def nodes(usable: Cores, directory: Path = _NODES) -> tuple[Cores, ...]:
+    """The usable cores of each NUMA node that has any; all together where the system does not tell of nodes."""
+    found = []
+    for node in sorted(directory.glob("node[0-9]*")):
+        with suppress(OSError, ValueError):
+            if cores := _parse((node / "cpulist").read_text()) & usable:
+                found.append(cores)
+    return tuple(found) if frozenset().union(*found) == usable else (usable,)
+
+
+def spread(threads: int, by_node: Sequence[Cores]) -> tuple[Cores, ...]:
+    """The cores that each of so many threads keeps to: nodes get threads in proportion to their cores."""
+    load = [0] * len(by_node)
+    places = []
+    for _ in range(threads):
+        node = min(range(len(by_node)), key=lambda index: ((load[index] + 1) / len(by_node[index]), index))
+        load[node] += 1
+        places.append(by_node[node])
+    return tuple(places)
+
+
+def pinning(places: Sequence[Cores], pin: Callable[[int, Cores], None] = os.sched_setaffinity) -> Callable[[], None]:
+    """What each thread of a pool calls as it starts, to keep to the next of these places.
+
+    Nothing is done where all are one: there is nothing to keep apart.
+    """
+    numbers = count()
+
+    def start() -> None:
+        if len(set(places)) > 1:
+            with suppress(OSError):  # cores can be taken away from a process: it runs on those that are left
+                pin(0, places[next(numbers) % len(places)])
+
+    return start
+
+
+def _parse(text: str) -> Cores:
+    """``0-3,8`` as the kernel writes it. Raises ValueError."""
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < _MAX_CORES:
+            raise ValueError(f"{part!r} is no range of cores")
+        cores.update(range(low, high + 1))
+    return frozenset(cores)

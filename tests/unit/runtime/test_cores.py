@@ -1,0 +1,76 @@
+"""Pools of threads keep to the memory that is near to them."""
+
+from pathlib import Path
+
+import pytest
+
+from triptych.runtime.cores import Cores, nodes, pinning, spread, usable_cores
+from triptych.runtime.offload import ThreadOffload
+
+
+def topology(directory: Path, **lists: str) -> Path:
+    for name, cores in lists.items():
+        (directory / name).mkdir()
+        (directory / name / "cpulist").write_text(cores)
+    return directory
+
+
+def cores(first: int, last: int) -> Cores:
+    return frozenset(range(first, last + 1))
+
+
+def test_nodes_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    found = nodes(cores(0, 15), topology(tmp_path, node0="0-3,8-11\n", node1="4-7,12-15\n"))
+    assert found == (cores(0, 3) | cores(8, 11), cores(4, 7) | cores(12, 15))
+
+
+def test_only_cores_that_may_be_used_count(tmp_path: Path) -> None:
+    directory = topology(tmp_path, node0="0-3", node1="4-7", node2="\n")
+    assert nodes(frozenset({2, 3, 4}), directory) == (frozenset({2, 3}), frozenset({4}))
+    assert nodes(cores(4, 7), directory) == (cores(4, 7),)
+
+
+@pytest.mark.parametrize("lists", [{}, {"node0": "a-b"}, {"node0": "0-99999999"}, {"node0": "0-1"}])
+def test_where_the_system_does_not_tell_all_cores_are_one_place(tmp_path: Path, lists: dict[str, str]) -> None:
+    assert nodes(cores(0, 3), topology(tmp_path, **lists)) == (cores(0, 3),)
+
+
+def test_threads_are_spread_in_proportion() -> None:
+    two = (cores(0, 3), cores(4, 7))
+    assert spread(4, two) == (two[0], two[1], two[0], two[1])
+    assert spread(1, two) == (two[0],)
+    uneven = (cores(0, 5), cores(6, 7))
+    assert [place == uneven[1] for place in spread(8, uneven)].count(True) == 2
+    assert spread(0, two) == ()
+
+
+async def test_each_thread_of_a_pool_keeps_to_its_place() -> None:
+    pinned: list[Cores] = []
+    places = spread(4, (cores(0, 1), cores(2, 3)))
+    offload = ThreadOffload(4, name="pinned", starting=pinning(places, lambda _, place: pinned.append(place)))
+    try:
+        for _ in range(8):
+            await offload.run(int)
+    finally:
+        offload.close()
+    assert 1 <= len(pinned) <= 4
+    assert pinned == list(places[: len(pinned)])
+
+
+def test_one_place_needs_no_pinning() -> None:
+    pinned: list[Cores] = []
+    pinning(spread(3, (cores(0, 3),)), lambda _, place: pinned.append(place))()
+    assert pinned == []
+
+
+def test_cores_that_are_gone_harm_nobody() -> None:
+    def gone(_: int, __: Cores) -> None:
+        raise OSError
+
+    pinning(spread(2, (cores(0, 0), cores(1, 1))), gone)()
+
+
+def test_this_process_has_cores() -> None:
+    usable = usable_cores()
+    assert usable
+    assert frozenset().union(*nodes(usable)) == usable

@@ -1,0 +1,68 @@
+"""A model is a directory here, or is fetched from a hub without code and without pickles."""
+
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triptych.runtime.hub import WANTED, model_directory, served_name
+from triptych.runtime.process import CannotStart
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What a hub was asked for; it has everything."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        asked.append({"repository": repository, **options})
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    return asked
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    (tmp_path / "model").mkdir()
+    assert model_directory(tmp_path / "model") == tmp_path / "model"
+    assert served_name(tmp_path / "model") == "model"
+    assert asked == []
+
+
+def test_a_repository_is_fetched(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    assert model_directory(Path("owner/some-model_1.5")) == tmp_path
+    model_directory(Path("owner/model@v1.0"), weights=False)
+    assert [(one["repository"], one["revision"]) for one in asked] == [
+        ("owner/some-model_1.5", None),
+        ("owner/model", "v1.0"),
+    ]
+    assert "*.safetensors" in asked[0]["allow_patterns"]
+    assert not any(fnmatch("model.safetensors", pattern) for pattern in asked[1]["allow_patterns"])
+    assert served_name(Path("owner/model@v1.0")) == "owner/model"
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "modeling_x.py", "data.pkl", "x.safetensors.py"])
+def test_neither_pickles_nor_code_are_fetched(name: str) -> None:
+    assert not any(fnmatch(name, pattern) for pattern in WANTED)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "/nowhere/at/all", "../up", "a/b/c", "owner/", "owner/na me"])
+def test_what_is_neither_is_one_clear_line(name: str, asked: list[dict[str, Any]]) -> None:
+    with pytest.raises(CannotStart, match="is no directory here, nor the name of a repository"):
+        model_directory(Path(name))
+    assert asked == []
+
+
+def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise ConnectionError("https://secret.example/token=abc")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=unreachable))
+    with pytest.raises(
+        CannotStart, match="'owner/model' is no directory here, and cannot be fetched from a hub"
+    ) as said:
+        model_directory(Path("owner/model"))
+    assert "secret" not in str(said.value)
