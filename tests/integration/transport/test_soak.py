@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.transport.remote import CLEAR, NIXL_IS_HERE, Gone, Remote, SiteError, site
+from tests.integration.transport.remote import CLEAR, NIXL_IS_HERE, READY_S, Gone, Remote, SiteError, site
 from triptych.machine.extents import Extents
 
 SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
@@ -215,7 +215,7 @@ async def soaking() -> AsyncIterator[Soak]:
         soak = Soak(reader, places, (await reader.call("stats"))["base"], nbytes)
         async with asyncio.TaskGroup() as group:
             lives = [group.create_task(soak.live(place)) for place in places]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(READY_S):
                 while any(place.remote is None for place in places):  # noqa: ASYNC110 - processes start
                     await asyncio.sleep(0.05)
             yield soak
@@ -225,7 +225,7 @@ async def soaking() -> AsyncIterator[Soak]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SOAK_S + 90)
+@pytest.mark.timeout(SOAK_S + 90 + READY_S)
 async def test_nothing_piles_up_however_often_holders_die_and_links_break() -> None:
     shared_before = _shared_memory_files()
     async with soaking() as soak:
