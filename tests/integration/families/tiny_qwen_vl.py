@@ -83,7 +83,7 @@ class TinyQwenVL(TinyFamily):
     def model(self) -> Any:
         text = self._tokenizer()
         sizes = llama_sizes(len(text), rope_parameters=self._rope())
-        tower: ClassVar[Mapping[str, Any]] = {
+        tower = {
             "depth": 2,
             "num_heads": 2,
             "patch_size": self.patch,
