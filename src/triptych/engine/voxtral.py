@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.halves import Features
 from triptych.engine.listening import WhisperListener
@@ -36,6 +36,11 @@ class VoxtralEncoder:
         spectrum = heard["input_features"]
         frames = window.samples // window.hop
         return {"input_features": spectrum.reshape(len(spectrum), -1, frames).transpose(0, 1).contiguous()}
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """A unit is a window."""
+        windows = self.prepare(media, info)["input_features"]
+        return {"input_features": windows[shard.first : shard.first + shard.count].clone()}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         windows = torch.cat([features["input_features"] for features in batch])

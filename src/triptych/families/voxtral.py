@@ -57,10 +57,14 @@ class Voxtral:
         return frozenset({self.placeholder_id})
 
     def layout(self, info: MediaInfo) -> Layout:
+        return (Positions(self.placeholder_id, sum(self.units(info))),)
+
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Its windows."""
         refuse_unless(info, Modality.AUDIO)
         windows = -(-info.samples_at(self.window.sample_rate_hz) // self.window.samples)
         refuse_too_short(info, windows)
-        return (Positions(self.placeholder_id, windows * self.tokens_per_window),)
+        return (self.tokens_per_window,) * windows
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
         return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

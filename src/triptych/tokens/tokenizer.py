@@ -15,6 +15,9 @@ MAX_CHARS = 4_000_000
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte that a vocabulary with byte fallback has no character for."""
 
+TEKKEN = "tekken.json"
+"""How Mistral publishes tokenizers, for a library of its own."""
+
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -43,6 +46,10 @@ class Tokenizer:
         Raises BadModel when there is none, or it cannot be read.
         """
         if not files.tokenizer_file.is_file():
+            if (files.directory / TEKKEN).is_file():
+                raise BadModel(
+                    f"the model directory has {TEKKEN} and no tokenizer.json: docs/models.md says how to convert it"
+                )
             raise BadModel("the model directory has no tokenizer.json")
         try:
             backend = Backend.from_file(str(files.tokenizer_file))

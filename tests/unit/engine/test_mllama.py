@@ -74,7 +74,7 @@ def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case)
     question = questions()["neighbours are seen together"]
     engine = case.engine()
     half = text_half(engine)
-    layer: Any = half.decoder.layers[1]  # type: ignore[index, operator]  # torch leaves modules untyped
+    layer: Any = half.decoder.layers[1]  # type: ignore[index]  # torch leaves modules untyped
     computed: list[int] = []
     layer.cross_attn.k_proj.register_forward_hook(lambda *seen: computed.append(seen[1][0].numel()))
     engine.add(case.request("one", question, TOKENS))
@@ -131,12 +131,9 @@ def test_kv_memory_is_for_the_layers_that_have_keys_of_tokens(case: Case) -> Non
     assert case.slot_nbytes == 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
 
 
-def specs(tiles: int, padding: int, **changes: Any) -> list[TensorSpec]:
-    dtype, states, hidden = (changes.get(*one) for one in (("dtype", DType.F32), ("states", 5), ("hidden", 64)))
-    assert isinstance(dtype, DType)
+def specs(tiles: int, padding: int, *, dtype: DType = DType.F32, states: int = 5, hidden: int = 64) -> list[TensorSpec]:
     return [
-        TensorSpec("tiles", dtype, (tiles, states, hidden)),
-        TensorSpec("padding", dtype, (padding, states, hidden)),
+        TensorSpec(name, dtype, (count, states, hidden)) for name, count in (("tiles", tiles), ("padding", padding))
     ]
 
 

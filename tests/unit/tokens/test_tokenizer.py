@@ -86,6 +86,9 @@ def test_a_missing_or_broken_tokenizer_is_a_bad_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
     with pytest.raises(BadModel, match="has no tokenizer"):
         load(tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(BadModel, match="tekken.json and no tokenizer"):
+        load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModel, match="cannot be read"):
         load(tmp_path)
