@@ -12,7 +12,6 @@ when that request leaves. Every ticket that comes in goes out exactly once as ``
 Memory that a late write of the transport may still reach is set aside until the transport says that it is over.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -198,7 +197,12 @@ class ImageCacheMachine:
         self._extents = Extents(start, end)
         self._max_waiting = max_waiting
         self._entries: dict[Key, _Entry] = {}
-        """Least recently used first: an entry moves to the end when a request leaves it."""
+        self._idle: dict[Key, _Entry] = {}
+        """Those that can be reclaimed, least recently used first: an entry comes to the end when the last request
+        leaves it.
+        """
+        self._ready = 0
+        self._pinned_bytes = 0
         self._requests: dict[str, _Request] = {}
         """Those that were let in."""
         self._waiting: dict[str, _Request] = {}
@@ -215,8 +219,7 @@ class ImageCacheMachine:
     @property
     def pinned_bytes(self) -> int:
         """Bytes that cannot be reclaimed now: needed by a request, being pulled, or set aside."""
-        held = sum(self._extents.size(e.offset) for e in self._entries.values() if self._held(e))
-        return held + sum(self._set_aside.values())
+        return self._pinned_bytes
 
     @property
     def cached_bytes(self) -> int:
@@ -225,7 +228,7 @@ class ImageCacheMachine:
 
     @property
     def cached(self) -> int:
-        return sum(entry.state is CacheState.READY for entry in self._entries.values())
+        return self._ready
 
     @property
     def waiting(self) -> int:
@@ -318,15 +321,14 @@ class ImageCacheMachine:
         """Memory for everything that is missing, evicting the least recently used; None, and nothing held, if not."""
         keys = request.keys
         missing = {key: ticket.slot_nbytes for key, ticket in keys.items() if key not in self._entries}
-        idle = deque(key for key, entry in self._entries.items() if not self._held(entry) and key not in keys)
-        reclaimable = sum(self._extents.size(self._entries[key].offset) for key in idle) + self._extents.free_bytes
-        if sum(map(round_up, missing.values())) > reclaimable:
+        spared = sum(self._extents.size(self._idle[key].offset) for key in keys if key in self._idle)
+        if sum(map(round_up, missing.values())) > self.capacity_bytes - self._pinned_bytes - spared:
             return None
         placed: dict[Key, int] = {}
         for key in sorted(missing, key=lambda key: (-missing[key], key)):
             offset = self._extents.allocate(missing[key])
-            while offset is None and idle:
-                self._evict(idle.popleft(), f"room for {missing[key]} bytes was needed", effects)
+            while offset is None and (victim := next((k for k in self._idle if k not in keys), None)) is not None:
+                self._evict(victim, f"room for {missing[key]} bytes was needed", effects)
                 offset = self._extents.allocate(missing[key])
             if offset is None:
                 for taken in placed.values():
@@ -345,8 +347,11 @@ class ImageCacheMachine:
             if key in offsets:
                 entry = _Entry(ticket, offsets[key], pull_id=0, deadline_s=request.deadline_s)
                 self._entries[key] = entry
+                self._pinned_bytes += self._extents.size(entry.offset)
                 effects.append(self._start_pull(entry, ticket, request_id, "not in the image cache"))
             entry = self._entries[key]
+            if self._idle.pop(key, None) is not None:
+                self._pinned_bytes += self._extents.size(entry.offset)
             entry.pins.add(request_id)
             if entry.state is CacheState.PULLING:
                 entry.tickets[request_id] = ticket
@@ -378,6 +383,8 @@ class ImageCacheMachine:
         key = self._pulls.pop(pull_id)
         entry = self._entries[key]
         entry.state = CacheState.READY
+        self._ready += 1
+        self._rest(key, entry)
         effects: list[Effect] = [ReleaseLease(ticket, "it was pulled") for ticket in self._take_tickets(entry)]
         for request_id in sorted(entry.pins):
             effects += self._report(request_id)
@@ -411,6 +418,7 @@ class ImageCacheMachine:
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
             entry.offset = offset
+            self._pinned_bytes += self._extents.size(offset)
             entry.deadline_s = self._requests[request_id].deadline_s
             return [self._start_pull(entry, ticket, request_id, "the pull with another ticket failed")]
         error = TransferFailed("the embedding could not be pulled, and there was no room for another try")
@@ -450,7 +458,7 @@ class ImageCacheMachine:
         for key in self._requests.pop(request_id).keys:
             entry = self._entries[key]
             entry.pins.discard(request_id)
-            self._entries[key] = self._entries.pop(key)
+            self._rest(key, entry)
             ticket = entry.tickets.pop(request_id, None)
             if ticket is None:
                 continue
@@ -462,8 +470,16 @@ class ImageCacheMachine:
                 effects.append(Unneeded(entry.pull_id))
         return effects
 
+    def _rest(self, key: Key, entry: _Entry) -> None:
+        """From now on it can be reclaimed, unless somebody needs it."""
+        if not self._held(entry):
+            self._idle[key] = entry
+            self._pinned_bytes -= self._extents.size(entry.offset)
+
     def _evict(self, key: Key, reason: str, effects: list[Effect]) -> None:
         entry = self._entries.pop(key)
+        del self._idle[key]
+        self._ready -= 1
         self._extents.free(entry.offset)
         effects.append(Evicted(key, reason))
 
@@ -471,6 +487,7 @@ class ImageCacheMachine:
         for offset, size in list(self._set_aside.items()):
             if not any(start < offset + size and offset < start + nbytes for start, nbytes in quarantined):
                 del self._set_aside[offset]
+                self._pinned_bytes -= size
                 self._extents.free(offset)
 
     @staticmethod
@@ -484,6 +501,12 @@ class ImageCacheMachine:
         assert sum(sizes) + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
         offsets = [e.offset for e in self._entries.values()] + list(self._set_aside)
         assert len(set(offsets)) == len(offsets), "memory is given out twice"  # noqa: S101 - invariant
+        held = {key for key, entry in self._entries.items() if self._held(entry)}
+        pinned = sum(self._extents.size(self._entries[key].offset) for key in held) + sum(self._set_aside.values())
+        assert pinned == self._pinned_bytes, "pinned bytes do not add up"  # noqa: S101 - invariant
+        assert self._idle.keys() == self._entries.keys() - held, "what is idle"  # noqa: S101 - invariant
+        ready = sum(entry.state is CacheState.READY for entry in self._entries.values())
+        assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
         pulling = {e.pull_id: key for key, e in self._entries.items() if e.state is CacheState.PULLING}
         assert pulling == self._pulls, "an entry is pulling exactly while a pull runs"  # noqa: S101 - invariant
         pins = {(i, key) for key, e in self._entries.items() for i in e.pins}

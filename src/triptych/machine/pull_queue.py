@@ -98,8 +98,11 @@ class PullQueue:
         self._under_way: dict[int, _Pull] = {}
         self._pulls: Counter[Holder] = Counter()
         self._nbytes: Counter[Holder] = Counter()
+        self._here: Counter[str] = Counter()
+        """Pulls of each request, waiting or under way."""
         self._had: dict[str, int] = {}
         """Bytes of pulls that have begun for a request, for as long as it has pulls here."""
+        self._nbytes_under_way = 0
         self._arrivals = 0
 
     @property
@@ -112,7 +115,7 @@ class PullQueue:
 
     @property
     def nbytes_under_way(self) -> int:
-        return self._nbytes.total()
+        return self._nbytes_under_way
 
     def waits(self, pull_id: int) -> bool:
         return pull_id in self._waiting
@@ -125,6 +128,7 @@ class PullQueue:
                 pull = self._waiting.get(event.pull_id)
                 if pull is not None and event.deadline_s < pull.deadline_s:
                     former, pull.request_id, pull.deadline_s = pull.request_id, event.request_id, event.deadline_s
+                    self._here[event.request_id] += 1
                     self._settle(former)
             case Drop(pull_id):
                 self._settle(self._waiting.pop(pull_id).request_id)
@@ -138,20 +142,23 @@ class PullQueue:
         self._waiting[event.pull_id] = _Pull(
             event.request_id, event.holder, event.nbytes, event.deadline_s, self._arrivals
         )
+        self._here[event.request_id] += 1
         self._arrivals += 1
 
     def _end(self, pull_id: int) -> None:
         pull = self._under_way.pop(pull_id)
         self._pulls[pull.holder] -= 1
         self._nbytes[pull.holder] -= pull.nbytes
+        self._nbytes_under_way -= pull.nbytes
         if self._pulls[pull.holder] == 0:
             del self._pulls[pull.holder], self._nbytes[pull.holder]
         self._settle(pull.request_id)
 
     def _settle(self, request_id: str) -> None:
-        """What a request had is forgotten with its last pull."""
-        here = (*self._waiting.values(), *self._under_way.values())
-        if not any(pull.request_id == request_id for pull in here):
+        """A pull less; what a request had is forgotten with its last one."""
+        self._here[request_id] -= 1
+        if self._here[request_id] == 0:
+            del self._here[request_id]
             self._had.pop(request_id, None)
 
     def _begin(self) -> list[Effect]:
@@ -160,6 +167,7 @@ class PullQueue:
             pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
             self._pulls[pull.holder] += 1
             self._nbytes[pull.holder] += pull.nbytes
+            self._nbytes_under_way += pull.nbytes
             self._had[pull.request_id] = self._had.get(pull.request_id, 0) + pull.nbytes
             effects.append(Begin(pull_id, f"{self.under_way} pulls of {self.nbytes_under_way} bytes are under way"))
         return effects
@@ -193,6 +201,7 @@ class PullQueue:
             assert len(sizes) <= limits.max_holder_pulls, "too many pulls from a holder"  # noqa: S101 - invariant
             fits = len(sizes) == 1 or sum(sizes) <= limits.max_holder_nbytes
             assert fits, "too many bytes from a holder"  # noqa: S101 - invariant
-        known = {pull.request_id for pull in (*self._waiting.values(), *here)}
-        assert self._had.keys() <= known, "a request that is gone is remembered"  # noqa: S101 - invariant
+        known = Counter(pull.request_id for pull in (*self._waiting.values(), *here))
+        assert known == self._here, "pulls of requests do not add up"  # noqa: S101 - invariant
+        assert self._had.keys() <= known.keys(), "a request that is gone is remembered"  # noqa: S101 - invariant
         assert self.under_way or not self._waiting, "pulls wait for nothing"  # noqa: S101 - invariant
