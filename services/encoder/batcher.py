@@ -23,8 +23,6 @@ from .holdings import Holdings
 
 logger = logging.getLogger(__name__)
 
-_DECODED_NBYTES_PER_PIXEL = 4
-
 
 class _Waiter:
     """One call that waits for a flight."""
@@ -126,7 +124,7 @@ class Batcher(Generic[PreparedT]):
             key=key,
             waiter=waiter_id,
             tokens=request.tokens,
-            nbytes=len(request.media) + _DECODED_NBYTES_PER_PIXEL * request.info.pixels,
+            nbytes=len(request.media) + self._engine.decoded_nbytes(request.info, request.shard),
             deadline_s=waiter.arrived_s + request.timeout_s,
         )
         for effect in self._queue.handle(arrive, waiter.arrived_s):

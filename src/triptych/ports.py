@@ -232,6 +232,10 @@ class EncoderEngine(Protocol[PreparedT]):
     @property
     def processor_digest(self) -> bytes: ...
 
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
+        """The most memory that decoding takes on the way, so that it is counted before. Raises InvalidMedia."""
+        ...
+
     def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedT:
         """Decode and preprocess one item, or one shard of it. Raises InvalidMedia, InvalidRequest for no shard of it."""
         ...

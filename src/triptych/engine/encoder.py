@@ -14,14 +14,16 @@ import transformers
 import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import DTYPES, open_checkpoint
 from triptych.engine.halves import DividingHalf, Features
 from triptych.engine.registry import halves_of
 from triptych.engine.split import Half, load_half
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.errors import EngineFailure, InvalidMedia
-from triptych.families.base import shard_outputs
+from triptych.families.base import SamplesFrames, shard_outputs
+
+_NBYTES_PER_VALUE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,15 @@ class TransformersEncoderEngine:
     @property
     def processor_digest(self) -> bytes:
         return self._processor_digest
+
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
+        """Pixels of all frames that are looked at, or samples at their own rate, four bytes each. Raises InvalidMedia."""
+        frames = 1
+        if info.modality is Modality.VIDEO:
+            sampled = self._family.sampled_frames(info) if isinstance(self._family, SamplesFrames) else ()
+            frames = len(sampled) or info.frames
+            frames = frames if shard is None else -(-frames * shard.count // shard.of)
+        return _NBYTES_PER_VALUE * (frames * info.pixels + info.samples)
 
     def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedMedia:
         """Decode and preprocess one item, or a shard of it, as the checkpoint's own processor does. Thread-safe.

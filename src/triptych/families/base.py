@@ -113,6 +113,15 @@ class Divides(Protocol):
         ...
 
 
+@runtime_checkable
+class SamplesFrames(Protocol):
+    """A family that looks at some frames of a video."""
+
+    def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
+        """Their numbers, ascending. Raises InvalidMedia."""
+        ...
+
+
 def count_tokens(family: Family, info: MediaInfo) -> int:
     """Positions that an item's embedding fills. Raises InvalidMedia."""
     return sum(part.count for part in family.layout(info) if isinstance(part, Positions))

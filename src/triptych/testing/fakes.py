@@ -106,6 +106,9 @@ class FakeEncoderEngine:
     def __post_init__(self) -> None:
         self._alone = OneAtATime("encoder engine")
 
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:  # noqa: ARG002  # as if all were
+        return 4 * info.pixels
+
     def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> FakePrepared:
         """The units of an item are all of one size."""
         spend(self.prepare_s)
