@@ -108,7 +108,7 @@ class LocalCluster:
         threads: int = 1,
         options: Mapping[str, Sequence[str]] = _NO_OPTIONS,
         log_dir: Path | None = None,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = 300.0,
         drain_s: float = 10.0,
     ) -> None:
         """Raises ClusterError when ``model`` is none, or the ports cannot be given out."""
