@@ -42,6 +42,7 @@ def load_family(files: ModelFiles) -> Family:
     if family is None:
         raise BadModel(
             f"model_type {files.model_type!r} is not known; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
-            "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES"
+            "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES, as "
+            "docs/adding_a_family.md shows"
         )
     return family.load(files)

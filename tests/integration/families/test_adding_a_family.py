@@ -1,0 +1,54 @@
+"""The guide's example is a family: registered as it stands on the page, it answers as ``generate`` does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.families import harness
+from tests.integration.families.harness import Case, finish
+from triptych.engine.registry import HALVES
+from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.registry import FAMILIES, load_family
+
+PAGE = Path(__file__).parents[3] / "docs" / "adding_a_family.md"
+ANSWER_TOKENS = 8
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the page's blocks define; its families and halves are known while a test runs."""
+    defined: dict[str, Any] = {"__name__": "tests.integration.families.example"}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), defined)  # noqa: S102 - the page is our own
+    monkeypatch.setitem(FAMILIES, "vipllava", defined["VipLlava"])
+    monkeypatch.setitem(HALVES, "vipllava", defined["HALVES"]["vipllava"])
+    return defined
+
+
+@pytest.mark.timeout(180)
+def test_the_example_answers_as_generate_does(example: dict[str, Any], tmp_path: Path) -> None:
+    (tiny,) = example["TINIES"]
+    tiny.make(tmp_path)
+    case = Case(tiny, tmp_path, lambda directory, items: harness._encode(str(directory), list(items)))
+    questions = {f"r{items}": case.question(items, items) for items in (0, 1, 3)}
+    engine = case.engine()
+    for name, question in questions.items():
+        engine.add(case.request(name, question, ANSWER_TOKENS))
+    assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()}
+
+
+def test_whoever_starts_an_unknown_family_is_sent_to_the_page(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vipllava"}')
+    with pytest.raises(BadModel, match=r"docs/adding_a_family\.md") as caught:
+        load_family(ModelFiles.load(tmp_path))
+    assert PAGE.is_file()
+    assert "triptych.families.registry.FAMILIES" in str(caught.value)
+
+
+def test_every_place_that_the_page_names_is_there() -> None:
+    root = PAGE.parents[1]
+    for place in re.findall(r"`((?:families|engine|tests|src)/[\w./]+\.py)", PAGE.read_text()):
+        if "NAME" not in place:
+            assert (root / place).is_file() or (root / "src" / "triptych" / place).is_file(), place
