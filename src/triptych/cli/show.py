@@ -77,7 +77,9 @@ def _stages(document: dict[str, Any]) -> Text:
 
 
 def _name(item: dict[str, Any]) -> str:
-    return f"{item['modality']} {item['item'] + 1}"
+    """Several encoders may have done parts of one item: then each has a line, with its units."""
+    part = f" {item['shard']}" if item.get("shard") else ""
+    return f"{item['modality']} {item['item'] + 1}{part}"
 
 
 def _ms(seconds: float) -> str:

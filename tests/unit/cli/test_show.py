@@ -104,3 +104,10 @@ def test_many_images_are_summed_up() -> None:
     rows = seen(show.bars(document(*({**ITEM, "item": number} for number in range(20)))))
     assert sum("image " in row and "ms" in row for row in rows) == 16
     assert any("and 4 more" in row for row in rows)
+
+
+def test_the_parts_of_an_item_have_a_line_each() -> None:
+    parts = [{**ITEM, "modality": "video", "shard": shard} for shard in ("1-2/4", "3-4/4")]
+    _, first, second, _ = seen(show.timeline(document(*parts)))
+    assert first.startswith("video 1 1-2/4")
+    assert second.startswith("video 1 3-4/4")
