@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(180)
 
 ANSWER_TOKENS = 8
 MOST_UNITS = 12
-DIVIDE = {"idefics3", "internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
+DIVIDE = {"idefics3", "internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "voxtral"}
 
 
 @pytest.fixture(scope="module")
