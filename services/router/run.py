@@ -391,6 +391,7 @@ class Run:
             sampling=self._sampling,
             timeout_s=self._left_s(),
             priority=self.request.priority,
+            tenant_salt=self.request.tenant_salt,
         )
         try:
             with self._call(granted.text):

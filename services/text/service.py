@@ -228,7 +228,9 @@ class TextService:
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._chance.getrandbits(_SEED_BITS))
-        engine_request = EngineRequest(job.job_id, request.token_ids, arrived.inputs, sampling, grammar)
+        engine_request = EngineRequest(
+            job.job_id, request.token_ids, arrived.inputs, sampling, grammar, request.tenant_salt
+        )
         job.in_engine = True
         return self._loop.submit(
             engine_request,

@@ -467,6 +467,7 @@ def text_request_to_wire(request: TextRequest) -> text_pb2.TextRequest:
         ],
         sampling=sampling_to_wire(request.sampling),
         priority=request.priority,
+        tenant_salt=request.tenant_salt,
     )
 
 
@@ -482,6 +483,7 @@ def text_request_from_wire(message: text_pb2.TextRequest, timeout_s: float) -> T
         sampling=sampling_from_wire(message.sampling),
         timeout_s=timeout_s,
         priority=message.priority,
+        tenant_salt=_salt(message.tenant_salt),
     )
 
 

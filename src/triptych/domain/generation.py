@@ -45,6 +45,8 @@ class TextRequest:
     timeout_s: float
     priority: int = 0
     """Lower goes first, whatever time is left."""
+    tenant_salt: bytes = b""
+    """What was computed of a prompt is shared only with requests that have the same."""
 
 
 @dataclass(frozen=True, slots=True)
