@@ -4,7 +4,7 @@ It is registered with transformers under a name of its own and gets the batch as
 layers hand through: there is no global state, so several engines can live in one process.
 
 On a CPU a sequence whose blocks are neighbours is read in place, one call per sequence and layer; sequences that are
-short, or in pieces, are gathered and padded instead (ADR 9 has the figures). On CUDA one paged kernel does it all where
+short, or in pieces, are gathered and padded instead (ADR 13 has the figures). On CUDA one paged kernel does it all where
 there is one (``engine/flash.py``).
 """
 

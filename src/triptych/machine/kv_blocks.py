@@ -6,7 +6,7 @@ go least recently used first, whenever room is needed: it counts as available.
 
 Two layouts, fixed when the machine is made. *Scattered*: any free block will do (a kernel follows the table).
 *Contiguous*: an owner's blocks are neighbours wherever possible, since on a CPU attention over one run of memory is two
-to four times faster than over gathered blocks (ADR 9). An owner is placed with room to grow; where its neighbour is in
+to four times faster than over gathered blocks (ADR 13). An owner is placed with room to grow; where its neighbour is in
 the way it moves once to a larger place, and only when there is no such place does it go on in pieces.
 """
 

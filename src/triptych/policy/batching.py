@@ -114,15 +114,19 @@ def plan_encodes(prefills: int, ongoing: Sequence[str], waiting: Iterable[str], 
 def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:
     """The largest batch of ``least`` to ``most`` whose measured time is within the objective, by binary search.
 
-    ``measure_s`` is taken to grow with the batch. ``least`` where even that takes longer.
+    ``measure_s`` is taken to grow with the batch; none is asked for that is more than twice as large as one that was
+    within. ``least`` where nothing larger is.
     """
-    low, high = least, most
-    while low < high:
-        middle = (low + high + 1) // 2
+    low = least
+    while low < most and measure_s(min(2 * low, most)) <= objective_s:
+        low = min(2 * low, most)
+    high = min(2 * low, most + 1)  # too large, or beyond what is asked for
+    while high - low > 1:
+        middle = (low + high) // 2
         if measure_s(middle) <= objective_s:
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low
 
 

@@ -1,7 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.batching import Prefill, StepPlan, plan_step
+from triptych.families.base import Run
+from triptych.policy.batching import (
+    Prefill,
+    StepPlan,
+    chunk,
+    largest_within,
+    last_come,
+    plan_encodes,
+    plan_step,
+)
 
 
 def works(prefix: str, sizes: list[int]) -> list[Prefill]:
@@ -55,3 +64,63 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
     assert all(prefill.tokens == left[prefill.request_id] for prefill in plan.prefills[:-1])
     assert sum(prefill.request_id.startswith("w") for prefill in plan.prefills) <= extra
     assert plan.tokens or not (ids or ongoing or (new and extra))
+
+
+# --- runs that stay whole --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=5), st.integers(0, 40), st.integers(0, 60))
+def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: int, length: int) -> None:
+    runs: list[Run] = []
+    for gap, tokens in gaps:
+        start = (runs[-1].start + runs[-1].tokens if runs else 0) + gap
+        runs.append(Run(start, tokens))
+    inside = {position for run in runs for position in range(run.start + 1, run.start + run.tokens)}
+    tokens = chunk(Prefill("a", length, whole=tuple(runs)), limit)
+    assert 0 <= tokens <= min(limit, length)
+    assert tokens not in inside
+    assert all(larger in inside for larger in range(tokens + 1, min(limit, length) + 1))
+
+
+def test_a_run_that_is_larger_than_the_budget_goes_first_or_waits() -> None:
+    large = Prefill("large", 30, whole=(Run(0, 20),))
+    plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
+    assert plan.prefills == (Prefill("large", 20, whole=(Run(0, 20),)),)
+    plan = plan_step(["d"], [Prefill("p", 3), large], works("w", [9]), token_budget=8, max_sequences=8)
+    assert [(one.request_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
+
+
+def test_choices_take_a_place_each() -> None:
+    waiting = [Prefill("w", 1, sequences=3), Prefill("v", 1)]
+    plan = plan_step([], [Prefill("p", 1, sequences=2)], waiting, token_budget=9, max_sequences=5)
+    assert [one.request_id for one in plan.prefills] == ["p", "w"]
+
+
+# --- memory, encodes, budgets ----------------------------------------------------------------------------------------
+
+
+def test_memory_is_taken_from_the_last_come() -> None:
+    assert last_come(["old", "older than", "young"]) == "young"
+
+
+def test_encodes_run_beside_no_prefill_and_within_the_image_budget() -> None:
+    assert list(plan_encodes(1, ["a"], ["b"], image_budget=4)) == []
+    assert list(plan_encodes(0, ["a", "b"], ["c", "d"], image_budget=3)) == ["a", "b", "c"]
+    waiting = iter("cdef")
+    assert list(plan_encodes(0, ["a", "b"], waiting, image_budget=2)) == ["a", "b"]
+
+
+@given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))
+def test_the_largest_batch_within_an_objective_is_found_without_measuring_far_beyond(
+    least: int, extra: int, fitting: int
+) -> None:
+    asked: list[int] = []
+
+    def measure_s(batch: int) -> float:
+        asked.append(batch)
+        return float(batch)
+
+    found = largest_within(float(fitting), least + extra, measure_s, least=least)
+    assert found == max(least, min(least + extra, fitting))
+    assert all(least <= batch <= min(least + extra, 2 * max(least, fitting)) for batch in asked)
+    assert len(asked) <= 30
