@@ -330,12 +330,15 @@ class LocalCluster:
         raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {lacking}; logs are in {self.log_dir}")
 
     async def _absent(self, client: httpx.AsyncClient, name: str) -> str:
-        """What a process still lacks; empty when it is ready. Only the one that was started here is believed."""
+        """What a process still lacks; empty when it is ready. Only the one that was started here is believed.
+
+        Raises ClusterError when another one has its admin port.
+        """
         try:
             answer = await client.get(f"{self.admin_urls[name]}/ready", timeout=_READY_ANSWER_S)
             body = answer.json()
             if body["pid"] != self._children[name].process.pid:
-                return "another process answers on its admin port"
+                raise ClusterError(f"another process answers at {self.admin_urls[name]}, the admin port of {name}")
             if body["missing"]:
                 return f"missing: {', '.join(body['missing'])}"
             if name != "gateway":
