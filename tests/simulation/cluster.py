@@ -1,7 +1,7 @@
 """The whole system in one process: the real services, machines and policies over fake engines and unreliable links."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +210,10 @@ class SimCluster:
         self._scope = TaskScope("router")
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
         self.texts = [TextNode(f"t{number}", self) for number in range(world.texts)]
-        self.router = self._make_router()
+        self.router = self.make_router(
+            {node.name: LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders},
+            {node.name: LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts},
+        )
 
     def chance(self, name: str) -> Random:
         """A source of its own for each part, so that one part's draws do not shift another's."""
@@ -232,9 +235,8 @@ class SimCluster:
             node.links.append(link)
         return link
 
-    def _make_router(self) -> RouterService:
-        encoders = {node.name: LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders}
-        texts = {node.name: LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts}
+    def make_router(self, encoders: Mapping[str, ports.Encoder], texts: Mapping[str, ports.Text]) -> RouterService:
+        """The cluster's router, by whatever ways to its instances."""
         return RouterService(
             encoders,
             texts,
