@@ -5,8 +5,8 @@ other call into NIXL waits. So none is made from the event loop, but for small r
 handing those to the thread and back would take several times as long as they do. The thread sleeps on its inbox while
 nothing is under way, and between 50 us and 1 ms while something is.
 
-Small reads from one peer that wait at the same time become one transfer. A read that nobody waits for any more stays
-here until it is over: releasing it earlier would not keep it from writing.
+Small reads from one peer that come together, or wait at the same time, become one transfer. A read that nobody waits for
+any more stays here until it is over: releasing it earlier would not keep it from writing.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,13 @@ from triptych.transport.nixl_agent import segment
 
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 1e-3
-_MAX_INBOX = 4096
 _SMALL_NBYTES = 128 << 10
 """Up to here a read costs more by being one than by its bytes."""
 _MAX_JOINED = 16
+"""Reads in one transfer, which thereby has at most 2 MB."""
+_INLINE_NBYTES = _MAX_JOINED * _SMALL_NBYTES
+"""What the event loop's thread reads in one turn: more would keep it from everything else for too long."""
+_NOT_BEGUN = "given up before it was begun"
 _STUCK_S = 1.0
 """How long ``stop`` waits, beyond its time, for a call into NIXL that does not return."""
 
@@ -54,18 +57,35 @@ class _Transfer:
     reads: tuple[Read, ...]
     handle: int | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return sum(read.nbytes for read in self.reads)
+
+
+OnEnd = Callable[[Sequence[Read], str | None], None]
+"""Told in the event loop of the reads of one transfer, and how it ended: None for success, else as ``Read.over``."""
+
 
 class NixlDriver:
     """The thread. ``nixl`` is the bindings module, ``agent`` and ``ucx`` what it created."""
 
-    def __init__(self, nixl: Any, agent: Any, ucx: int, *, device: int | None = None) -> None:
+    def __init__(
+        self,
+        nixl: Any,
+        agent: Any,
+        ucx: int,
+        *,
+        device: int | None = None,
+        on_end: OnEnd = lambda _reads, _error: None,
+    ) -> None:
         """Called in the event loop that the reads belong to. ``device``: where their destinations lie."""
         self._device = device
+        self._on_end = on_end
         self._nixl = nixl
         self._agent = agent
         self._ucx = ucx
         self._loop = asyncio.get_running_loop()
-        self._inbox: queue.Queue[Read | _Transfer | None] = queue.Queue(_MAX_INBOX)
+        self._inbox: queue.SimpleQueue[Sequence[Read] | _Transfer | None] = queue.SimpleQueue()
         self._under_way = 0
         """Reads that are not over, as the event loop knows."""
         self._stopping = False
@@ -75,28 +95,29 @@ class NixlDriver:
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
 
-    def submit(self, read: Read, *, warm: bool) -> None:
-        """``warm``: the peer has been read before, so that posting a read does not wait for a connection.
+    def submit(self, reads: Sequence[Read], *, warm: Collection[str]) -> None:
+        """Begin reads that came together. How many may come is for the caller to bound.
 
-        Raises queue.Full when thousands of reads wait.
+        ``warm``: peers that have been read before, so that posting a read does not wait for a connection.
         """
-        if warm and self._under_way == 0 and read.nbytes <= _SMALL_NBYTES:
-            transfer = _Transfer((read,))
-            try:
-                going_on = self._begin(transfer)
-            except Exception as error:  # noqa: BLE001 - as in the thread: the read ends with what it fails with
-                self._release(transfer)
-                _tell(transfer.reads, type(error).__name__)
-                return
-            if not going_on:
-                self._release(transfer)
-                _tell(transfer.reads, None)
-                return
-            self._inbox.put_nowait(transfer)
-        else:
-            self._inbox.put_nowait(read)
-        self._under_way += 1
-        read.over.add_done_callback(self._one_is_over)
+        room_nbytes = _INLINE_NBYTES if self._under_way == 0 else 0
+        self._under_way += len(reads)
+        wanted = [read for read in reads if read.wanted]
+        if len(wanted) < len(reads):
+            self._tell([read for read in reads if not read.wanted], _NOT_BEGUN)
+        waiting: list[Read] = []
+        groups = [(wanted[0],)] if len(wanted) == 1 else joined(wanted)  # a lone one is not to wait for sorting
+        for transfer in map(_Transfer, groups):
+            first = transfer.reads[0]
+            if first.peer not in warm or first.nbytes > _SMALL_NBYTES or transfer.nbytes > room_nbytes:
+                waiting += transfer.reads
+            elif self._ends_at_once(transfer):
+                room_nbytes -= transfer.nbytes
+            else:
+                room_nbytes = 0
+                self._inbox.put(transfer)
+        if waiting:
+            self._inbox.put(waiting)
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread, blocking for little more than ``timeout_s``. Whether every read has come to its end.
@@ -104,8 +125,7 @@ class NixlDriver:
         A thread that NIXL does not return from is left behind: it is a daemon, which does not keep the process.
         """
         self._stop_after_s = timeout_s
-        with contextlib.suppress(queue.Full):
-            self._inbox.put(None, timeout=timeout_s)
+        self._inbox.put(None)
         self._thread.join(timeout_s + _STUCK_S)
         return self._finished
 
@@ -124,8 +144,18 @@ class NixlDriver:
         """Of the agent, which then ends with its last owner. Only after the thread has ``ended``."""
         self._agent = None
 
-    def _one_is_over(self, _: "asyncio.Future[str | None]") -> None:
-        self._under_way -= 1
+    def _ends_at_once(self, transfer: _Transfer) -> bool:
+        """Post it from the event loop. Whether it is over; else the thread has to look after it."""
+        try:
+            if self._begin(transfer):
+                return False
+        except Exception as error:  # noqa: BLE001 - as in the thread: the reads end with what they fail with
+            self._release(transfer)
+            self._tell(transfer.reads, type(error).__name__)
+        else:
+            self._release(transfer)
+            self._tell(transfer.reads, None)
+        return True
 
     def _run(self) -> None:
         active: list[_Transfer] = []
@@ -143,9 +173,9 @@ class NixlDriver:
             active = [transfer for transfer in active if self._step(transfer, self._look)]
         self._finished = not active
 
-    def _next(self, timeout_s: float | None) -> list[Read | _Transfer]:
+    def _next(self, timeout_s: float | None) -> list[Sequence[Read] | _Transfer]:
         """All that waits; nothing when nothing came in time. Notes when it is time to stop."""
-        came: list[Read | _Transfer] = []
+        came: list[Sequence[Read] | _Transfer] = []
         with contextlib.suppress(queue.Empty):
             one = self._inbox.get(timeout=timeout_s)
             while one is not None:
@@ -154,17 +184,17 @@ class NixlDriver:
             self._stopping = True
         return came
 
-    def _start_all(self, came: "Iterable[Read | _Transfer]") -> list[_Transfer]:
+    def _start_all(self, came: "Iterable[Sequence[Read] | _Transfer]") -> list[_Transfer]:
         """Those that are under way now."""
         begun: list[_Transfer] = []
         wanted: list[Read] = []
         for one in came:
             if isinstance(one, _Transfer):
                 begun.append(one)
-            elif one.wanted:
-                wanted.append(one)
-            else:
-                self._end(_Transfer((one,)), None)
+                continue
+            wanted += [read for read in one if read.wanted]
+            if unwanted := tuple(read for read in one if not read.wanted):
+                self._end(_Transfer(unwanted), _NOT_BEGUN)
         begun += [transfer for transfer in map(_Transfer, joined(wanted)) if self._step(transfer, self._begin)]
         return begun
 
@@ -198,12 +228,19 @@ class NixlDriver:
     def _end(self, transfer: _Transfer, error: str | None) -> None:
         self._release(transfer)
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(_tell, transfer.reads, error)
+            self._loop.call_soon_threadsafe(self._tell, transfer.reads, error)
 
     def _release(self, transfer: _Transfer) -> None:
         if transfer.handle is not None:
             with contextlib.suppress(Exception):  # it is over: there is nothing left that could be aborted
                 self._agent.releaseXferReq(transfer.handle)
+
+    def _tell(self, reads: Sequence[Read], error: str | None) -> None:
+        self._under_way -= len(reads)
+        for read in reads:
+            if not read.over.done():
+                read.over.set_result(error)
+        self._on_end(reads, error)
 
 
 def joined(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
@@ -221,9 +258,3 @@ def joined(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
         for at in range(0, len(waiting), _MAX_JOINED)
     ]
     return groups + large
-
-
-def _tell(reads: Iterable[Read], error: str | None) -> None:
-    for read in reads:
-        if not read.over.done():
-            read.over.set_result(error)

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import queue
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from triptych.errors import Overloaded, TransferFailed
 from triptych.ports import Arena
@@ -20,6 +19,8 @@ _CONNECT_THREADS = 2
 _FORGET_S = 1.0
 _WAIT_S = 1.0
 """After a read from a peer was given up and did not end for so long, nothing more is asked of that peer."""
+_MAX_READS = 4096
+"""That are not over; further ones are refused."""
 _PEERS_FAULT = frozenset({"nixlRemoteDisconnectError", "nixlNotFoundError", "nixlInvalidParamError"})
 """Failures of a read that say nothing of the own agent."""
 
@@ -46,9 +47,12 @@ class LiveAgent:
         self._arena = arena
         self._worked = worked
         self._failed = failed
-        self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx, device=region.device)
+        self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx, device=region.device, on_end=self._ended)
         self._aside = Aside("nixl-connect", limit=_CONNECT_THREADS)
         self._reads: set[Read] = set()
+        """That are not over."""
+        self._gathered: list[Read] = []
+        """Those among them that came in this turn of the event loop: they are posted together in the next one."""
         self._links: Counter[str] = Counter()
         """By agent name: NIXL knows one agent once, however often it was connected to."""
         self._leaving: set[str] = set()
@@ -143,8 +147,9 @@ class LiveAgent:
     async def read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int, *, within_s: float) -> None:
         """Read from ``at`` in a peer's arena to ``offset`` in the own one. Raises TransferFailed."""
         loop = asyncio.get_running_loop()
-        read = self._submit(peer, theirs, at, offset, nbytes)
+        read = self._gather(peer, theirs, at, offset, nbytes)
         try:
+            await asyncio.sleep(0)  # it is posted, with the others that came in this turn
             if read.over.done():
                 error = read.over.result()
             else:
@@ -157,11 +162,7 @@ class LiveAgent:
             if not read.over.done():
                 read.given_up_s = loop.time()
         if error is not None:
-            if error not in _PEERS_FAULT:
-                self._failed()
             raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
-        self._warm.add(peer)
-        self._worked()
 
     def when_over(self, offset: int, then: Callable[[], None]) -> None:
         """Call ``then`` once nothing writes to this offset any more: now, if nothing does."""
@@ -172,21 +173,36 @@ class LiveAgent:
         else:
             late.over.add_done_callback(lambda _: then())
 
-    def _submit(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
+    def _gather(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
         self._open_agent()
-        over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        if len(self._reads) >= _MAX_READS:
+            raise Overloaded("too many NIXL reads wait")
+        loop = asyncio.get_running_loop()
         here = self._arena.region.address + offset
-        read = Read(peer, theirs.device, here, theirs.address + at, nbytes, over)
-        # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
-        warm = peer in self._warm and self._aside.calls == 0
-        try:
-            self._driver.submit(read, warm=warm)
-        except queue.Full:
-            raise Overloaded("too many NIXL reads wait") from None
-        if not over.done():
-            self._reads.add(read)
-            over.add_done_callback(lambda _: self._reads.discard(read))
+        read = Read(peer, theirs.device, here, theirs.address + at, nbytes, loop.create_future())
+        self._reads.add(read)
+        if not self._gathered:
+            loop.call_soon(self._post)
+        self._gathered.append(read)
         return read
+
+    def _post(self) -> None:
+        reads, self._gathered = [read for read in self._gathered if not read.over.done()], []
+        if self._agent is None:
+            for read in reads:
+                read.wanted = False
+        # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
+        self._driver.submit(reads, warm=frozenset() if self._aside.calls else self._warm)
+
+    def _ended(self, reads: Sequence[Read], error: str | None) -> None:
+        """Of one transfer: however many reads were joined in it, it says one thing of the agent."""
+        self._reads.difference_update(reads)
+        wanted = [read for read in reads if read.wanted]
+        if wanted and error is None:
+            self._warm.add(wanted[0].peer)
+            self._worked()
+        elif wanted and error not in _PEERS_FAULT:
+            self._failed()
 
     def _open_agent(self) -> NixlAgent:
         if self._agent is None:
@@ -230,3 +246,4 @@ class LiveAgent:
         for read in list(self._reads):
             if not read.over.done():
                 read.over.set_result(why)
+        self._reads.clear()

@@ -77,11 +77,11 @@ async def test_a_small_read_of_a_warm_peer_is_posted_at_once_when_nothing_else_r
 ) -> None:
     nixl.go_on.set()
     first = read()
-    driver.submit(first, warm=True)
+    driver.submit([first], warm={"a"})
     assert first.over.done()
     cold, large = read(), read(nbytes=1 << 20)
-    driver.submit(cold, warm=False)
-    driver.submit(large, warm=True)
+    driver.submit([cold], warm=set())
+    driver.submit([large], warm={"a"})
     assert await ended(cold, large) == [None, None]
     assert [inline for _, _, inline in nixl.posted] == [True, False, False]
 
@@ -90,8 +90,8 @@ async def test_a_read_posted_at_once_that_goes_on_is_looked_after_by_the_thread(
     driver: NixlDriver, nixl: Bindings
 ) -> None:
     first, second = read(), read()
-    driver.submit(first, warm=True)
-    driver.submit(second, warm=True)
+    driver.submit([first], warm={"a"})
+    driver.submit([second], warm={"a"})
     assert not first.over.done()
     nixl.go_on.set()
     assert await ended(first, second) == [None, None]
@@ -103,7 +103,7 @@ async def test_a_read_posted_at_once_that_goes_on_is_looked_after_by_the_thread(
 async def test_a_failure_is_told_by_its_name(driver: NixlDriver, nixl: Bindings, warm: bool) -> None:
     nixl.fails = True
     failing = read()
-    driver.submit(failing, warm=warm)
+    driver.submit([failing], warm={"a"} if warm else set())
     assert await ended(failing) == ["ValueError"]
     assert nixl.released == 1
 
@@ -111,16 +111,16 @@ async def test_a_failure_is_told_by_its_name(driver: NixlDriver, nixl: Bindings,
 async def test_a_read_that_nobody_wants_is_not_begun(driver: NixlDriver, nixl: Bindings) -> None:
     unwanted = read()
     unwanted.wanted = False
-    driver.submit(unwanted, warm=False)
+    driver.submit([unwanted], warm=set())
     await ended(unwanted)
     assert nixl.posted == []
 
 
 async def test_stop_says_when_transfers_are_left_or_nixl_does_not_return(nixl: Bindings) -> None:
     left = NixlDriver(nixl, nixl, 0)
-    left.submit(read(), warm=False)
+    left.submit([read()], warm=set())
     assert not await asyncio.to_thread(left.stop, 0.05)
     nixl.hangs = True
     stuck = NixlDriver(nixl, nixl, 0)
-    stuck.submit(read(), warm=False)
+    stuck.submit([read()], warm=set())
     assert not await asyncio.to_thread(stuck.stop, 0.05)
