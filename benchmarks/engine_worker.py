@@ -1,0 +1,196 @@
+"""One system of ``benchmarks/engine.py`` in a process of its own: cases as lines of JSON in, figures as lines out.
+
+It runs in another project's environment as well, so it imports nothing but what its system needs.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+Request = tuple[list[int], int]
+"""Token ids of a prompt, and how many tokens to answer."""
+
+
+class System(Protocol):
+    """Continuous batching: requests join between steps."""
+
+    def add(self, name: str, prompt: list[int], answer: int) -> None: ...
+
+    def step(self) -> list[tuple[str, bool]]:
+        """Per token that came: whose it is, and whether it was the last."""
+        ...
+
+
+class Ours:
+    def __init__(self, directory: Path, threads: int, most: int) -> None:
+        import torch
+
+        from triptych.domain.sampling import SamplingParams
+        from triptych.engine.text import TransformersTextEngine
+        from triptych.ports import EngineRequest
+
+        self._request, self._sampling = EngineRequest, SamplingParams
+        self._engine = TransformersTextEngine(
+            directory / "multimodal",
+            model_id="benchmark",
+            kv_cache_bytes=1 << 30,
+            max_sequences=most,
+            token_budget=2048,
+            threads=threads,
+        )
+        assert torch.get_num_threads() == threads
+
+    def add(self, name: str, prompt: list[int], answer: int) -> None:
+        sampling = self._sampling(temperature=0, max_tokens=answer, ignore_eos=True, seed=0)
+        self._engine.add(self._request(name, tuple(prompt), (), sampling))
+
+    def step(self) -> list[tuple[str, bool]]:
+        return [(output.request_id, output.finish_reason is not None) for output in self._engine.step()]
+
+
+class Vllm:
+    def __init__(self, directory: Path, threads: int, most: int) -> None:
+        import torch
+
+        vllm = import_module("vllm")
+        self._sampling = vllm.SamplingParams
+        config = json.loads((directory / "language" / "config.json").read_text())
+        self._engine: Any = vllm.LLM(
+            str(directory / "language"),
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_num_seqs=most,
+            max_num_batched_tokens=2048,
+            max_model_len=min(2048, config["max_position_embeddings"]),
+            enforce_eager=True,
+            disable_log_stats=True,
+        ).llm_engine
+        torch.set_num_threads(threads)
+        self._told: dict[str, int] = {}
+
+    def add(self, name: str, prompt: list[int], answer: int) -> None:
+        sampling = self._sampling(temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False)
+        self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+
+    def step(self) -> list[tuple[str, bool]]:
+        events: list[tuple[str, bool]] = []
+        for output in self._engine.step():
+            tokens = len(output.outputs[0].token_ids)
+            new = tokens - self._told.get(output.request_id, 0)
+            self._told[output.request_id] = tokens
+            events += [(output.request_id, False)] * (new - 1) + [(output.request_id, output.finished)] * (new > 0)
+        return events
+
+
+class Generate:
+    """``transformers``: padded batches, one after the other."""
+
+    def __init__(self, directory: Path, threads: int) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        self._torch: Any = torch
+        hub: Any = transformers
+        self._model = hub.AutoModelForCausalLM.from_pretrained(directory / "language", dtype=torch.float32).eval()
+
+    def batch(self, requests: list[Request]) -> None:
+        longest = max(len(prompt) for prompt, _ in requests)
+        ids = self._torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in requests])
+        mask = self._torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in requests])
+        answer = max(answer for _, answer in requests)
+        with self._torch.inference_mode():
+            self._model.generate(
+                ids, attention_mask=mask, max_new_tokens=answer, min_new_tokens=answer, do_sample=False, pad_token_id=0
+            )
+
+
+def throughput(system: System, requests: list[Request], concurrency: int) -> dict[str, float]:
+    """A new request arrives whenever one leaves, so that always ``concurrency`` are there."""
+    left = [(f"r{number}", prompt, answer) for number, (prompt, answer) in enumerate(requests)][::-1]
+    began_s = time.perf_counter()
+    running = 0
+    while left or running:
+        while left and running < concurrency:
+            system.add(*left.pop())
+            running += 1
+        running -= sum(last for _, last in system.step())
+    took_s = time.perf_counter() - began_s
+    return {"tokens_per_s": sum(answer for _, answer in requests) / took_s}
+
+
+def first_token(system: System, prompt: list[int], others: list[Request]) -> dict[str, float]:
+    """Of one prompt, after each of the others has its first token; and the longest that these wait for a token then."""
+    for number, (one, answer) in enumerate(others):
+        system.add(f"other{number}", one, answer)
+    decoding: set[str] = set()
+    while len(decoding) < len(others):
+        decoding.update(name for name, _ in system.step())
+    system.add("first", prompt, 1)
+    began_s = last_s = time.perf_counter()
+    ttft_s = gap_s = 0.0
+    running = len(others) + 1
+    while running:
+        events = system.step()
+        now_s = time.perf_counter()
+        if not ttft_s and any(name == "first" for name, _ in events):
+            ttft_s = now_s - began_s
+        if not ttft_s or now_s - began_s <= ttft_s:
+            gap_s = max(gap_s, now_s - last_s)
+        last_s = now_s
+        running -= sum(last for _, last in events)
+    return {"ttft_s": ttft_s, "gap_s": gap_s} if others else {"ttft_s": ttft_s}
+
+
+def continuous(system: System) -> Callable[[dict[str, Any]], dict[str, float]]:
+    def run(case: dict[str, Any]) -> dict[str, float]:
+        if case["kind"] == "throughput":
+            return throughput(system, case["requests"], case["concurrency"])
+        return first_token(system, case["prompt"], case["others"])
+
+    return run
+
+
+def padded(system: Generate) -> Callable[[dict[str, Any]], dict[str, float]]:
+    def run(case: dict[str, Any]) -> dict[str, float]:
+        began_s = time.perf_counter()
+        if case["kind"] == "throughput":
+            requests, size = case["requests"], case["concurrency"]
+            for at in range(0, len(requests), size):
+                system.batch(requests[at : at + size])
+            tokens = sum(answer for _, answer in requests)
+            return {"tokens_per_s": tokens / (time.perf_counter() - began_s)}
+        if case["others"]:  # a batch takes nobody in: the prompt waits until those before it are through
+            system.batch(case["others"])
+        system.batch([(case["prompt"], 1)])
+        return {"ttft_s": time.perf_counter() - began_s}
+
+    return run
+
+
+def answers(run: Callable[[dict[str, Any]], dict[str, float]]) -> Iterator[dict[str, float]]:
+    yield {}
+    for line in sys.stdin:
+        yield run(json.loads(line))
+
+
+def main() -> None:
+    name, directory, threads, most = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not for the one who asked
+    if name == "generate":
+        run = padded(Generate(directory, threads))
+    else:
+        run = continuous(Ours(directory, threads, most) if name == "ours" else Vllm(directory, threads, most))
+    for answer in answers(run):
+        told.write(json.dumps(answer) + "\n")
+        told.flush()
+
+
+if __name__ == "__main__":
+    main()
