@@ -252,7 +252,7 @@ def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
         files = turns[int(place[1])].files if place and int(place[1]) < len(turns) else ()
         if place is None or int(place[2]) >= len(files):
             raise
-        reason = str(error).replace(f"{error.param}: ", "", 1)
+        reason = re.sub(rf"{re.escape(place[0])}[^:\s]*: ", "", str(error), count=1)
         raise RestError(f"{files[int(place[2])].path}: {reason}", caller=error.caller, param=error.param) from None
 
 
