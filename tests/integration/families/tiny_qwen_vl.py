@@ -146,4 +146,4 @@ class TinyQwen3VL(TinyQwenVL):
         return {**super()._rope(), "mrope_interleaved": True}
 
 
-TINIES = (TinyQwen2VL("qwen2_vl", seed=2), TinyQwen25VL("qwen2_5_vl", seed=3), TinyQwen3VL("qwen3_vl"))
+TINIES = (TinyQwen2VL("qwen2_vl", seed=2), TinyQwen25VL("qwen2_5_vl", seed=2), TinyQwen3VL("qwen3_vl"))
