@@ -14,5 +14,5 @@ class Idefics3Encoder(TileEncoder):
         return batch["pixel_values"][0]
 
     def _rows(self, pixels: torch.Tensor) -> torch.Tensor:
-        (rows,) = self._model.get_image_features(pixels[None], return_dict=True).pooler_output
-        return rows.unflatten(0, (len(pixels), -1))
+        rows: torch.Tensor = self._model.get_image_features(pixels[None], return_dict=True).pooler_output[0]
+        return rows.view(len(pixels), -1, rows.shape[-1])

@@ -51,7 +51,7 @@ class TileEncoder:
         pixels = torch.cat([features["pixel_values"] for features in batch])
         rows = self._rows(pixels.to(device=self._model.device, dtype=self._model.dtype))
         tiles = [len(features["pixel_values"]) for features in batch]
-        return [(part.flatten(0, 1),) for part in rows.split(tiles)]
+        return [(part.flatten(0, 1),) for part in torch.split(rows, tiles)]
 
     def _tiles(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The tiles of one image, from what the image processor made of it."""

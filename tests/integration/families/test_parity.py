@@ -13,6 +13,7 @@ from triptych.ports import EngineOutput
 pytestmark = pytest.mark.timeout(180)
 
 ANSWER_TOKENS = 12
+LONG_ANSWER_TOKENS = 40
 MIXED = (0, 1, 2, 0, 3, 1, 1, 0)
 """Items of the requests of a mixed batch."""
 
@@ -64,20 +65,19 @@ def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> No
 
 
 def test_a_cache_that_is_too_small_for_all_only_takes_longer(case: Case) -> None:
+    """Prompts fit side by side, more or less, and answers do not: some wait, some are put back and computed again."""
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
-    requests = [
-        case.request(name, question, ANSWER_TOKENS + number)
-        for number, (name, question) in enumerate(questions.items())
-    ]
-    slots = [len(request.token_ids) + ANSWER_TOKENS + number for number, request in enumerate(requests)]
-    most = max(slots) + 32
-    assert sum(slots) > most, "they all fit"
-    engine = case.engine(kv_cache_bytes=most * case.slot_nbytes)
-    for request in requests:
-        engine.add(request)
-    assert finish(engine) == {
-        name: case.answer(question, ANSWER_TOKENS + number) for number, (name, question) in enumerate(questions.items())
-    }
+    requests = [case.request(name, question, LONG_ANSWER_TOKENS) for name, question in questions.items()]
+    prompts = sum(len(request.token_ids) for request in requests)
+    preemptions = 0
+    for spare in (20, 50, 80, 110):
+        engine = case.engine(kv_cache_bytes=(prompts + spare) * case.slot_nbytes)
+        for request in requests:
+            engine.add(request)
+        answers = finish(engine)
+        assert answers == {name: case.answer(question, LONG_ANSWER_TOKENS) for name, question in questions.items()}
+        preemptions += engine.preemptions
+    assert preemptions
 
 
 def test_what_was_computed_before_changes_nothing(case: Case) -> None:
@@ -89,6 +89,7 @@ def test_what_was_computed_before_changes_nothing(case: Case) -> None:
     for name, one in (("first", request), ("again", renamed(request, "again"))):
         engine.add(one)
         assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS)}
+    assert engine.prefix_hits_tokens > 0
     engine.add(case.request("ending", ending, ANSWER_TOKENS))
     assert finish(engine) == {"ending": case.answer(ending, ANSWER_TOKENS)}
 
