@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import Ask, make_asks, play
-from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Ticket
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
@@ -22,7 +22,11 @@ TALL = png(14 * 4, 14 * 64, seed=1)
 
 
 def ask(*images: bytes, name: str = "one", at_s: float = 0.0) -> Ask:
-    parts = (TextPart("w7"), *(MediaPart(Modality.IMAGE, image) for image in images), TextPart("w9 w11"))
+    parts: tuple[Part, ...] = (
+        TextPart("w7"),
+        *(MediaPart(Modality.IMAGE, image) for image in images),
+        TextPart("w9 w11"),
+    )
     sampling = SamplingParams(temperature=0, max_tokens=20)
     return Ask(at_s, ChatRequest(name, "fake", (Message("user", parts),), sampling, timeout_s=60.0))
 

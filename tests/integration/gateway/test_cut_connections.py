@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 
 import psutil
@@ -178,9 +179,17 @@ async def test_every_stage_forgets_a_connection_that_is_cut_within_a_tenth_of_a_
             if number % 2:
                 await events(connection, 1)
             else:
-                await own.until(lambda request_id=request_id: "t0" in stages(site.cluster, request_id))
+                await own.until(partial(_generates, site, request_id))
             assert stages(site.cluster, request_id) == ["router", "t0"]
             await cut(connection, reset=chance.random() < 0.5)
-            took_s.append(await own.until(lambda request_id=request_id: not stages(site.cluster, request_id)))
+            took_s.append(await own.until(partial(_is_forgotten, site, request_id)))
             await settled(site.held)
     assert max(took_s) < STOPS_WITHIN_S + STEP_S, [round(one_s, 3) for one_s in took_s]
+
+
+def _generates(site: Wired, request_id: str) -> bool:
+    return "t0" in stages(site.cluster, request_id)
+
+
+def _is_forgotten(site: Wired, request_id: str) -> bool:
+    return not stages(site.cluster, request_id)

@@ -34,8 +34,8 @@ def test_a_batch_is_as_long_as_its_bounds_allow(
     assert length == 0 if not sizes else 1 <= length <= min(len(sizes), max_items)
 
     def fits(count: int) -> bool:
-        tokens, nbytes = (sum(column) for column in zip(*sizes[:count], strict=True))
-        return tokens <= max_tokens and nbytes <= max_nbytes
+        taken = sizes[:count]
+        return sum(one[0] for one in taken) <= max_tokens and sum(one[1] for one in taken) <= max_nbytes
 
     assert length <= 1 or fits(length)
     if 0 < length < min(len(sizes), max_items):

@@ -87,7 +87,7 @@ def test_a_missing_or_broken_tokenizer_is_a_bad_model(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="has no tokenizer"):
         load(tmp_path)
     (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(BadModel, match="tekken.json and no tokenizer"):
+    with pytest.raises(BadModel, match=r"tekken\.json and no tokenizer"):
         load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModel, match="cannot be read"):
