@@ -33,6 +33,7 @@ from triptych.domain.generation import Placement
 from triptych.domain.instance import EncoderLoad, InstanceInfo
 from triptych.domain.stage import Role
 from triptych.families.model_files import ModelFiles
+from triptych.families.registry import load_family
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
 from triptych.rpc.server import RpcServer
@@ -187,10 +188,13 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
         for number, port in enumerate(encoder_ports, start=1):
             encoder = EncoderServicer(TicketPrinter(f"encoder-{number}"))
             await stack.enter_async_context(_server(port, "triptych.v1.Encoder", encoder.register))
-        tokenizer = Tokenizer.load(ModelFiles.load(MODEL_DIR))
+        files = ModelFiles.load(MODEL_DIR)
+        tokenizer = Tokenizer.load(files)
+        # The router makes prompts of the demo model, the relay and who asks directly those of the fake one.
+        placeholder_ids = frozenset({FAKE_PLACEHOLDER_ID, *load_family(files).placeholder_ids})
         scope = await stack.enter_async_context(TaskScope("peers"))
         text = TextService(
-            FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s),
+            FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids),
             cast("Intake", NothingToPull()),
             TextSettings(
                 model=Path(), max_running_requests=256, max_sequences=256, stream_interval_s=stream_interval_s

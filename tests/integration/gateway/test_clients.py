@@ -79,7 +79,7 @@ async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpe
     audio: Any = [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
     with pytest.raises(openai.BadRequestError, match="the model takes images, not audio") as deaf:
         await client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": audio}])
-    assert deaf.value.param == "messages[0].content[0]"
+    assert deaf.value.param == "messages[0].content[0].input_audio.data"
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(**{**ASK, "model": "other"})
 

@@ -201,6 +201,7 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
         check=site.check,
         max_pull_s=said["max_pull_s"],
         connect_timeout_s=said["connect_timeout_s"],
+        preferred=said["backends"][0],  # between hosts without RDMA, NIXL is used only where it is preferred
         on_reset=site.was_reset,
     )
 

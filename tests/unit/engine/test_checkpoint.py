@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from triptych.domain.embedding import DType
@@ -52,6 +53,8 @@ def test_every_deciding_file_changes_the_revision(copy: Path, name: str) -> None
         file.write_bytes(content)
     elif file.exists():
         file.write_bytes(file.read_bytes() + b"\n")
+    elif file.suffix == ".safetensors":
+        save_file({"one": torch.ones(1)}, file)
     else:
         file.write_bytes(b"{}\n")
     assert open_checkpoint(copy).revision() != before

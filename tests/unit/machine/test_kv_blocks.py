@@ -1,9 +1,7 @@
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from triptych.machine.free_runs import FreeRun, FreeRuns
 from triptych.machine.kv_blocks import Copy, KvBlocks
 
 
@@ -14,21 +12,6 @@ def named(blocks: KvBlocks, owner: str, keys: str) -> None:
 
 def keys(text: str) -> list[bytes]:
     return [key.encode() for key in text]
-
-
-def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
-    runs = FreeRuns(8)
-    runs.take(2, 3)
-    assert list(runs) == [FreeRun(0, 2), FreeRun(5, 3)]
-    assert (3 in runs, 5 in runs) == (False, True)
-    assert runs.give(3) == FreeRun(3, 1)
-    assert runs.give(2) == FreeRun(0, 4)
-    assert runs.give(4) == FreeRun(0, 8)
-    assert runs.take_any() == 7
-    for wrong in (lambda: runs.give(0), lambda: runs.take(6, 2), lambda: runs.give(8)):
-        with pytest.raises(ValueError, match="not"):
-            wrong()
-    runs.validate()
 
 
 def test_owners_grow_in_place_beside_each_other() -> None:
