@@ -18,7 +18,7 @@ from tests.integration.gateway.wired import HOST, Wired, wired
 from tests.simulation.cluster import World
 
 STREAMS = 1000
-AT_ONCE = 125
+AT_ONCE = 40
 LATEST_CUT_S = 0.05
 """After the body, of a stream that is cut while it waits."""
 SETTLE_S = 20.0
