@@ -45,8 +45,11 @@ class Grid:
         return height, width - (width - shown) // 2 * 2
 
 
-def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]], tile_px: int) -> Grid:
-    """``defaults`` are the family's pinpoints, ``tile_px`` is what its image processor makes. Raises BadModel."""
+def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]], processor: Json) -> Grid:
+    """``defaults`` are the family's pinpoints, ``processor`` its image processor with defaults. Raises BadModel."""
+    if not processor["do_resize"]:
+        raise BadModel("do_resize of the image processor is false: tiles would have no common size")
+    tile_px = square(processor, "crop_size" if processor["do_center_crop"] else "size")
     tower = square(vision, "image_size")
     pinpoints = _pinpoints(files.config, defaults)
     if tile_px != tower or _pinpoints(files.image_processor, defaults) != pinpoints:

@@ -122,9 +122,14 @@ class SamplesFrames(Protocol):
         ...
 
 
+def filled(layout: Layout) -> int:
+    """Positions of all ``Positions``."""
+    return sum(part.count for part in layout if isinstance(part, Positions))
+
+
 def count_tokens(family: Family, info: MediaInfo) -> int:
     """Positions that an item's embedding fills. Raises InvalidMedia."""
-    return sum(part.count for part in family.layout(info) if isinstance(part, Positions))
+    return filled(family.layout(info))
 
 
 def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:

@@ -22,5 +22,13 @@ TOWER_DEFAULTS: Mapping[str, Json] = {
 }
 """Vision towers, by ``model_type``."""
 
+CLIP_PROCESSOR_DEFAULTS: Json = {
+    "do_resize": True,
+    "do_center_crop": True,
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+}
+"""Of CLIP's image processor, and of those that were made from it."""
+
 CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """How many more rows than patches a tower makes."""

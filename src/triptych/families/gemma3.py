@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _DEFAULTS: Json = {
     "mm_tokens_per_image": 256,
@@ -22,17 +22,14 @@ _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}}
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma3:
+class Gemma3(Plain):
     """A chat template writes ``begin`` where an image is meant. Pan-and-scan is off, as it is in transformers' processor
     whatever the image processor's own file says.
     """
 
-    placeholder_id: int
     begin_id: int
     begin: str
     end: str
-    hidden_size: int
-    context_length: int
     tokens_per_image: int
     model_type: str = "gemma3"
 
@@ -54,18 +51,10 @@ class Gemma3:
     def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
         return {Modality.IMAGE: (self.begin_id,)}
 
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         refuse_unless(info, Modality.IMAGE)
         image = Positions(self.placeholder_id, self.tokens_per_image)
         return (f"\n\n{self.begin}", image, f"{self.end}\n\n")
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        refuse_unless(info, Modality.IMAGE)
-        return (TensorSpec(EMBEDS, dtype, (self.tokens_per_image, self.hidden_size)),)
 
 
 def _tokens_per_image(config: Json, files: ModelFiles) -> int:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 EXTRACTOR_DEFAULTS: Json = {
     "sampling_rate": 16_000,
@@ -28,12 +28,11 @@ _ENCODER_DEFAULTS: Mapping[str, Json] = {"granite_speech_encoder": {"input_dim":
 
 
 @dataclass(frozen=True, slots=True)
-class GraniteSpeech:
+class GraniteSpeech(Plain):
     """``window_frames`` of the conformer's become ``tokens_per_window``. A clip has to have ``min_samples``."""
 
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
+    modality: ClassVar = Modality.AUDIO
+
     sample_rate_hz: int
     hop: int
     window_frames: int
@@ -67,14 +66,6 @@ class GraniteSpeech:
             min_samples=integer(extractor, "n_fft") // 2 + 1,  # its spectrogram mirrors half a transform at the ends
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.AUDIO: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         """As ``GraniteSpeechFeatureExtractor`` counts: two spectra make a frame of the conformer."""
         refuse_unless(info, Modality.AUDIO)
@@ -83,6 +74,3 @@ class GraniteSpeech:
         tokens = -(-frames // self.window_frames) * self.tokens_per_window
         refuse_too_short(info, tokens if samples >= self.min_samples else 0)
         return (Positions(self.placeholder_id, tokens),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

@@ -1,16 +1,15 @@
 """Idefics3 and its descendant SmolVLM: rows of tiles, each named by its row and column, then the image as a whole."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _DEFAULTS: Json = {"image_token_id": 128257, "scale_factor": 2}
 _PROCESSOR_DEFAULTS: Json = {
@@ -24,18 +23,15 @@ _MAX_PX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Idefics3:
+class Idefics3(Plain):
     """An image's longer side is brought to ``longest_px``, and that is cut into tiles of ``tile_px`` by ``tile_px``.
 
     With ``splits`` false there is only the tile that shows the whole. ``around`` is written before each tile and at the
     end, ``whole`` before the tile that shows the whole image.
     """
 
-    placeholder_id: int
     around: str
     whole: str
-    hidden_size: int
-    context_length: int
     tokens_per_tile: int
     tile_px: int
     longest_px: int
@@ -63,14 +59,6 @@ class Idefics3:
             model_type=files.model_type,
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         rows, columns = self.grid(info)
         tile = Positions(self.placeholder_id, self.tokens_per_tile)
@@ -81,10 +69,6 @@ class Idefics3:
             parts.append("\n")
         before = "\n" if rows else ""
         return (*parts, f"{before}{self.around}{self.whole}", tile, self.around)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        rows, columns = self.grid(info)
-        return (TensorSpec(EMBEDS, dtype, ((rows * columns + 1) * self.tokens_per_tile, self.hidden_size)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """Tiles, the whole image as the last: the tower sees each by itself."""

@@ -1,29 +1,25 @@
 """InternVL: an image is cut into the grid of square tiles that is closest to its shape, and shown once more as a whole."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _PROCESSOR_DEFAULTS: Json = {"size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12}
 _DEFAULTS: Json = {"image_token_id": 151667, "image_seq_length": 256, "downsample_ratio": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
-class InternVl:
+class InternVl(Plain):
     """Each tile is ``tile_px`` wide and high and takes ``tokens_per_tile``; ``begin`` and ``end`` stand around an image."""
 
-    placeholder_id: int
     begin: str
     end: str
-    hidden_size: int
-    context_length: int
     tokens_per_tile: int
     tile_px: int
     min_tiles: int
@@ -47,19 +43,8 @@ class InternVl:
             max_tiles=integer(processor, "max_patches"),
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         return (self.begin, Positions(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (self.tiles(info) * self.tokens_per_tile, self.hidden_size)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """Tiles: the tower sees each by itself."""

@@ -1,31 +1,20 @@
 """LLaVA 1.5: every image is brought to one size, so every image takes the same number of positions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
-from triptych.families.defaults import CLASS_TOKENS, TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
-
-_PROCESSOR_DEFAULTS: Json = {
-    "do_resize": True,
-    "do_center_crop": True,
-    "size": {"shortest_edge": 224},
-    "crop_size": {"height": 224, "width": 224},
-}
+from triptych.families.plain import Plain
 
 
 @dataclass(frozen=True, slots=True)
-class Llava:
+class Llava(Plain):
     """``tokens_per_image`` is what the processor writes into a prompt and what the vision tower makes of an image."""
 
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
     tokens_per_image: int
     model_type: str = "llava"
 
@@ -39,21 +28,9 @@ class Llava:
             tokens_per_image=_tokens_per_image(files),
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         refuse_unless(info, Modality.IMAGE)
         return (Positions(self.placeholder_id, self.tokens_per_image),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        refuse_unless(info, Modality.IMAGE)
-        return (TensorSpec(EMBEDS, dtype, (self.tokens_per_image, self.hidden_size)),)
 
 
 def _tokens_per_image(files: ModelFiles) -> int:
@@ -70,7 +47,7 @@ def _tokens_per_image(files: ModelFiles) -> int:
     dropped = 1 if strategy == "default" else 0
     made = (side // patch_size) ** 2 + CLASS_TOKENS[tower] - dropped
 
-    height, width = _processed_size({**_PROCESSOR_DEFAULTS, **files.image_processor})
+    height, width = _processed_size({**CLIP_PROCESSOR_DEFAULTS, **files.image_processor})
     processor_patch = files.processor.get("patch_size") or patch_size
     processor_strategy = files.processor.get("vision_feature_select_strategy") or strategy
     additional = files.processor.get("num_additional_image_tokens", CLASS_TOKENS[tower] if not files.processor else 0)

@@ -1,32 +1,22 @@
 """LLaVA-NeXT (LLaVA 1.6): the whole image, then tiles of a grid, each row of embeddings closed by a learned newline."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.anyres import Grid, load_grid
 from triptych.families.base import Layout, Positions, refuse_unless
-from triptych.families.defaults import CLASS_TOKENS, TEXT_DEFAULTS, TOWER_DEFAULTS
-from triptych.families.fields import integer, section, square
+from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 _DEFAULTS: Json = {"image_token_index": 32000, "vision_feature_select_strategy": "default"}
-_PROCESSOR_DEFAULTS: Json = {
-    "do_resize": True,
-    "do_center_crop": True,
-    "size": {"shortest_edge": 224},
-    "crop_size": {"height": 224, "width": 224},
-}
 
 
 @dataclass(frozen=True, slots=True)
-class LlavaNext:
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
+class LlavaNext(Plain):
     grid: Grid
     model_type: str = "llava_next"
 
@@ -35,12 +25,8 @@ class LlavaNext:
         config = {**_DEFAULTS, **files.config}
         text = section(config, "text_config", "llama", TEXT_DEFAULTS)
         vision = section(config, "vision_config", "clip_vision_model", TOWER_DEFAULTS)
-        processor = {**_PROCESSOR_DEFAULTS, **files.image_processor}
-        if not processor["do_resize"]:
-            raise BadModel("do_resize of the image processor is false: tiles would have no common size")
-        grid = load_grid(
-            files, vision, _PINPOINTS, square(processor, "crop_size" if processor["do_center_crop"] else "size")
-        )
+        processor = {**CLIP_PROCESSOR_DEFAULTS, **files.image_processor}
+        grid = load_grid(files, vision, _PINPOINTS, processor)
         _check_rows(config, vision, files.processor, grid)
         return cls(
             placeholder_id=integer(config, "image_token_id", "image_token_index"),
@@ -49,19 +35,8 @@ class LlavaNext:
             grid=grid,
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         return (Positions(self.placeholder_id, self._tokens(info)),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (self._tokens(info), self.hidden_size)),)
 
     def _tokens(self, info: MediaInfo) -> int:
         """The whole image's, and those of the tiles with a newline for each row. Raises InvalidMedia."""

@@ -1,17 +1,17 @@
 """LLaVA-OneVision: an image alone is seen whole and in tiles, several images of a request are seen whole only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.anyres import Grid, load_grid
 from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
-from triptych.families.fields import integer, section, square
+from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _PINPOINTS = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
 _DEFAULTS: Json = {
@@ -29,12 +29,9 @@ WHOLE = ("tiles", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class LlavaOneVision:
+class LlavaOneVision(Plain):
     """Tiles are scaled down to at most about ``max_tiles`` tiles' worth of embeddings."""
 
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
     grid: Grid
     max_tiles: int
     model_type: str = "llava_onevision"
@@ -45,11 +42,7 @@ class LlavaOneVision:
         text = section(config, "text_config", "qwen2", TEXT_DEFAULTS)
         vision = section(config, "vision_config", "siglip_vision_model", TOWER_DEFAULTS)
         processor = {**_PROCESSOR_DEFAULTS, **files.image_processor}
-        if not processor["do_resize"]:
-            raise BadModel("do_resize of the image processor is false: tiles would have no common size")
-        grid = load_grid(
-            files, vision, _PINPOINTS, square(processor, "crop_size" if processor["do_center_crop"] else "size")
-        )
+        grid = load_grid(files, vision, _PINPOINTS, processor)
         _check_rows(config, vision, files.processor, grid)
         return cls(
             placeholder_id=integer(config, "image_token_id", "image_token_index"),
@@ -59,23 +52,12 @@ class LlavaOneVision:
             max_tiles=_max_tiles(config, files.processor),
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
         """Several images are seen whole only, as transformers' image processor does with those of one conversation."""
         return tuple(infos) if len(infos) == 1 else tuple(replace(info, options=(WHOLE,)) for info in infos)
 
     def layout(self, info: MediaInfo) -> Layout:
         return (Positions(self.placeholder_id, self._tokens(info)),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (self._tokens(info), self.hidden_size)),)
 
     def _tokens(self, info: MediaInfo) -> int:
         """The whole image's, and those of the tiles with a newline for each row, or one newline. Raises InvalidMedia."""

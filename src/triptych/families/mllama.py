@@ -9,6 +9,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 TILES = "tiles"
 """Name of the tensor [tiles, states per tile, hidden size] that the text after an image attends to."""
@@ -24,12 +25,9 @@ _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}, "max_image_t
 
 
 @dataclass(frozen=True, slots=True)
-class Mllama:
+class Mllama(Plain):
     """``tile_px`` is the side of a tile; the tower makes ``states_per_tile`` of each, and always of ``max_tiles``."""
 
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
     tile_px: int
     max_tiles: int
     states_per_tile: int
@@ -52,14 +50,6 @@ class Mllama:
             max_tiles=max_tiles,
             states_per_tile=(tile_px // integer(vision, "patch_size")) ** 2 + 1,
         )
-
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.IMAGE: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
 
     def layout(self, info: MediaInfo) -> Layout:
         refuse_unless(info, Modality.IMAGE)

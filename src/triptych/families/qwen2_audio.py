@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import Json, ModelFiles
+from triptych.families.plain import Plain
 
 _DEFAULTS: Json = {"audio_token_index": 151_646}
 _TEXT_DEFAULTS: Mapping[str, Json] = {"qwen2": {"hidden_size": 4096, "max_position_embeddings": 32_768}}
@@ -17,10 +17,9 @@ _AUDIO_DEFAULTS: Mapping[str, Json] = {"qwen2_audio_encoder": {"num_mel_bins": 1
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen2Audio:
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
+class Qwen2Audio(Plain):
+    modality: ClassVar = Modality.AUDIO
+
     window: Window
     model_type: str = "qwen2_audio"
 
@@ -35,14 +34,6 @@ class Qwen2Audio:
             window=Window.load(files, tower),
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.AUDIO: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is not heard, there and here."""
         refuse_unless(info, Modality.AUDIO)
@@ -51,6 +42,3 @@ class Qwen2Audio:
         tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
         refuse_too_short(info, tokens)
         return (Positions(self.placeholder_id, tokens),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

@@ -4,18 +4,25 @@ They differ in how far apart the patches of a video are in time: one position in
 ``tokens_per_second`` says for the seconds between them. What is independent of what: see ``qwen_vision``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 from typing import Self
 
-from triptych.domain.embedding import DType, TensorSpec
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
 from triptych.families.base import Layout, Positions
 from triptych.families.fields import integer
 from triptych.families.model_files import Json, ModelFiles
-from triptych.families.qwen_vision import Grid, Language, Patches, PixelRange, VideoRules, frame_rate, is_video
+from triptych.families.qwen_vision import (
+    Grid,
+    Language,
+    Patches,
+    PixelRange,
+    QwenVision,
+    VideoRules,
+    frame_rate,
+    is_video,
+)
 
 _TEXT_DEFAULTS: Json = {"hidden_size": 8192, "max_position_embeddings": 32768}
 _VISION_DEFAULTS: Json = {
@@ -31,14 +38,10 @@ _VIDEO_PIXELS = PixelRange(128 * 28 * 28, 28 * 28 * 768)
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen2VL:
+class Qwen2VL(QwenVision):
     """``tokens_per_second`` is None for Qwen2-VL."""
 
     model_type: str
-    language: Language
-    patches: Patches
-    images: PixelRange
-    videos: VideoRules
     tokens_per_second: int | None
 
     @classmethod
@@ -56,37 +59,9 @@ class Qwen2VL:
             tokens_per_second=integer(vision, "tokens_per_second") if timed else None,
         )
 
-    @property
-    def hidden_size(self) -> int:
-        return self.language.hidden_size
-
-    @property
-    def context_length(self) -> int:
-        return self.language.context_length
-
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return self.language.anchors
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return self.language.placeholder_ids
-
     def layout(self, info: MediaInfo) -> Layout:
         token_id = self.language.video_id if is_video(info) else self.language.image_id
         return (Positions(token_id, self.patches.tokens(self.grid(info))),)
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return self.tensors(self.patches.tokens(self.grid(info)), dtype)
-
-    def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
-        """What an item of so many tokens brings."""
-        return self.language.rows(tokens, dtype)
-
-    def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Patches in time: no attention goes from one to another."""
-        grid = self.grid(info)
-        return (self.patches.tokens_per_frame(grid),) * grid.frames
 
     def grid(self, info: MediaInfo) -> Grid:
         """The patches that the processor cuts an item into. Raises InvalidMedia."""

@@ -4,17 +4,25 @@ In a prompt every patch in time of a video stands between marks of its own, behi
 positions know no time; those in words do. What is independent of what: see ``qwen_vision``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from triptych.domain.embedding import DType, TensorSpec
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
 from triptych.families.base import Layout, Positions
 from triptych.families.fields import integer
 from triptych.families.model_files import BadModel, Json, ModelFiles
-from triptych.families.qwen_vision import Grid, Language, Patches, PixelRange, VideoRules, frame_rate, is_video
+from triptych.families.qwen_vision import (
+    Grid,
+    Language,
+    Patches,
+    PixelRange,
+    QwenVision,
+    VideoRules,
+    frame_rate,
+    is_video,
+)
 
 _TEXT_DEFAULTS: Json = {"hidden_size": 4096, "max_position_embeddings": 128_000}
 _VISION_DEFAULTS: Json = {
@@ -35,13 +43,9 @@ def deepstack(layer: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3VL:
+class Qwen3VL(QwenVision):
     """``deepstack_layers`` counts the first layers of the language model that items enter."""
 
-    language: Language
-    patches: Patches
-    images: PixelRange
-    videos: VideoRules
     deepstack_layers: int
     model_type: str = "qwen3_vl"
 
@@ -59,22 +63,6 @@ class Qwen3VL:
             deepstack_layers=len(indexes),
         )
 
-    @property
-    def hidden_size(self) -> int:
-        return self.language.hidden_size
-
-    @property
-    def context_length(self) -> int:
-        return self.language.context_length
-
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return self.language.anchors
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return self.language.placeholder_ids
-
     def layout(self, info: MediaInfo) -> Layout:
         grid = self.grid(info)
         tokens = self.patches.tokens_per_frame(grid)
@@ -87,19 +75,11 @@ class Qwen3VL:
             mark = _VISION_END
         return (*layout, mark)
 
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return self.tensors(self.patches.tokens(self.grid(info)), dtype)
-
     def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
         """What an item of so many tokens brings."""
         shape = (tokens, self.language.hidden_size)
         stacked = (TensorSpec(deepstack(layer), dtype, shape) for layer in range(self.deepstack_layers))
         return (*self.language.rows(tokens, dtype), *stacked)
-
-    def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Patches in time: no attention goes from one to another."""
-        grid = self.grid(info)
-        return (self.patches.tokens_per_frame(grid),) * grid.frames
 
     def grid(self, info: MediaInfo) -> Grid:
         """The patches that the processor cuts an item into. Raises InvalidMedia."""

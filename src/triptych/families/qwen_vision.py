@@ -7,6 +7,7 @@ Nothing attends from one patch in time to another (the towers' ``cu_seqlens`` en
 be cut without a change of its embedding; within one, and so within an image, all patches attend to each other.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
@@ -208,6 +209,49 @@ class Language:
             TensorSpec(EMBEDS, dtype, (tokens, self.hidden_size)),
             TensorSpec(ROTARY, DType.I32, (tokens, 3)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVision(ABC):
+    """All of ``base.Family`` and ``base.Divides`` that the families agree on, given the ``grid`` of an item."""
+
+    language: Language
+    patches: Patches
+    images: PixelRange
+    videos: VideoRules
+
+    @property
+    def hidden_size(self) -> int:
+        return self.language.hidden_size
+
+    @property
+    def context_length(self) -> int:
+        return self.language.context_length
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return self.language.anchors
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return self.language.placeholder_ids
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return self.tensors(self.patches.tokens(self.grid(info)), dtype)
+
+    def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
+        """What an item of so many tokens brings."""
+        return self.language.rows(tokens, dtype)
+
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """Patches in time: no attention goes from one to another."""
+        grid = self.grid(info)
+        return (self.patches.tokens_per_frame(grid),) * grid.frames
+
+    @abstractmethod
+    def grid(self, info: MediaInfo) -> Grid:
+        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        ...
 
 
 def frame_rate(info: MediaInfo) -> float:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, count_tokens, refuse_unless
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 _TEXT_DEFAULTS: Mapping[str, Json] = {"llama": {"hidden_size": 3072, "max_position_embeddings": 131_072}}
 _AUDIO_DEFAULTS: Mapping[str, Json] = {
@@ -23,10 +23,9 @@ _AUDIO_DEFAULTS: Mapping[str, Json] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Voxtral:
-    placeholder_id: int
-    hidden_size: int
-    context_length: int
+class Voxtral(Plain):
+    modality: ClassVar = Modality.AUDIO
+
     window: Window
     tokens_per_window: int
     model_type: str = "voxtral"
@@ -48,14 +47,6 @@ class Voxtral:
             tokens_per_window=tokens,
         )
 
-    @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return {Modality.AUDIO: (self.placeholder_id,)}
-
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        return frozenset({self.placeholder_id})
-
     def layout(self, info: MediaInfo) -> Layout:
         return (Positions(self.placeholder_id, sum(self.units(info))),)
 
@@ -65,6 +56,3 @@ class Voxtral:
         windows = -(-info.samples_at(self.window.sample_rate_hz) // self.window.samples)
         refuse_too_short(info, windows)
         return (self.tokens_per_window,) * windows
-
-    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (count_tokens(self, info), self.hidden_size)),)

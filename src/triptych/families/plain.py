@@ -1,0 +1,35 @@
+"""What most families are: one placeholder, and a row of embeddings for each position that an item fills."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import MediaInfo, Modality
+from triptych.families.base import Layout, filled
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(ABC):
+    """All of ``base.Family`` but ``load``, ``model_type`` and ``layout``, for items of one modality."""
+
+    modality: ClassVar[Modality] = Modality.IMAGE
+
+    placeholder_id: int
+    hidden_size: int
+    context_length: int
+
+    @property
+    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+        return {self.modality: (self.placeholder_id,)}
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        return frozenset({self.placeholder_id})
+
+    @abstractmethod
+    def layout(self, info: MediaInfo) -> Layout: ...
+
+    def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(EMBEDS, dtype, (filled(self.layout(info)), self.hidden_size)),)
