@@ -4,11 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from triptych.engine.device_arena import DeviceArena
+from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
-from triptych.ports import Arena
 from triptych.rpc.app import RpcApp
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
@@ -19,7 +18,6 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.transport.arena import HostArena
 from triptych.transport.start import start_transports
 
 from .holdings import Holdings
@@ -49,7 +47,8 @@ async def app(
         record = EncoderRecord(telemetry.metrics)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
-        arena = await compute.run(partial(_arena, settings, instance_id, epoch))
+        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
+        arena = await compute.run(opening, settings.arena, settings.arena_bytes)
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
@@ -107,12 +106,6 @@ async def app(
 
 async def _missing(service: EncoderService[PreparedMedia]) -> tuple[str, ...]:
     return ("it is draining",) if service.load().draining else ()
-
-
-def _arena(settings: EncoderSettings, instance_id: str, epoch: int) -> Arena:
-    if settings.arena == "device":
-        return DeviceArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch, device=settings.device)
-    return HostArena(settings.arena_bytes, instance_id=instance_id, epoch=epoch)
 
 
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:

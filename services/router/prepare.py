@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
+from triptych.domain.embedding import TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
@@ -101,6 +102,7 @@ class ModelPrepare:
             prompt = self.builder.build(request.messages, infos, request.tools)
         else:
             prompt = self.builder.build_raw(request.prompt)
+        outputs = [self.builder.family.outputs(info, model.dtype) for info in infos]
         items = tuple(
             CountedItem(
                 item=number,
@@ -108,22 +110,27 @@ class ModelPrepare:
                 content=(info.digest, request.tenant_salt),
                 start=run.start,
                 tokens=run.tokens,
-                nbytes=slot_nbytes(self.builder.family.outputs(info, model.dtype)),
+                nbytes=slot_nbytes(tensors),
                 param=param,
             )
-            for number, (info, run, param) in enumerate(zip(infos, prompt.runs, params, strict=True))
+            for number, (info, run, tensors, param) in enumerate(zip(infos, prompt.runs, outputs, params, strict=True))
         )
-        cuttable = tuple(self._cuttable(info, run, prompt, model) for info, run in zip(infos, prompt.runs, strict=True))
+        cuttable = tuple(
+            self._cuttable(info, run, prompt, tensors)
+            for info, run, tensors in zip(infos, prompt.runs, outputs, strict=True)
+        )
         calls, sampling = self._tools(request)
         return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls, cuttable)
 
-    def _cuttable(self, info: MediaInfo, run: Placeholders, prompt: Prompt, model: ModelInfo) -> Cuttable | None:
+    def _cuttable(
+        self, info: MediaInfo, run: Placeholders, prompt: Prompt, outputs: tuple[TensorSpec, ...]
+    ) -> Cuttable | None:
         family = self.builder.family
         units = units_of(family, info)
         if len(units) < 2:
             return None
         positions = filled_positions(prompt.token_ids, run, family.placeholder_ids)
-        return Cuttable.find(units, positions, family.outputs(info, model.dtype))
+        return Cuttable.find(units, positions, outputs)
 
     def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.builder.tokenizer.id_to_token(token_id) or "" for token_id in token_ids)

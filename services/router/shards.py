@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Self
 
-from triptych.domain.embedding import TensorSpec
+from triptych.domain.embedding import TensorSpec, with_rows
 from triptych.domain.media import Shard
 from triptych.machine.request_events import CountedItem
 from triptych.policy.routing import ClusterView, Content, slot_nbytes
@@ -31,14 +31,13 @@ class Cuttable:
 
     def _piece(self, item: CountedItem, shard: Shard) -> CountedItem:
         tokens = tokens_of(self.units, shard)
-        outputs = tuple(replace(spec, shape=(tokens, *spec.shape[1:])) for spec in self.outputs)
         digest, salt = item.content
         return replace(
             item,
             content=(digest + str(shard).encode(), salt),
             start=self.starts[shard.first],
             tokens=tokens,
-            nbytes=slot_nbytes(outputs),
+            nbytes=slot_nbytes(with_rows(self.outputs, tokens)),
             shard=shard,
         )
 

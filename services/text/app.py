@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from triptych.domain.embedding import LeaseId
-from triptych.engine.device_arena import DeviceArena
+from triptych.engine.device_arena import open_arena
 from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.ports import Arena
@@ -24,7 +24,6 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
-from triptych.transport.arena import HostArena
 from triptych.transport.probe import PeerBook, TransportSet
 from triptych.transport.start import start_transports
 
@@ -53,7 +52,8 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         record = TextRecord(telemetry.metrics, engine.model)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
-        arena = await engine_thread.run(partial(_arena, settings, instance_id, epoch))
+        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
+        arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
         transports = await _transports(settings, arena, record, tls)
         stack.push_async_callback(transports.close)
         peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
@@ -154,12 +154,6 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _arena(settings: TextSettings, instance_id: str, epoch: int) -> Arena:
-    if settings.arena == "device":
-        return DeviceArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch, device=settings.device)
-    return HostArena(settings.image_cache_bytes, instance_id=instance_id, epoch=epoch)
-
-
 def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     """What was pulled is not for others: this instance grants no leases."""
     del lease_id, offset, nbytes
@@ -168,8 +162,9 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
 
 def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
     try:
+        directory = model_directory(settings.model)
         engine = TransformersTextEngine(
-            model_directory(settings.model),
+            directory,
             model_id=settings.model_id or served_name(settings.model),
             kv_cache_bytes=settings.kv_cache_bytes,
             max_sequences=settings.max_sequences,
@@ -181,7 +176,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             dtype=settings.dtype,
             threads=settings.torch_threads,
         )
-        tokenizer = Tokenizer.load(ModelFiles.load(model_directory(settings.model)))
+        tokenizer = Tokenizer.load(ModelFiles.load(directory))
         return engine, tokenizer, Grammars(tokenizer)
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -109,6 +109,11 @@ class TensorSpec:
         return prod(self.shape) * self.dtype.itemsize
 
 
+def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...]:
+    """The same tensors with so many rows: what a shard of their item has."""
+    return tuple(replace(spec, shape=(rows, *spec.shape[1:])) for spec in tensors)
+
+
 def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
     """What tensors of several parts are when each stands behind those of the part before, row by row.
 

@@ -6,8 +6,8 @@ arenas, or to and from host memory, without the host's. Whoever asks for bytes t
 
 import torch
 
-from triptych.ports import Region
-from triptych.transport.arena import HeaderArena
+from triptych.ports import Arena, Region
+from triptych.transport.arena import HeaderArena, HostArena
 
 
 class DeviceArena(HeaderArena):
@@ -48,3 +48,13 @@ class DeviceArena(HeaderArena):
     def _settle(self) -> None:
         if self._bytes.device.type == "cuda":
             torch.cuda.synchronize(self._bytes.device)
+
+
+def open_arena(where: str, nbytes: int, *, instance_id: str, epoch: int, device: str) -> Arena:
+    """An arena in the memory of ``device`` where that is asked for (``device``), else in the host's (``host``).
+
+    Blocks while it touches all of it. Raises as ``DeviceArena``.
+    """
+    if where == "device":
+        return DeviceArena(nbytes, instance_id=instance_id, epoch=epoch, device=device)
+    return HostArena(nbytes, instance_id=instance_id, epoch=epoch)

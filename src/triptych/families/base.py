@@ -6,11 +6,11 @@ text instances (for the router's credits, the encoder's reservations and the tex
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from triptych.domain.chat import MediaPart
-from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.embedding import DType, TensorSpec, with_rows
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.model_files import ModelFiles
@@ -151,7 +151,7 @@ def shard_outputs(
     if shard.of != len(units) or not 0 <= shard.first < shard.first + shard.count <= len(units):
         raise InvalidRequest(f"units {shard.first} to {shard.first + shard.count} of {shard.of}: it has {len(units)}")
     tokens = sum(units[shard.first : shard.first + shard.count])
-    return tokens, tuple(replace(spec, shape=(tokens, *spec.shape[1:])) for spec in outputs)
+    return tokens, with_rows(outputs, tokens)
 
 
 _PLURALS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
