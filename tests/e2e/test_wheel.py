@@ -86,9 +86,9 @@ def test_up_runs_the_demo_model_and_chat_asks_it(environment: Path, cluster: str
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Wait for ``triptych up`` to say where it listens."""
     for _ in range(1200):
-        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text(errors="replace"))
+        found = re.search(r"^ready in .* at (http://127\.0\.0\.1:\d+)$", log.read_text(errors="replace"), re.MULTILINE)
         if found:
-            return found[0]
+            return found[1]
         if process.poll() is not None:
             break
         try:
