@@ -24,6 +24,7 @@ from triptych.errors import EngineFailure, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
 
 _NBYTES_PER_VALUE = 4
+_CHANNELS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,15 @@ class TransformersEncoderEngine:
         return self._processor_digest
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
-        """Pixels of all frames that are looked at, or samples at their own rate, four bytes each. Raises InvalidMedia."""
-        frames = 1
-        if info.modality is Modality.VIDEO:
-            sampled = self._family.sampled_frames(info) if isinstance(self._family, SamplesFrames) else ()
-            frames = len(sampled) or info.frames
-            frames = frames if shard is None else -(-frames * shard.count // shard.of)
-        return _NBYTES_PER_VALUE * (frames * info.pixels + info.samples)
+        """Four bytes for each pixel of an image, or sample at its own rate. Raises InvalidMedia.
+
+        Of a video, one frame as it is stored, and those that are looked at, or the shard's, as ``prepare`` makes them.
+        """
+        values = info.pixels + info.samples
+        if info.modality is Modality.VIDEO and isinstance(self._family, SamplesFrames):
+            seen = self._family.seen_pixels(info)
+            values += _CHANNELS * (seen if shard is None else -(-seen * shard.count // shard.of))
+        return _NBYTES_PER_VALUE * values
 
     def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedMedia:
         """Decode and preprocess one item, or a shard of it, as the checkpoint's own processor does. Thread-safe.

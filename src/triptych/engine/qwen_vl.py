@@ -4,8 +4,9 @@ Rotary positions are worked out where an item is prepared and cross the boundary
 than to place them, and a part of a video brings its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from triptych.engine.halves import Features, PassPart, PlacedItem, PromptPlan, e
 from triptych.engine.images import ImagePreparer
 from triptych.engine.plain import PlainText
 from triptych.engine.tensors import domain_dtype
-from triptych.engine.videos import decode_video
+from triptych.engine.videos import Frame, decode_video
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import Json, ModelFiles
 from triptych.families.qwen2_vl import Qwen2VL
@@ -31,6 +32,7 @@ QwenVL = Qwen2VL | Qwen3VL
 _PIXEL_SETTINGS = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
 _HALVES = [0.5, 0.5, 0.5]
 _BICUBIC = 3
+_CHANNELS = "RGB"
 
 
 class QwenEncoder:
@@ -53,7 +55,9 @@ class QwenEncoder:
         whole = self._family.grid(info)
         grid = whole._replace(frames=shard.count)
         if info.modality is Modality.VIDEO:
-            pixels = self._frames.prepare(self._sampled(media, info, shard), grid)
+            length = self._family.patches.frames
+            numbers = self._family.sampled_frames(info)[shard.first * length :][: shard.count * length]
+            pixels = self._frames.prepare(decode_video(media, info, numbers), grid)
         else:
             pixels = self._images.process([self._images.open(media, info)])["pixel_values"]
         if len(pixels) != grid.frames * grid.rows * grid.columns:
@@ -61,12 +65,6 @@ class QwenEncoder:
         per_unit = self._family.patches.tokens_per_frame(grid)
         rotary = _rotary(self._family, info, whole)[shard.first * per_unit :][: shard.count * per_unit]
         return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: rotary}
-
-    def _sampled(self, media: bytes, info: MediaInfo, shard: Shard) -> list[Image.Image]:
-        """The frames of these patches in time."""
-        length = self._family.patches.frames
-        numbers = self._family.sampled_frames(info)[shard.first * length :][: shard.count * length]
-        return [Image.fromarray(frame) for frame in decode_video(media, info, numbers)]
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """Images and videos alike: towers tell them apart by their grids alone."""
@@ -104,16 +102,24 @@ class _FramePreparer:
     def settings(self) -> Mapping[str, Any]:
         return self._images.settings
 
-    def prepare(self, frames: Sequence[Image.Image], grid: Grid) -> torch.Tensor:
-        """[patches, values of a patch], in the order in which the tower takes them."""
+    def prepare(self, frames: Iterable[Frame], grid: Grid) -> torch.Tensor:
+        """[patches, values of a patch], in the order in which the tower takes them.
+
+        Each patch in time is finished before the frames of the next are looked at: memory is that of the result.
+        """
         side, length = self._patches.side, self._patches.frames
         size = (grid.columns * side, grid.rows * side)
-        resized = [frame.resize(size, self._resample) for frame in frames]
-        resized += resized[-1:] * (grid.frames * length - len(resized))
-        patches = self._images.process(resized)["pixel_values"]
-        # Of each place, the frames of a patch in time are neighbours within a channel.
-        patches = patches.view(grid.frames, length, grid.rows * grid.columns, -1, side * side)
-        return patches.permute(0, 2, 3, 1, 4).flatten(2).flatten(0, 1)
+        places = grid.rows * grid.columns
+        pixels = torch.empty(grid.frames, places, len(_CHANNELS) * length * side**2)
+        resized = (Image.fromarray(frame).resize(size, self._resample) for frame in frames)
+        at = 0
+        while patch := list(islice(resized, length)):
+            patch += patch[-1:] * (length - len(patch))
+            made = self._images.process(patch)["pixel_values"].view(length, places, len(_CHANNELS), side**2)
+            # Of each place, the frames of a patch in time are neighbours within a channel.
+            pixels[at] = made.permute(1, 2, 0, 3).flatten(1)
+            at += 1
+        return pixels.flatten(0, 1)
 
 
 def _rotary(family: QwenVL, info: MediaInfo, grid: Grid) -> torch.Tensor:

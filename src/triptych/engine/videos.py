@@ -1,5 +1,6 @@
 """Untrusted videos: decoded to the frames that a model looks at."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -14,8 +15,8 @@ from triptych.errors import InvalidMedia
 from triptych.media.clips import VideoCodec
 from triptych.runtime.clock import monotonic
 
-Frames = npt.NDArray[np.uint8]
-"""[frames, height, width, 3]."""
+Frame = npt.NDArray[np.uint8]
+"""[height, width, 3]."""
 
 _DEMUXERS = {"mp4": "mov", "webm": "matroska"}
 _CODECS = frozenset(codec.value for codec in VideoCodec)
@@ -27,31 +28,30 @@ MAX_DECODE_S = 120.0
 
 def decode_video(
     media: bytes, info: MediaInfo, indices: Sequence[int], *, clock: Callable[[], float] = monotonic
-) -> Frames:
-    """[len(indices), info.height, info.width, 3]: the frames of these numbers in the order of presentation, upright, RGB.
+) -> Iterator[Frame]:
+    """The frames of these numbers in the order of presentation, [info.height, info.width, 3], upright, RGB.
 
-    ``indices`` ascend and may repeat. Memory is that of the result and of one frame. ``info`` was read from the header
-    and is what all bounds were checked against, so a video that turns out to have another size, or another number of
-    frames, is refused. Raises InvalidMedia; its text never quotes the decoder.
+    ``indices`` ascend and may repeat. Frames come one by one, as they are decoded, so that memory is that of one frame
+    if callers keep none. ``info`` was read from the header and is what all bounds were checked against, so a video
+    whose frames turn out to have another size, or, at its end, another number, is refused: nothing that was made of
+    its frames may be used before the iterator has ended. Raises InvalidMedia; its text never quotes the decoder.
     """
     if info.modality is not Modality.VIDEO or info.format not in _DEMUXERS:
         raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
     if not indices or list(indices) != sorted(indices) or not 0 <= indices[0] <= indices[-1] < info.frames:
         raise ValueError(f"frames are asked for that a video of {info.frames} frames does not have, or not in order")
-    frames = np.empty((len(indices), info.height, info.width, 3), dtype=np.uint8)
+    times = Counter(indices)
     demuxer = _DEMUXERS[info.format]
     # Every frame of the track counts, also one that an edit list hides: so the header was read.
     options = {"ignore_editlist": "1"} if demuxer == "mov" else {}
+    found = 0
     with opened(media, demuxer, _DECODERS, f"{info.format} video", **options) as container:
-        found = filled = 0
         for frame in _decoded(container, info, clock):
-            while filled < len(indices) and indices[filled] == found:
-                frames[filled] = _upright(frame, info)
-                filled += 1
+            for _ in range(times[found]):
+                yield _upright(frame, info)
             found += 1
     if found != info.frames:
         raise InvalidMedia(f"the {info.format} video has {found} frames, its header says {info.frames}")
-    return frames
 
 
 def _decoded(container: InputContainer, info: MediaInfo, clock: Callable[[], float]) -> Iterator[av.VideoFrame]:
@@ -73,7 +73,7 @@ def _decoded(container: InputContainer, info: MediaInfo, clock: Callable[[], flo
         yield frame
 
 
-def _upright(frame: av.VideoFrame, info: MediaInfo) -> Frames:
+def _upright(frame: av.VideoFrame, info: MediaInfo) -> Frame:
     return np.rot90(frame.to_ndarray(format="rgb24"), -info.rotation_deg // 90)
 
 

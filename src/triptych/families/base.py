@@ -121,6 +121,10 @@ class SamplesFrames(Protocol):
         """Their numbers, ascending. Raises InvalidMedia."""
         ...
 
+    def seen_pixels(self, info: MediaInfo) -> int:
+        """Pixels of all of them together, in the size in which the tower sees them. Raises InvalidMedia."""
+        ...
+
 
 def filled(layout: Layout) -> int:
     """Positions of all ``Positions``."""

@@ -70,6 +70,10 @@ class Patches:
                 raise BadModel(f"the {name} processor's do_resize is false: what it makes would not fit the patches")
         return patches
 
+    def pixels(self, grid: Grid) -> int:
+        """Pixels of all frames of it."""
+        return grid.frames * self.frames * grid.rows * grid.columns * self.side**2
+
     @property
     def token_side(self) -> int:
         """Pixels in width and height that one token stands for."""
@@ -247,6 +251,10 @@ class QwenVision(ABC):
         """Patches in time: no attention goes from one to another."""
         grid = self.grid(info)
         return (self.patches.tokens_per_frame(grid),) * grid.frames
+
+    def seen_pixels(self, info: MediaInfo) -> int:
+        """Frames that fill up the last patch included."""
+        return self.patches.pixels(self.grid(info))
 
     @abstractmethod
     def grid(self, info: MediaInfo) -> Grid:

@@ -83,6 +83,18 @@ def test_any_cut_equals_the_whole(case: Case, engine: TransformersEncoderEngine)
                 np.testing.assert_allclose(joined, one, rtol=1e-4, atol=1e-4)
 
 
+def test_memory_for_an_item_is_counted_before_it_is_decoded(case: Case, engine: TransformersEncoderEngine) -> None:
+    for item in divisible(case):
+        info = item.info
+        stored = 4 * (info.pixels + info.samples)
+        for shard in (None, *cuts(units_of(case.builder.family, info), 0)[0]):
+            counted = engine.decoded_nbytes(info, shard)
+            if info.modality is Modality.VIDEO:
+                assert counted == stored + engine.prepare(item.media, info, shard).features["pixel_values"].nbytes
+            else:
+                assert counted == stored
+
+
 def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -> tuple[EngineRequest, int]:
     """A request as a text instance makes it when every item that can be cut came in shards, and their number."""
     request = case.request("one", question, ANSWER_TOKENS)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tests.integration.families.harness import (
     Item,
     TinyFamily,
@@ -75,7 +77,7 @@ class TinyQwenVL(TinyFamily):
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
         infos = [(item.media, item.info) for item in items if item.info.modality is Modality.VIDEO]
-        whole = [decode_video(media, info, range(info.frames)) for media, info in infos]
+        whole = [np.stack(list(decode_video(media, info, range(info.frames)))) for media, info in infos]
         metadata = [{"total_num_frames": info.frames, "fps": info.frames / info.duration_s} for _, info in infos]
         of_videos = {"video_metadata": metadata, "do_sample_frames": True} if whole else {}
         return processor(text=text, images=images or None, videos=whole or None, return_tensors="pt", **of_videos)

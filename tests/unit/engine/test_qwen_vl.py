@@ -1,5 +1,6 @@
 """The Qwen halves between tower and decoder: pixels of videos, rotary positions, what a prompt may not bring."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as untyped_transformers
@@ -139,7 +141,7 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
     settings = checkpoint(model_type).files.video_processor
     name = "Qwen3VLVideoProcessor" if model_type == "qwen3_vl" else "Qwen2VLVideoProcessor"
     made = video_processor(name, fps=2.0, **settings)(
-        decode_video(data, info, range(info.frames)),
+        np.stack(list(decode_video(data, info, range(info.frames)))),
         video_metadata=[{"total_num_frames": info.frames, "fps": info.frames / info.duration_s}],
         do_sample_frames=True,
         return_tensors="pt",
@@ -147,6 +149,18 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
     features = half.prepare(data, info)
     assert features["grid"].tolist() == made["video_grid_thw"][0].tolist()
     assert torch.allclose(features["pixel_values"], made["pixel_values_videos"], rtol=0, atol=1e-5)
+
+
+def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
+    data, info = inspected(clips.video(640, 480, frames=60, frames_per_s=2))
+    half = encoder("qwen2_vl")
+    half.prepare(*ITEMS[1])
+    tracemalloc.start()
+    features = half.prepare(data, info)
+    most_nbytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert features["grid"][0] == 30
+    assert most_nbytes < 6 * 3 * info.pixels
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
