@@ -8,7 +8,8 @@ import pytest
 import trustme
 
 from tests.e2e.client import post, rest, stream, text_of, timeline_of
-from tests.e2e.reference import Question, answer
+from tests.e2e.reference import DIGITS, Question, answer
+from triptych import AsyncClient
 from triptych.cli.cluster import LocalCluster
 from triptych.errors import Unavailable
 from triptych.rpc.stubs import EncoderStub, RouterStub
@@ -62,6 +63,9 @@ async def test_a_cluster_under_mutual_tls_answers_its_own_and_nobody_else(tmp_pa
         user = RouterStub(cluster.router_target, identity(folders["user"]))
         assert (await stream(user, "by-grpc", TWO)).token_ids == answer(TWO).token_ids
         await user.close()
+        async with AsyncClient(cluster.router_target, tls=identity(folders["user"])) as sdk:
+            images = [DIGITS / f"{name}.png" for name in TWO.images]
+            assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
 
         for outsider in (None, identity(tmp_path / "stranger")):
             for stub in (

@@ -6,9 +6,11 @@ It needs the base install only. Everything it raises is in ``triptych.errors``.
 from triptych.client.answers import Answer, Choice
 from triptych.client.asynchronous import AsyncClient, ChatStream
 from triptych.client.images import Image, Media
-from triptych.client.messages import RawPrompt, assistant, system, user
+from triptych.client.messages import RawPrompt, assistant, system, tool, user
 from triptych.client.retries import RetryPolicy
 from triptych.client.synchronous import Client, SyncChatStream
+from triptych.domain.chat import ToolCall, ToolChoice
+from triptych.runtime.tls import TlsIdentity
 
 __all__ = [
     "Answer",
@@ -21,7 +23,11 @@ __all__ = [
     "RawPrompt",
     "RetryPolicy",
     "SyncChatStream",
+    "TlsIdentity",
+    "ToolCall",
+    "ToolChoice",
     "assistant",
     "system",
+    "tool",
     "user",
 ]

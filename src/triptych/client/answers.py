@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 
+from triptych.domain.chat import ToolCall
 from triptych.domain.generation import FinishReason, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to the prompt. ``logprobs`` has an entry per token where they were asked for."""
+    """One answer to the prompt. ``logprobs`` has an entry per token where they were asked for.
+
+    ``tool_calls`` are not in ``text``; ``token_ids`` has the tokens of both.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +38,8 @@ class Answer:
     def finish_reason(self) -> FinishReason:
         """Of the first choice."""
         return self.choices[0].finish_reason
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Of the first choice."""
+        return self.choices[0].tool_calls

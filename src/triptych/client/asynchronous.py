@@ -15,16 +15,25 @@ from triptych import errors
 from triptych.client.answers import Answer, Choice
 from triptych.client.images import Image
 from triptych.client.messages import Prompt, RawPrompt, user
-from triptych.client.options import SamplingOptions
+from triptych.client.options import ChatOptions, SamplingOptions
 from triptych.client.retries import Retries, RetryPolicy
-from triptych.domain.chat import ChatRequest, Message
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.chat import ChatRequest, Message, ToolCall, ToolChoice
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FinishReason,
+    TokenChunk,
+    ToolCallMade,
+    Usage,
+)
 from triptych.domain.instance import ModelInfo
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Chance, Router
 from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 from triptych.rpc.stubs import RouterStub
+from triptych.runtime.tls import TlsIdentity
 
 T = TypeVar("T")
 
@@ -38,6 +47,8 @@ _MESSAGE_MARGIN_NBYTES = 1 << 20
 class ChatStream:
     """An answer that has begun: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known.
 
+    Calls of tools are no chunks: they are in ``tool_calls`` as soon as they are whole.
+
     A failure after this point is raised by the iteration, and not retried: what was shown cannot be taken back.
     """
 
@@ -47,6 +58,7 @@ class ChatStream:
         self.usage: Usage | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
         """By choice."""
+        self._calls: dict[int, list[ToolCall]] = {}
         self._first: ChatEvent | None = first
         self._rest = rest
 
@@ -54,6 +66,15 @@ class ChatStream:
     def finish_reason(self) -> FinishReason | None:
         """Of the first choice; None while it goes on."""
         return self.finish_reasons.get(0)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Of the first choice, so far."""
+        return self.tool_calls_of(0)
+
+    def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
+        """What a choice has called so far, in order."""
+        return tuple(self._calls.get(choice, ()))
 
     def __aiter__(self) -> Self:
         return self
@@ -64,6 +85,8 @@ class ChatStream:
             match event:
                 case TokenChunk():
                     return event
+                case ToolCallMade(call, _, choice):
+                    self._calls.setdefault(choice, []).append(call)
                 case ChoiceFinished(reason, choice):
                     self.finish_reasons[choice] = reason
                 case ChatFinished(usage):
@@ -83,6 +106,7 @@ class ChatStream:
                 token_ids=tuple(token_id for chunk in chunks.get(choice, ()) for token_id in chunk.token_ids),
                 finish_reason=reason,
                 logprobs=tuple(entry for chunk in chunks.get(choice, ()) for entry in chunk.logprobs),
+                tool_calls=self.tool_calls_of(choice),
             )
             for choice, reason in sorted(self.finish_reasons.items())
         )
@@ -91,6 +115,8 @@ class ChatStream:
 
 class AsyncClient:
     """Talks to the router at ``target`` (``host:port``); an object that is a ``ports.Router`` itself serves as well.
+
+    ``tls`` is what a cluster under mutual TLS asks of its callers: a certificate that its authority has signed.
 
     Every call has a deadline, over all its attempts: ``timeout_s``, or the client's own. Cancelling the task that
     waits, or leaving a stream's context, cancels the request at every stage. Raises only ``triptych.errors``.
@@ -103,6 +129,7 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        tls: TlsIdentity | None = None,
         chance: Chance | None = None,
     ) -> None:
         if isinstance(target, str) and not _TARGET.fullmatch(target):
@@ -110,6 +137,7 @@ class AsyncClient:
                 f"{target!r} is not HOST:PORT of a router's gRPC (a URL is what the gateway has)", param="target"
             )
         self._target = target
+        self._tls = tls
         self._model = model
         self._timeout_s = timeout_s
         self._retries = Retries(retry, chance or random.SystemRandom())
@@ -132,55 +160,27 @@ class AsyncClient:
 
     # --- ask ---
 
-    async def chat(
-        self,
-        prompt: Prompt,
-        images: Sequence[Image] = (),
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        tenant_salt: bytes = b"",
-        priority: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
-        **sampling: Unpack[SamplingOptions],
-    ) -> Answer:
-        """The whole answer. ``prompt`` is a question about ``images``, a conversation that has its own, or raw text.
-
-        ``tools`` are as the OpenAI API has them, for models whose chat template has a place for them; what the model
-        says of them is text. Of requests that wait, those with the lowest ``priority`` go first.
-        """
-        async with self.stream(
-            prompt,
-            images,
-            model=model,
-            timeout_s=timeout_s,
-            tenant_salt=tenant_salt,
-            priority=priority,
-            tools=tools,
-            **sampling,
-        ) as answer:
+    async def chat(self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]) -> Answer:
+        """The whole answer. ``prompt`` is a question about ``images``, a conversation that has its own, or raw text."""
+        async with self.stream(prompt, images, **options) as answer:
             return await answer.collect()
 
     @asynccontextmanager
     async def stream(
-        self,
-        prompt: Prompt,
-        images: Sequence[Image] = (),
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        tenant_salt: bytes = b"",
-        priority: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[ChatStream]:
         """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
         now_s = asyncio.get_running_loop().time
+        model, timeout_s = options.pop("model", None), options.pop("timeout_s", None)
         end_s = now_s() + (self._timeout_s if timeout_s is None else timeout_s)
-        params = SamplingParams(**sampling)
         asked = replace(
-            await _asked(prompt, images, tools), sampling=params, tenant_salt=tenant_salt, priority=priority
+            await _asked(prompt, images, options.pop("tools", ())),
+            tenant_salt=options.pop("tenant_salt", b""),
+            priority=options.pop("priority", 0),
+            tool_choice=options.pop("tool_choice", ToolChoice()),
         )
+        sampling: SamplingOptions = options
+        asked = replace(asked, sampling=SamplingParams(**sampling))
         asked = replace(asked, model=await self._model_for(model, end_s))
 
         async with AsyncExitStack() as stack:
@@ -235,7 +235,7 @@ class AsyncClient:
             raise errors.Cancelled("the client is closed")
         if self._opened is None:
             if isinstance(self._target, str):  # only now: a channel belongs to the loop that it is made in
-                stub = RouterStub(self._target)
+                stub = RouterStub(self._target, self._tls)
                 self._exit.push_async_callback(stub.close)
                 self._opened = stub
             else:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.client.images import Image, Media, image_bytes, media_bytes
-from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 
@@ -41,9 +41,14 @@ def user(
     )
 
 
-def assistant(text: str) -> Message:
-    """An earlier answer, as part of the conversation so far."""
-    return Message("assistant", (TextPart(text),))
+def assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> Message:
+    """An earlier answer, with the calls that it made, as part of the conversation so far."""
+    return Message("assistant", (TextPart(text),), tuple(tool_calls))
+
+
+def tool(call: ToolCall, result: str) -> Message:
+    """What came of a call that the turn before it made."""
+    return Message("tool", (TextPart(result),), tool_call_id=call.call_id)
 
 
 def system(text: str) -> Message:

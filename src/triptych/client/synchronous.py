@@ -10,12 +10,14 @@ from triptych.client.asynchronous import DEFAULT_TIMEOUT_S, QUERY_TIMEOUT_S, Asy
 from triptych.client.background import BackgroundLoop
 from triptych.client.images import Image
 from triptych.client.messages import Prompt
-from triptych.client.options import SamplingOptions
+from triptych.client.options import ChatOptions
 from triptych.client.retries import RetryPolicy
+from triptych.domain.chat import ToolCall
 from triptych.domain.generation import FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import Cancelled
+from triptych.runtime.tls import TlsIdentity
 
 
 class SyncChatStream:
@@ -52,6 +54,13 @@ class SyncChatStream:
     def finish_reason(self) -> FinishReason | None:
         return self._stream.finish_reason
 
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self._stream.tool_calls
+
+    def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
+        return self._stream.tool_calls_of(choice)
+
 
 class Client:
     """Talks to the router at ``target`` (``host:port``). Threads may share one; close it, or use it with ``with``."""
@@ -63,8 +72,9 @@ class Client:
         model: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        tls: TlsIdentity | None = None,
     ) -> None:
-        self._client = AsyncClient(target, model=model, timeout_s=timeout_s, retry=retry)
+        self._client = AsyncClient(target, model=model, timeout_s=timeout_s, retry=retry, tls=tls)
         self._background: BackgroundLoop | None = BackgroundLoop.shared()
 
     def __enter__(self) -> Self:
@@ -87,56 +97,16 @@ class Client:
             raise Cancelled("the client is closed")
         return self._background
 
-    def chat(
-        self,
-        prompt: Prompt,
-        images: Sequence[Image] = (),
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        tenant_salt: bytes = b"",
-        priority: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
-        **sampling: Unpack[SamplingOptions],
-    ) -> Answer:
+    def chat(self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]) -> Answer:
         """The whole answer."""
-        return self._loop.run(
-            self._client.chat(
-                prompt,
-                images,
-                model=model,
-                timeout_s=timeout_s,
-                tenant_salt=tenant_salt,
-                priority=priority,
-                tools=tools,
-                **sampling,
-            )
-        )
+        return self._loop.run(self._client.chat(prompt, images, **options))
 
     @contextmanager
     def stream(
-        self,
-        prompt: Prompt,
-        images: Sequence[Image] = (),
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        tenant_salt: bytes = b"",
-        priority: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]
     ) -> Generator[SyncChatStream]:
         """The answer as it comes; leaving the context cancels what is still to come."""
-        context = self._client.stream(
-            prompt,
-            images,
-            model=model,
-            timeout_s=timeout_s,
-            tenant_salt=tenant_salt,
-            priority=priority,
-            tools=tools,
-            **sampling,
-        )
+        context = self._client.stream(prompt, images, **options)
         stream = self._loop.run(context.__aenter__())
         try:
             yield SyncChatStream(stream, self._loop)

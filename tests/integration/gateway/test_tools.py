@@ -1,4 +1,4 @@
-"""Tools from end to end, through OpenAI's own client: the demo model with templates that teach it to call."""
+"""Tools from end to end, through OpenAI's own client and the SDK: the demo model with templates that teach it to call."""
 
 import json
 import shutil
@@ -10,8 +10,13 @@ import openai
 import pytest
 import pytest_asyncio
 
+from triptych import AsyncClient
 from triptych.cli.cluster import LocalCluster
+from triptych.client import ToolChoice, assistant, tool, user
+from triptych.client.options import ChatOptions
 from triptych.demo import MODEL_DIR
+from triptych.domain.generation import FinishReason
+from triptych.errors import InvalidRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
@@ -64,12 +69,19 @@ def make_model(directory: Path, template: str) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[TAGGED, BARE], ids=["tagged", "bare"])
-async def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+async def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalCluster]:
     model = make_model(tmp_path_factory.mktemp("model") / "caller", request.param)
+    async with LocalCluster(model, encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: LocalCluster) -> AsyncIterator[Any]:
     async with (
-        LocalCluster(model, encoders=1, text=1, log_dir=tmp_path_factory.mktemp("logs")) as running,
         openai.DefaultAsyncHttpxClient(trust_env=False) as http,
-        openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
+        openai.AsyncOpenAI(base_url=cluster.url + "/v1", api_key="none", http_client=http, max_retries=0) as made,
     ):
         yield made
 
@@ -124,6 +136,27 @@ async def test_the_model_is_shown_what_came_of_its_calls_and_may_say_something_e
     assert answer.choices[0].message.content
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_the_sdk_hands_over_calls_and_takes_what_came_of_them(cluster: LocalCluster) -> None:
+    forced: ChatOptions = {
+        "tools": TOOLS,
+        "tool_choice": ToolChoice(name="stop"),
+        "temperature": 1.5,
+        "max_tokens": 200,
+    }
+    async with AsyncClient(cluster.router_target) as sdk:
+        answer = await sdk.chat("Go.", **forced)
+        assert (answer.text, answer.finish_reason) == ("", FinishReason.TOOL_CALLS)
+        (call,) = answer.tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("stop", {})
+        async with sdk.stream("Go.", **forced) as stream:
+            assert "".join([chunk.text async for chunk in stream]) == ""
+            assert [made.name for made in stream.tool_calls] == ["stop"]
+        talk = [user("Go."), assistant("", answer.tool_calls), tool(call, "done")]
+        assert (await sdk.chat(talk, tools=TOOLS, temperature=0, max_tokens=8)).text
+        with pytest.raises(InvalidRequest, match="there is no tool 'other'"):
+            await sdk.chat("Go.", tools=TOOLS, tool_choice=ToolChoice(name="other"))
 
 
 @pytest.mark.parametrize(

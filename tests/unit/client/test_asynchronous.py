@@ -14,11 +14,11 @@ import pytest
 from tests.unit.cli.stranger import stranger
 from tests.unit.client.scripted import END, HELLO, MODEL, USAGE, ScriptedRouter, behind_grpc
 from triptych import AsyncClient
-from triptych.client import RawPrompt, RetryPolicy, assistant, system, user
+from triptych.client import RawPrompt, RetryPolicy, ToolCall, ToolChoice, assistant, system, tool, user
 from triptych.client.asynchronous import ChatStream
 from triptych.client.options import SamplingOptions
 from triptych.domain.chat import TextPart
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, ToolCallMade
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import (
     Cancelled,
@@ -110,6 +110,34 @@ async def test_choices_are_kept_apart() -> None:
     async with AsyncClient(ScriptedRouter(script)) as client:
         answer = await client.chat("Hi", n=2)
     assert [(choice.text, choice.finish_reason.value) for choice in answer.choices] == [("bc", "stop"), ("a", "length")]
+
+
+async def test_calls_of_tools_are_told_from_text() -> None:
+    first, second, other = (ToolCall(f"c{number}", "look", "{}") for number in range(3))
+    script = (
+        TokenChunk((1,), "I look."),
+        ToolCallMade(first, 0),
+        ToolCallMade(other, 0, choice=1),
+        TokenChunk((2,), ""),
+        ToolCallMade(second, 1),
+        ChoiceFinished(FinishReason.TOOL_CALLS, 1),
+        ChoiceFinished(FinishReason.TOOL_CALLS),
+        ChatFinished(USAGE),
+    )
+    router = ScriptedRouter(script)
+    async with behind_grpc(router) as target, AsyncClient(target) as client:
+        answer = await client.chat("Hi", n=2, tools=[{"type": "function"}], tool_choice=ToolChoice(required=True))
+        assert (answer.text, answer.tool_calls) == ("I look.", (first, second))
+        assert (answer.choices[1].text, answer.choices[1].tool_calls) == ("", (other,))
+        async with client.stream("Hi") as stream:
+            await anext(stream)
+            assert not stream.tool_calls
+            assert [chunk.token_ids async for chunk in stream] == [(2,)]
+            assert [stream.tool_calls_of(choice) for choice in (0, 1)] == [(first, second), (other,)]
+        await client.chat([user("Hi"), assistant("", answer.tool_calls[:1]), tool(first, "a cat")])
+    assert router.requests[0].tool_choice == ToolChoice(required=True)
+    _, asked, told = router.requests[2].messages
+    assert (asked.tool_calls, told.role, told.tool_call_id) == ((first,), "tool", "c0")
 
 
 def test_every_sampling_field_is_an_option() -> None:
