@@ -49,10 +49,13 @@ from triptych.transport.tcp_holder import TcpLimits
 MEMCPY, SOCKET, GRPC = "memcpy", "socket", "grpc"
 HOST = "this-host"
 SLOTS = 8
+TOGETHER = 32
+"""Small pulls that are started in one turn of the event loop."""
 MAX_PULL_S = 60.0
 _WORD_NBYTES = 16
 """What a slot has around its payload."""
 _CHUNK_NBYTES = 1 << 20
+_KB_NBYTES = 1 << 10
 _METHOD = "/benchmark/read"
 _RANGE = struct.Struct("<QQ")
 
@@ -371,6 +374,18 @@ async def latencies_us(pull: Pull, count: int) -> list[float]:
     return found
 
 
+async def lone_and_together_us(pull: Pull, count: int) -> list[tuple[float, float]]:
+    """A pull of 1 KB alone, and ``TOGETHER`` of them started in one turn of the event loop, by turns; the first goes uncounted."""
+    found: list[tuple[float, float]] = []
+    for _ in range(1 + count):
+        began_s = time.perf_counter()
+        await pull(0, _KB_NBYTES)
+        alone_s = time.perf_counter()
+        await asyncio.gather(*(pull(slot, _KB_NBYTES) for slot in range(TOGETHER)))
+        found.append((1e6 * (alone_s - began_s), 1e6 * (time.perf_counter() - alone_s)))
+    return found[1:]
+
+
 async def idle_cores(system: str, settings: Settings) -> float:
     """Share of a core that a reader and a holder use together while they are connected and nothing is asked."""
     small = Settings(**{**asdict(settings), "sizes": (64 << 10,)})
@@ -387,6 +402,8 @@ async def idle_cores(system: str, settings: Settings) -> float:
 class Measured:
     samples: list[Sample]
     small_us: dict[str, list[float]]
+    together_us: dict[str, list[tuple[float, float]]]
+    """Of one pull of 1 KB, and of ``TOGETHER``."""
     idle: dict[str, float]
 
 
@@ -403,6 +420,7 @@ async def run(settings: Settings, systems: Sequence[str]) -> Measured:
     source = make_arena(settings, "inside")
     samples: list[Sample] = []
     small_us: dict[str, list[float]] = {system: [] for system in everyone}
+    together_us: dict[str, list[tuple[float, float]]] = {system: [] for system in everyone}
     async with contextlib.AsyncExitStack() as stack:
         holders = [
             await stack.enter_async_context(holder_process(systems, settings, number))
@@ -423,8 +441,10 @@ async def run(settings: Settings, systems: Sequence[str]) -> Measured:
             for case in cases:
                 samples += [await sample(reader, system, holders, case, settings) for system in everyone]
             for system in everyone:
-                small_us[system] += await latencies_us(reader.pulls[system][0], settings.small_pulls)
-    return Measured(samples, small_us, idle)
+                pull = reader.pulls[system][0]
+                small_us[system] += await latencies_us(pull, settings.small_pulls)
+                together_us[system] += await lone_and_together_us(pull, max(1, settings.small_pulls // TOGETHER))
+    return Measured(samples, small_us, together_us, idle)
 
 
 # --- reporting -------------------------------------------------------------------------------------------------------
@@ -453,12 +473,17 @@ def report(measured: Measured) -> list[dict[str, Any]]:
 
 
 def small(measured: Measured) -> list[dict[str, Any]]:
-    """Latency of small pulls, and what an idle pair costs."""
+    """Latency of small pulls, alone and together, and what an idle pair costs."""
     return [
         {
             "system": system,
             "p50_us": round(statistics.median(found), 1),
             "p99_us": round(sorted(found)[int(0.99 * len(found))], 1),
+            "kb_lone_us": round(statistics.median(lone for lone, _ in measured.together_us[system]), 1),
+            f"kb_{TOGETHER}_us": round(statistics.median(all_us for _, all_us in measured.together_us[system]), 1),
+            f"kb_{TOGETHER}_x_lone": round(
+                statistics.median(all_us / (TOGETHER * lone) for lone, all_us in measured.together_us[system]), 2
+            ),
             "idle_percent_of_core": round(100 * measured.idle[system], 2) if system in measured.idle else None,
         }
         for system, found in measured.small_us.items()
@@ -474,10 +499,16 @@ def show(rows: list[dict[str, Any]], small_rows: list[dict[str, Any]]) -> None:
             f"{row['nbytes'] >> 10:>6} {row['at_once']:>5} {row['holders']:>4} {row['system']:>7} "
             f"{row['gb_per_s']:>7} {row['x_memcpy']:>9} {row.get('x_grpc', '-'):>7} {row['cpu_s_per_gb']:>9}"
         )
-    print(f"8 bytes: {'p50 us':>16} {'p99 us':>9} {'idle, % of a core':>18}")
+    print(
+        f"8 bytes: {'p50 us':>16} {'p99 us':>9} {'1 KB us':>9} {f'{TOGETHER} of them':>11} {'x lone ones':>12} "
+        f"{'idle, % of a core':>18}"
+    )
     for row in small_rows:
         idle = "-" if row["idle_percent_of_core"] is None else row["idle_percent_of_core"]
-        print(f"{row['system']:>15} {row['p50_us']:>9} {row['p99_us']:>9} {idle:>18}")
+        print(
+            f"{row['system']:>15} {row['p50_us']:>9} {row['p99_us']:>9} {row['kb_lone_us']:>9} "
+            f"{row[f'kb_{TOGETHER}_us']:>11} {row[f'kb_{TOGETHER}_x_lone']:>12} {idle:>18}"
+        )
 
 
 def main() -> None:

@@ -252,6 +252,7 @@ class NixlPeer:
     def __init__(self, transport: NixlTransport, offer: NixlOffer) -> None:
         self._transport = transport
         self._offer = offer
+        self._nbytes = offer.nbytes
         self._linking = asyncio.Lock()
         self._link: tuple[LiveAgent, str] | None = None
         self._closed = False
@@ -263,17 +264,17 @@ class NixlPeer:
     async def link(self) -> tuple[LiveAgent, str]:
         """Make sure that the agent in use knows the holder, and prove it by a read. Raises TransferFailed."""
         async with self._linking:
-            self._check_open()
+            if (link := self._ready()) is not None:
+                return link
             live = self._transport.live
-            if self._link is None or self._link[0] is not live:
-                await self._unlink()
-                name = await live.meet(self._offer)
-                try:
-                    await self._transport.prove(live, name, self._offer)
-                except BaseException:
-                    await live.forget(name)
-                    raise
-                self._link = live, name
+            await self._unlink()
+            name = await live.meet(self._offer)
+            try:
+                await self._transport.prove(live, name, self._offer)
+            except BaseException:
+                await live.forget(name)
+                raise
+            self._link = live, name
             return self._link
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
@@ -283,9 +284,9 @@ class NixlPeer:
         self._check_open()
         if not self._transport.arena.holds(destination_offset, nbytes):
             raise TransferFailed(f"{nbytes} bytes at {destination_offset} are not inside the own arena")
-        if ticket.offset < 0 or ticket.offset + nbytes > self._offer.nbytes:
+        if ticket.offset < 0 or ticket.offset + nbytes > self._nbytes:
             raise TransferFailed(f"{nbytes} bytes at {ticket.offset} are not inside the holder's arena")
-        live, name = await self.link()
+        live, name = self._ready() or await self.link()
         await self._transport.read(live, name, self._offer, ticket.offset, destination_offset, nbytes)
 
     async def close(self) -> None:
@@ -293,6 +294,12 @@ class NixlPeer:
             self._closed = True
             self._transport.left(self)
             await self._unlink()
+
+    def _ready(self) -> tuple[LiveAgent, str] | None:
+        """The link, when it is of the agent in use. Raises TransferFailed when there is to be none any more."""
+        self._check_open()
+        link = self._link
+        return link if link is not None and link[0] is self._transport.live else None
 
     async def _unlink(self) -> None:
         link, self._link = self._link, None

@@ -45,6 +45,7 @@ class LiveAgent:
         self._agent: NixlAgent | None = agent
         self._handle = weakref.ref(agent.agent)
         self._arena = arena
+        self._base = region.address
         self._worked = worked
         self._failed = failed
         self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx, device=region.device, on_end=self._ended)
@@ -77,8 +78,7 @@ class LiveAgent:
 
     def unwanted(self) -> list[tuple[int, int]]:
         """Offset and size of destinations of reads that nobody waits for any more, but that are not over."""
-        base = self._arena.region.address
-        return [(read.local_address - base, read.nbytes) for read in self._reads if not read.wanted]
+        return [(read.local_address - self._base, read.nbytes) for read in self._reads if not read.wanted]
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,10 @@ class LiveAgent:
         loop = asyncio.get_running_loop()
         read = self._gather(peer, theirs, at, offset, nbytes)
         try:
-            await asyncio.sleep(0)  # it is posted, with the others that came in this turn
+            try:
+                await asyncio.sleep(0)  # others may come in this turn
+            finally:
+                self._post()  # by whom it is resumed first
             if read.over.done():
                 error = read.over.result()
             else:
@@ -166,7 +169,7 @@ class LiveAgent:
 
     def when_over(self, offset: int, then: Callable[[], None]) -> None:
         """Call ``then`` once nothing writes to this offset any more: now, if nothing does."""
-        address = self._arena.region.address + offset
+        address = self._base + offset
         late = next((read for read in self._reads if read.local_address == address), None)
         if late is None:
             then()
@@ -177,16 +180,15 @@ class LiveAgent:
         self._open_agent()
         if len(self._reads) >= _MAX_READS:
             raise Overloaded("too many NIXL reads wait")
-        loop = asyncio.get_running_loop()
-        here = self._arena.region.address + offset
-        read = Read(peer, theirs.device, here, theirs.address + at, nbytes, loop.create_future())
+        over = asyncio.get_running_loop().create_future()
+        read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, over)
         self._reads.add(read)
-        if not self._gathered:
-            loop.call_soon(self._post)
         self._gathered.append(read)
         return read
 
     def _post(self) -> None:
+        if not self._gathered:
+            return
         reads, self._gathered = [read for read in self._gathered if not read.over.done()], []
         if self._agent is None:
             for read in reads:
