@@ -7,7 +7,7 @@ text instances (for the router's credits, the encoder's reservations and the tex
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
 
 from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import DType, TensorSpec, with_rows
@@ -97,7 +97,7 @@ class SeesTogether(Protocol):
 
 def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
     """The items of one request, as ``layout``, ``outputs`` and the encoder take them."""
-    return family.together(infos) if isinstance(family, SeesTogether) else tuple(infos)
+    return family.together(infos) if _sees_together(family) else tuple(infos)
 
 
 @runtime_checkable
@@ -138,7 +138,18 @@ def count_tokens(family: Family, info: MediaInfo) -> int:
 
 def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
     """The positions of each unit into which an item can be cut. Raises InvalidMedia."""
-    return family.units(info) if isinstance(family, Divides) else (count_tokens(family, info),)
+    return family.units(info) if _divides(family) else (count_tokens(family, info),)
+
+
+# On the way of every request: ``isinstance`` of a protocol looks at each of its members, ``issubclass`` remembers.
+
+
+def _sees_together(family: Family) -> TypeGuard[SeesTogether]:
+    return issubclass(type(family), SeesTogether)
+
+
+def _divides(family: Family) -> TypeGuard[Divides]:
+    return issubclass(type(family), Divides)
 
 
 def shard_outputs(

@@ -77,6 +77,8 @@ class _Instance:
     stage: Stage
     info: InstanceInfo | None = None
     reachable: bool = False
+    state: str = "not seen yet"
+    """``ready``, or why it gets nothing."""
     load: EncoderLoad | TextLoad | None = None
     reports: int = 0
     full_until_s: float = float("-inf")
@@ -90,6 +92,10 @@ class _Instance:
     new_tokens: int = 0
     new_items: int = 0
     new_bytes: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.state == "ready"
 
 
 @dataclass(slots=True)
@@ -130,6 +136,7 @@ class ClusterMachine:
         self._text_lost = False
         self._ready_encoders: frozenset[str] = frozenset()
         self._encoder_lost_s = float("-inf")
+        self._has_text = False
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -141,7 +148,7 @@ class ClusterMachine:
     @property
     def kv_tokens(self) -> int:
         """Most tokens that any usable text instance keeps for one request; 0 where one does not say, or there is none."""
-        kept = [text.info.kv_tokens for text in self._texts.values() if text.info is not None and self._usable(text)]
+        kept = [text.info.kv_tokens for text in self._texts.values() if text.info is not None and text.usable]
         return max(kept, default=0) if all(kept) else 0
 
     @property
@@ -171,26 +178,26 @@ class ClusterMachine:
         """All instances as the policies see them."""
         return ClusterView(
             encoders=tuple(self._encoder_view(encoder, now_s) for encoder in self._encoders.values()),
-            texts=tuple(self._text_view(text, now_s) for text in self._texts.values()),
+            texts=self._text_views(now_s),
             encoder_turn=self._encoder_turn,
             text_turn=self._text_turn,
         )
 
     def states(self) -> dict[tuple[Stage, str], int]:
         """How many instances are asked for each stage (of a text instance: decode) and in which state they are."""
-        return dict(Counter((instance.stage, self._state(instance)) for instance in self._instances.values()))
+        return dict(Counter((instance.stage, instance.state) for instance in self._instances.values()))
 
     def readiness(self) -> Readiness:
         """Whether every stage has a usable instance; an instance that serves another model says so in its line."""
         lines = tuple(
-            f"{instance.info.instance_id}: {self._state(instance)}"
+            f"{instance.info.instance_id}: {instance.state}"
             for instance in self._instances.values()
             if instance.info is not None
         )
         missing: list[str] = []
-        if not any(self._usable(encoder) for encoder in self._encoders.values()):
+        if not self._ready_encoders:
             missing.append(Stage.ENCODE.value)
-        if not any(self._usable(text) for text in self._texts.values()):
+        if not self._has_text:
             missing += [Stage.PREFILL.value, Stage.DECODE.value]
         return Readiness(ready=not missing, missing=tuple(missing), instances=lines)
 
@@ -202,6 +209,7 @@ class ClusterMachine:
             assert instance.own_tokens == sum(credit.tokens for credit in working), f"{instance.name}: tokens"  # noqa: S101
             assert instance.own_items == len(working), f"{instance.name}: items"  # noqa: S101
             assert instance.own_bytes == sum(credit.nbytes for credit in own), f"{instance.name}: bytes"  # noqa: S101
+            assert instance.state == self._state_of(instance), f"{instance.name}: state"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting, "queue above its bound"  # noqa: S101
         assert len(self._hints) <= self._limits.max_hints, "hints above their bound"  # noqa: S101
 
@@ -217,11 +225,11 @@ class ClusterMachine:
     def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
         match event:
             case InstanceSeen(name, info):
-                return self._seen(self._instances[name], info) + self._serve_waiting(now_s)
+                return self._seen(self._instances[name], info, now_s) + self._serve_waiting(now_s)
             case LoadReported(name, load):
-                self._reported(self._instances[name], load)
+                self._reported(self._instances[name], load, now_s)
             case InstanceSuspected(name):
-                return self._suspected(self._instances[name]) + self._serve_waiting(now_s)
+                return self._suspected(self._instances[name], now_s) + self._serve_waiting(now_s)
             case CreditsWanted():
                 return self._wanted(event, now_s)
             case CreditsAbandoned(run):
@@ -253,7 +261,7 @@ class ClusterMachine:
                 self._wake_at_s = None
         return self._serve_waiting(now_s)
 
-    def _seen(self, instance: _Instance, info: InstanceInfo) -> list[ClusterEffect]:
+    def _seen(self, instance: _Instance, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
         restarted = instance.info is not None and instance.info.epoch != info.epoch
         if restarted:
             for content in [content for content, name in self._hints.items() if name == instance.name]:
@@ -267,14 +275,17 @@ class ClusterMachine:
         if not any(other.info is not None and other.info.model == self._model for other in followed):
             # Nobody serves the model known so far any more: what is there now is the model.
             self._model = info.model
-        return [Noticed(instance.name, f"restarted, {self._state(instance)}" if restarted else self._state(instance))]
+        self._review(now_s)
+        return [Noticed(instance.name, f"restarted, {instance.state}" if restarted else instance.state)]
 
-    def _reported(self, instance: _Instance, load: EncoderLoad | TextLoad) -> None:
+    def _reported(self, instance: _Instance, load: EncoderLoad | TextLoad, now_s: float) -> None:
         if instance.info is None:
             return  # a report is of the process that was seen
         instance.load = load
         instance.reports += 1
         instance.new_tokens = instance.new_items = instance.new_bytes = 0
+        if instance.state != self._state_of(instance):
+            self._review(now_s)
 
     def _engine_failed(self, instance: _Instance, now_s: float) -> None:
         if now_s < instance.cooling_until_s:
@@ -287,11 +298,36 @@ class ClusterMachine:
     def _worked(self, instance: _Instance) -> None:
         instance.engine_failures, instance.cooling_until_s = 0, float("-inf")
 
-    def _suspected(self, instance: _Instance) -> list[ClusterEffect]:
+    def _suspected(self, instance: _Instance, now_s: float) -> list[ClusterEffect]:
         if not instance.reachable:
             return []
         instance.reachable = False
-        return [Noticed(instance.name, self._state(instance))]
+        self._review(now_s)
+        return [Noticed(instance.name, instance.state)]
+
+    def _review(self, now_s: float) -> None:
+        """Where one instance changed, the model may have, and with it all states. No other event looks at them all."""
+        for instance in self._instances.values():
+            instance.state = self._state_of(instance)
+        ready = frozenset(name for name, encoder in self._encoders.items() if encoder.usable)
+        if not self._ready_encoders <= ready:
+            self._encoder_lost_s = now_s
+        self._ready_encoders = ready
+        self._has_text = any(text.usable for text in self._texts.values())
+
+    def _state_of(self, instance: _Instance) -> str:
+        info = instance.info
+        if info is None:
+            return "not seen yet"
+        if not instance.reachable:
+            return "not reachable"
+        if not info.role.serves(instance.stage):
+            return f"does not serve {instance.stage.value}"
+        if info.model is not self._model and info.model != self._model:
+            return "serves another model"
+        if instance.load is not None and instance.load.draining:
+            return "draining"
+        return "ready"
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -313,10 +349,6 @@ class ClusterMachine:
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
         """Grant from the head on; a head that has to wait stops all behind it, so that large requests get a turn."""
         effects: list[ClusterEffect] = []
-        ready = frozenset(name for name, encoder in self._encoders.items() if self._usable(encoder))
-        if not self._ready_encoders <= ready:
-            self._encoder_lost_s = now_s
-        self._ready_encoders = ready
         while self._waiting:
             head = self._waiting[0]
             outcome = self._assign(head.wanted, now_s)
@@ -383,7 +415,8 @@ class ClusterMachine:
         instance.new_bytes -= credit.nbytes
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        name = choose_text(self.snapshot(now_s), avoid=event.avoid)
+        pool = ClusterView(texts=self._text_views(now_s), text_turn=self._text_turn)
+        name = choose_text(pool, avoid=event.avoid)
         if name is None:
             return [TextRefused(event.run, self._no_text())]
         self._text_turn += 1
@@ -391,7 +424,7 @@ class ClusterMachine:
 
     def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
         """Tell everyone, once, when there has been no text instance for the whole grace."""
-        if any(self._usable(text) for text in self._texts.values()):
+        if self._has_text:
             self._textless_s, self._text_lost = None, False
             return []
         if self._textless_s is None:
@@ -424,23 +457,6 @@ class ClusterMachine:
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _usable(self, instance: _Instance) -> bool:
-        return self._state(instance) == "ready"
-
-    def _state(self, instance: _Instance) -> str:
-        info = instance.info
-        if info is None:
-            return "not seen yet"
-        if not instance.reachable:
-            return "not reachable"
-        if not info.role.serves(instance.stage):
-            return f"does not serve {instance.stage.value}"
-        if info.model is not self._model and info.model != self._model:
-            return "serves another model"
-        if instance.load is not None and instance.load.draining:
-            return "draining"
-        return "ready"
-
     def _encoder_view(self, encoder: _Instance, now_s: float) -> EncoderView:
         arena_bytes = encoder.info.arena_bytes if encoder.info is not None else 0
         tokens, items, available = encoder.own_tokens, encoder.own_items, arena_bytes - encoder.own_bytes
@@ -451,7 +467,7 @@ class ClusterMachine:
             available = min(available, encoder.load.arena_available_bytes - encoder.new_bytes)
         return EncoderView(
             name=encoder.name,
-            usable=self._usable(encoder),
+            usable=encoder.usable,
             pending_tokens=tokens,
             pending_items=items,
             arena_bytes=arena_bytes,
@@ -460,10 +476,13 @@ class ClusterMachine:
             cooling=now_s < encoder.cooling_until_s,
         )
 
+    def _text_views(self, now_s: float) -> tuple[TextView, ...]:
+        return tuple(self._text_view(text, now_s) for text in self._texts.values())
+
     def _text_view(self, text: _Instance, now_s: float) -> TextView:
         tokens, requests = text.own_tokens, text.own_items
         if isinstance(text.load, TextLoad):
             tokens = max(0, text.load.pending_tokens + text.new_tokens)
             reported = text.load.waiting_requests + text.load.running_requests
             requests = max(requests, reported + text.new_items)
-        return TextView(text.name, self._usable(text), tokens, requests, cooling=now_s < text.cooling_until_s)
+        return TextView(text.name, text.usable, tokens, requests, cooling=now_s < text.cooling_until_s)
