@@ -79,7 +79,7 @@ def plan_step(
 
 def chunk(work: Prefill, limit: int) -> int:
     """The most tokens of ``work``, up to ``limit``, that cut through none of its whole runs; maybe 0."""
-    end = work.first + min(work.tokens, max(0, limit))
+    end = work.first + min(work.tokens, limit)
     for run in reversed(work.whole):
         if run.start < end < run.start + run.tokens:
             end = run.start
@@ -120,7 +120,7 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
     low = least
     while low < most and measure_s(min(2 * low, most)) <= objective_s:
         low = min(2 * low, most)
-    high = min(2 * low, most + 1)  # too large, or beyond what is asked for
+    high = min(2 * low, most)  # too large, unless it is what was found
     while high - low > 1:
         middle = (low + high) // 2
         if measure_s(middle) <= objective_s:

@@ -4,16 +4,18 @@ from typing import Any
 
 import pytest
 
+from triptych.domain.chat import ToolChoice
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 from triptych.policy.admission import (
-    MAX_CHOICES,
     RequestBounds,
     ServerBounds,
     check_capacity,
     check_items,
+    check_priority,
     check_sampling,
     check_timeout,
+    check_tool_choice,
     complete,
 )
 
@@ -36,9 +38,13 @@ def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_f
     with pytest.raises(InvalidRequest, match=r"3 times a prompt of 20 tokens and 10 to generate .* the 89") as caught:
         complete(asked, prompt_tokens=20, context_length=100, kv_tokens=89)
     assert caught.value.param == "n"
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, match=r"^a prompt of 20 tokens and 10") as caught:
         complete(SamplingParams(max_tokens=10), prompt_tokens=20, context_length=100, kv_tokens=29)
     assert caught.value.param == "max_tokens"
+    with pytest.raises(InvalidRequest, match=r"^2 times a prompt") as caught:
+        complete(SamplingParams(max_tokens=80, n=2), prompt_tokens=20, context_length=100, kv_tokens=199)
+    assert caught.value.param == "n"
+    assert complete(SamplingParams(), prompt_tokens=20, context_length=100, kv_tokens=21).max_tokens == 1
     with pytest.raises(InvalidRequest):
         complete(SamplingParams(), prompt_tokens=20, context_length=100, kv_tokens=20)
     assert complete(SamplingParams(n=2), prompt_tokens=20, context_length=100, kv_tokens=90).max_tokens == 25
@@ -69,7 +75,7 @@ def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_f
         ({"min_p": 1.1}, "min_p"),
         ({"min_p": float("nan")}, "min_p"),
         ({"n": 0}, "n"),
-        ({"n": MAX_CHOICES + 1}, "n"),
+        ({"n": 17}, "n"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"stop_token_ids": (1, 2, 3)}, "stop_token_ids"),
@@ -78,15 +84,19 @@ def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_f
         ({"repetition_penalty": 10.1}, "repetition_penalty"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty"),
         ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"presence_penalty": -2.1}, "presence_penalty"),
         ({"logit_bias": ((1, 0.0), (2, 0.0), (3, 0.0))}, "logit_bias"),
         ({"logit_bias": ((1, 100.1),)}, "logit_bias"),
+        ({"logit_bias": ((1, -100.1),)}, "logit_bias"),
         ({"logit_bias": ((1, float("nan")),)}, "logit_bias"),
         ({"logit_bias": ((1, 0.0), (1, 1.0))}, "logit_bias"),
         ({"logit_bias": ((-1, 0.0),)}, "logit_bias"),
         ({"logprobs": -1}, "top_logprobs"),
         ({"logprobs": 21}, "top_logprobs"),
         ({"response_format": OBJECT, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": ResponseFormat(Grammar.LARK, "start: /a/")}, "response_format"),
         ({"response_format": ResponseFormat(Grammar.JSON_OBJECT, "{}")}, "response_format"),
         ({"response_format": ResponseFormat(Grammar.JSON_SCHEMA)}, "response_format"),
         ({"response_format": ResponseFormat(Grammar.JSON_SCHEMA, '{"a": "bcd"}')}, "response_format"),
@@ -104,6 +114,7 @@ def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) 
         {},
         {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
         {"temperature": 2.0, "top_p": 1e-9, "top_k": 100, "seed": -(2**63), "max_tokens": 1, "stop": ("abcde", "x")},
+        {"seed": 2**63 - 1, "repetition_penalty": 1e-9, "n": 16},
         {"min_p": 1.0, "n": 3, "min_tokens": 5, "max_tokens": 5, "stop_token_ids": (0, 1), "repetition_penalty": 10.0},
         {"frequency_penalty": -2.0, "presence_penalty": 2.0, "logit_bias": ((0, -100.0), (1, 100.0)), "logprobs": 20},
         {"logprobs": 0, "response_format": ResponseFormat(Grammar.JSON_SCHEMA, '{"a": "b"}')},
@@ -111,6 +122,54 @@ def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) 
 )
 def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
     check_sampling(SamplingParams(**fields), BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"), [(((-1, 0.0),), "token -1 is below 0"), (((0, 0.0), (0, 1.0)), "token 0 is named twice")]
+)
+def test_what_is_wrong_with_a_biased_token_is_said(bias: tuple[tuple[int, float], ...], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        check_sampling(SamplingParams(logit_bias=bias), BOUNDS)
+
+
+def test_a_schema_where_none_belongs_and_none_where_one_does_read_differently() -> None:
+    with pytest.raises(InvalidRequest, match="json_object takes no schema"):
+        check_sampling(SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT, "{}")), BOUNDS)
+    with pytest.raises(InvalidRequest, match="json_schema needs a schema"):
+        check_sampling(SamplingParams(response_format=ResponseFormat(Grammar.JSON_SCHEMA)), BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "fields", "param"),
+    [
+        (ToolChoice(required=True), "", {}, "tool_choice"),
+        (ToolChoice(name="f"), "", {}, "tool_choice"),
+        (ToolChoice(required=True), "[f]", {"response_format": OBJECT}, "tool_choice"),
+        (ToolChoice(required=True), "[f]", {"ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused(
+    choice: ToolChoice, tools: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_tool_choice(choice, tools, SamplingParams(**fields))
+    assert caught.value.param == param
+
+
+def test_a_call_that_is_wanted_or_left_open_is_let_in() -> None:
+    check_tool_choice(ToolChoice(required=True), "[f]", SamplingParams())
+    check_tool_choice(ToolChoice(name="f"), "[f]", SamplingParams())
+    check_tool_choice(ToolChoice(), "", SamplingParams(response_format=OBJECT))
+    check_tool_choice(ToolChoice(), "[f]", SamplingParams(ignore_eos=True))
+
+
+def test_a_priority_has_the_range_of_32_bits() -> None:
+    for priority in (-(2**31), 0, 2**31 - 1):
+        check_priority(priority)
+    for priority in (-(2**31) - 1, 2**31):
+        with pytest.raises(InvalidRequest) as caught:
+            check_priority(priority)
+        assert caught.value.param == "priority"
 
 
 def test_the_number_of_items_is_bounded() -> None:
@@ -131,6 +190,7 @@ def test_a_timeout_is_cut_to_the_limit() -> None:
 
 def test_without_max_tokens_the_answer_may_fill_the_context() -> None:
     assert complete(SamplingParams(), prompt_tokens=60, context_length=100).max_tokens == 40
+    assert complete(SamplingParams(), prompt_tokens=99, context_length=100).max_tokens == 1
     assert complete(SamplingParams(max_tokens=40), prompt_tokens=60, context_length=100).max_tokens == 40
 
 
@@ -156,6 +216,7 @@ def test_a_context_that_leaves_less_than_min_tokens_is_named() -> None:
 
 def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:
     check_capacity(requests=1, media_bytes=50, new_media_bytes=50, bounds=SERVER)
+    check_capacity(requests=0, media_bytes=0, new_media_bytes=100, bounds=SERVER)
     with pytest.raises(Overloaded) as caught:
         check_capacity(requests=2, media_bytes=0, new_media_bytes=0, bounds=SERVER)
     assert caught.value.retry_after_s == 3.0

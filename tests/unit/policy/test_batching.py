@@ -28,6 +28,13 @@ def test_a_prefill_is_cut_to_what_the_budget_leaves() -> None:
     assert plan.prefills == (Prefill("p0", 7),)
 
 
+def test_the_last_token_of_a_budget_is_used() -> None:
+    plan = plan_step(["d0"], works("p", [5]), [], token_budget=2, max_sequences=8)
+    assert plan.prefills == (Prefill("p0", 1),)
+    plan = plan_step(["d0"], [], works("w", [5]), token_budget=2, max_sequences=8)
+    assert plan.prefills == (Prefill("w0", 1),)
+
+
 def test_nothing_is_left_for_prefills_when_decodes_fill_the_budget() -> None:
     plan = plan_step(["d0", "d1"], works("p", [3]), works("w", [3]), token_budget=2, max_sequences=8)
     assert plan == StepPlan(("d0", "d1"), ())
@@ -69,23 +76,34 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
 # --- runs that stay whole --------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=5), st.integers(0, 40), st.integers(0, 60))
-def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: int, length: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=5),
+    st.integers(-9, 40),
+    st.integers(0, 60),
+    st.integers(0, 30),
+)
+def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: int, length: int, first: int) -> None:
     runs: list[Run] = []
     for gap, tokens in gaps:
         start = (runs[-1].start + runs[-1].tokens if runs else 0) + gap
         runs.append(Run(start, tokens))
     inside = {position for run in runs for position in range(run.start + 1, run.start + run.tokens)}
-    tokens = chunk(Prefill("a", length, whole=tuple(runs)), limit)
-    assert 0 <= tokens <= min(limit, length)
-    assert tokens not in inside
-    assert all(larger in inside for larger in range(tokens + 1, min(limit, length) + 1))
+    while first in inside:
+        first -= 1
+    tokens = chunk(Prefill("a", length, first, whole=tuple(runs)), limit)
+    most = max(0, min(limit, length))
+    assert 0 <= tokens <= most
+    assert first + tokens not in inside
+    assert all(first + larger in inside for larger in range(tokens + 1, most + 1))
 
 
 def test_a_run_that_is_larger_than_the_budget_goes_first_or_waits() -> None:
     large = Prefill("large", 30, whole=(Run(0, 20),))
     plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
     assert plan.prefills == (Prefill("large", 20, whole=(Run(0, 20),)),)
+    rest = Prefill("rest", 30, 10, whole=(Run(10, 20),))
+    plan = plan_step(["d"], [rest], [], token_budget=8, max_sequences=8)
+    assert plan.prefills == (Prefill("rest", 20, 10, whole=(Run(10, 20),)),)
     plan = plan_step(["d"], [Prefill("p", 3), large], works("w", [9]), token_budget=8, max_sequences=8)
     assert [(one.request_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
 
@@ -108,6 +126,10 @@ def test_encodes_run_beside_no_prefill_and_within_the_image_budget() -> None:
     assert list(plan_encodes(0, ["a", "b"], ["c", "d"], image_budget=3)) == ["a", "b", "c"]
     waiting = iter("cdef")
     assert list(plan_encodes(0, ["a", "b"], waiting, image_budget=2)) == ["a", "b"]
+
+
+def test_a_batch_has_at_least_one_item() -> None:
+    assert largest_within(0.0, 8, float) == 1
 
 
 @given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))

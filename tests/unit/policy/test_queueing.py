@@ -21,6 +21,12 @@ def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
     assert [one.request_id for one in slack_order(waiting)] == ["first", "urgent", "next", "last"]
 
 
+def test_a_batch_that_fills_its_bounds_to_the_last_is_within_them() -> None:
+    sizes = [(5, 5), (5, 5), (1, 1)]
+    assert batch_length(sizes, max_items=3, max_tokens=10, max_nbytes=99) == 2
+    assert batch_length(sizes, max_items=3, max_tokens=99, max_nbytes=10) == 2
+
+
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=20),
     max_items=st.integers(1, 10),

@@ -54,6 +54,14 @@ def test_a_full_tie_rotates_with_the_turn() -> None:
     assert [chosen(choose_encoder(view(*pool, turn=turn), want())) for turn in range(4)] == ["a", "b", "c", "a"]
 
 
+def test_ties_within_a_request_rotate_too() -> None:
+    pool = [encoder("a"), encoder("b"), encoder("c", 900)]
+    choices = assign_items(view(*pool), [want(item) for item in range(5)])
+    assert not isinstance(choices, Shortage)
+    assert [choice.encoder for choice in choices] == ["a", "b", "a", "b", "b"]
+    assert chosen(choose_encoder(ClusterView(tuple(pool)), want())) == "a", "the first turn is the first one's"
+
+
 def test_only_usable_encoders_with_room_are_considered() -> None:
     pool = view(encoder("a", usable=False), encoder("b", available=9), encoder("c", 500))
     assert chosen(choose_encoder(pool, want())) == "c"
@@ -117,12 +125,24 @@ def test_items_that_no_packing_fits_are_not_told_to_wait() -> None:
 
 def test_a_packing_that_largest_first_misses_is_found() -> None:
     wants = [want(i, size, nbytes=size) for i, size in enumerate([6, 4, 4, 3, 3])]
-    choices = assign_items(view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=10)), wants)
+    pool = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=10))
+    choices = assign_items(pool, wants)
     assert not isinstance(choices, Shortage)
     for name in "ab":
         assert sum(choice.nbytes for choice in choices if choice.encoder == name) == 10
     full = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=9))
     assert assign_items(full, wants) is Shortage.NO_CREDIT
+    overdrawn = encoder("c", arena=2, available=-5)
+    assert not isinstance(assign_items(view(*pool.encoders, overdrawn), wants), Shortage)
+    again = assign_items(pool, [*wants, want(5, 6, nbytes=6, content=wants[0].content)])
+    assert not isinstance(again, Shortage)
+    first, same = again[0], again[5]
+    assert (same.encoder, same.tokens, same.nbytes, same.why) == (first.encoder, 0, 0, Why.SAME_CONTENT)
+
+
+def test_the_search_for_a_packing_is_bounded_and_never_is_not_said_when_it_gave_up() -> None:
+    pool = view(*(encoder(f"e{n}", arena=10, available=10) for n in range(12)))
+    assert assign_items(pool, [want(item, nbytes=6) for item in range(13)]) is Shortage.NO_ENCODER
 
 
 def test_never_is_not_said_while_an_encoder_is_unknown() -> None:
@@ -134,6 +154,13 @@ def test_an_encoder_with_as_many_items_as_it_takes_gets_no_more() -> None:
     busy = replace(encoder("a", items=4), max_items=4)
     assert chosen(choose_encoder(view(busy, encoder("b", 900)), want())) == "b"
     assert assign_items(view(busy), [want()]) is Shortage.NO_CREDIT
+    pair = view(replace(encoder("a"), max_items=2), encoder("b", 900))
+    choices = assign_items(pair, [want(item) for item in range(3)])
+    assert not isinstance(choices, Shortage)
+    assert sorted(choice.encoder for choice in choices) == ["a", "a", "b"]
+    single = replace(encoder("a", items=1), max_items=1)
+    assert assign_items(view(single), [want()]) is Shortage.NO_CREDIT
+    assert assign_items(view(single), [want(0), want(1)]) is Shortage.NEVER_FITS
 
 
 def test_one_that_cools_is_avoided_while_another_is_able() -> None:
@@ -146,11 +173,12 @@ def test_one_that_cools_is_avoided_while_another_is_able() -> None:
 
 def test_the_same_content_is_encoded_once() -> None:
     pool = view(encoder("a", arena=10, available=10))
-    choices = assign_items(pool, [want(0), want(1, content=(b"0", b""))])
+    choices = assign_items(pool, [want(0, nbytes=7), want(1, content=(b"0", b"")), want(2, nbytes=3)])
     assert not isinstance(choices, Shortage)
-    assert [(choice.encoder, choice.nbytes, choice.why) for choice in choices] == [
-        ("a", 10, Why.LEAST_LOADED),
-        ("a", 0, Why.SAME_CONTENT),
+    assert [(choice.encoder, choice.tokens, choice.nbytes, choice.why) for choice in choices] == [
+        ("a", 10, 7, Why.LEAST_LOADED),
+        ("a", 0, 0, Why.SAME_CONTENT),
+        ("a", 10, 3, Why.LEAST_LOADED),
     ]
 
 
@@ -184,8 +212,16 @@ def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
     assert choose_text(ClusterView(texts=texts), avoid=frozenset({"a", "b"})) is None
     even = (TextView("a", True, 0, 0), TextView("b", True, 0, 0))
     assert [choose_text(ClusterView(texts=even, text_turn=turn)) for turn in range(3)] == ["a", "b", "a"]
+    assert choose_text(ClusterView(texts=even)) == "a", "the first turn is the first one's"
     assert choose_text(ClusterView(texts=(TextView("a", True, 0, 1), TextView("b", True, 0, 0)))) == "b"
+
+
+def test_a_text_instance_that_cools_is_avoided_while_there_is_another() -> None:
+    busy, cooling = TextView("a", True, 5, 0), TextView("b", True, 0, 0, cooling=True)
+    assert choose_text(ClusterView(texts=(busy, cooling))) == "a"
+    assert choose_text(ClusterView(texts=(busy, cooling)), avoid=frozenset({"a"})) == "b"
 
 
 def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:
     assert slot_nbytes((TensorSpec("embeds", DType.F32, (4, 8)),)) == 192
+    assert [slot_nbytes((TensorSpec("embeds", DType.U8, (nbytes,)),)) for nbytes in (48, 49)] == [64, 128]
