@@ -62,7 +62,7 @@ class Link(asyncio.BufferedProtocol):
         self._next_tag = 1
         self.used = False
         """Whether it has carried a whole reply."""
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
 
     @property
     def alive(self) -> bool:
@@ -105,7 +105,7 @@ class Link(asyncio.BufferedProtocol):
             if not awaited.done.done():
                 awaited.done.set_exception(_LinkLostError())
         self._due.clear()
-        self.closed.set_result(None)
+        self.closed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the signature is asyncio's
         """Never empty: uvloop would close the connection."""
@@ -208,9 +208,11 @@ class TcpPeer:
         links, self._links = self._links, []
         for link in links:
             link.abort()
-        for link in links:
-            await link.closed
-        self._on_close(self)
+        try:
+            for link in links:
+                await link.closed.wait()
+        finally:
+            self._on_close(self)
 
     async def _read(self, lease_id: LeaseId, offset: int, destination_offset: int, nbytes: int) -> None:
         window = self._arena.window(destination_offset, nbytes)
@@ -262,7 +264,7 @@ class TcpPeer:
                 raise TransferFailed("the holder does not take connections") from None
             if self._closed:
                 link.abort()
-                await link.closed
+                await link.closed.wait()
             self._check_open()
             self._links.append(link)
             return link
