@@ -530,6 +530,31 @@ def test_nixl_costs_nothing_while_idle_and_exits_cleanly() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
+def test_nixl_refuses_reads_that_the_holder_would_have_to_answer() -> None:
+    """UCX would, over TCP, and it aborts a holder whose reader dies meanwhile."""
+    printed = run_nixl_child(
+        """
+        import asyncio
+        from tests.contract.transport_kit import Kit, holder_process
+        from triptych.errors import TransferFailed
+
+        async def main():
+            with holder_process("nixl") as holder:
+                async with Kit("nixl").site("reader", nbytes=64 << 20) as reader:
+                    for _ in range(3):
+                        try:
+                            await reader.transport.connect(holder.offer)
+                        except TransferFailed as error:
+                            print("refused:", error.message)
+
+        asyncio.run(main())
+        """,
+        UCX_TLS="tcp",
+    )
+    assert printed.count("refused: NIXL could not read 64 bytes") == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
 def test_nixl_over_tcp_quarantines_what_a_stopped_holder_may_still_send() -> None:
     printed = run_nixl_child(
         """
@@ -561,6 +586,7 @@ def test_nixl_over_tcp_quarantines_what_a_stopped_holder_may_still_send() -> Non
         asyncio.run(main())
         """,
         UCX_TLS="tcp",
+        UCX_PROTO_EMULATION_ENABLE="y",
     )
     assert printed.splitlines() == [f"{(48 << 20) + 16} bytes did not arrive within 0.3 s", "True", "terminal"]
 
@@ -590,5 +616,6 @@ def test_nixl_over_tcp_a_killed_holder_fails_the_pull_that_runs() -> None:
         asyncio.run(main())
         """,
         UCX_TLS="tcp",
+        UCX_PROTO_EMULATION_ENABLE="y",
     )
     assert printed.splitlines()[0] == "True"  # UCX warns of the request that it lost, on stdout

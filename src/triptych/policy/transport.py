@@ -5,8 +5,9 @@ image's embedding): shared memory 0.9 and more, NIXL over shared memory 0.35 to 
 sockets can do there at all; NIXL over TCP had a fourth of plain TCP. With RDMA only NIXL uses the hardware. A rank is a
 wish: each backend is proven by a probe before it is used, and the next one is tried when it fails.
 
-Between hosts without RDMA, NIXL is used only where the operator prefers it: UCX then has the holder's process send, and
-ends that process (abort, nixl 1.5.1) when a reader dies in the middle. One reader must not take an encoder with it.
+Between hosts without RDMA, NIXL is tried only where the operator prefers it, and then fails at the probe unless UCX may
+emulate reads (docs/data_plane.md): it has the holder's process send, and ends that process (abort, nixl 1.5.1) when a
+reader dies in the middle. One reader must not take an encoder with it.
 """
 
 from collections.abc import Iterable

@@ -21,10 +21,13 @@ def has_rdma() -> bool:
 
 
 def set_ucx_defaults(*, rdma: bool) -> None:
-    """Choose UCX's modules before it is loaded; what the operator has set stays.
+    """Choose how UCX works before it is loaded; what the operator has set stays.
 
-    Without RDMA hardware its verbs modules are useless, and can crash the process at exit.
+    Reads that no hardware and no kernel does, UCX has the holder's process answer by messages, and aborts that process
+    when a reader dies before all are sent: such reads are refused. Without RDMA hardware its verbs modules are useless,
+    and can crash the process at exit.
     """
+    os.environ.setdefault("UCX_PROTO_EMULATION_ENABLE", "n")  # noqa: TID251 - UCX has no other switch
     if not rdma:
         os.environ.setdefault("UCX_MODULES", "^ib,ib_mlx5,ib_efa,mlx5")  # noqa: TID251 - UCX has no other switch
 

@@ -27,6 +27,12 @@ nixl = pytest.param(
 )
 
 
+UCX_OVER_TCP = {"UCX_TLS": "tcp", "UCX_PROTO_EMULATION_ENABLE": "y"}
+"""NIXL as between hosts that have no RDMA, which it refuses unless told otherwise: UCX has the holder send, and aborts it
+when its reader's connection ends before all is sent. So no reader dies here, and no connection is reset.
+"""
+
+
 class SiteError(Exception):
     """An error of a command; ``kind`` is its class over there."""
 

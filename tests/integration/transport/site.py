@@ -136,6 +136,9 @@ class Site:
         self._peers[number] = await self.transports.connect(said)
         return number
 
+    async def backend(self, peer: int) -> str:
+        return self._peers[peer].backend
+
     async def disconnect(self, peer: int) -> None:
         await self._peers.pop(peer).close()
 
@@ -201,7 +204,7 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
         check=site.check,
         max_pull_s=said["max_pull_s"],
         connect_timeout_s=said["connect_timeout_s"],
-        preferred=said["backends"][0],  # between hosts without RDMA, NIXL is used only where it is preferred
+        preferred=said["backends"][0],  # between hosts without RDMA, NIXL is tried only where it is preferred
         on_reset=site.was_reset,
     )
 

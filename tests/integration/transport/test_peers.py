@@ -1,12 +1,17 @@
 """Holders in processes of their own that die, stop and come back: right bytes, or one clear error in time."""
 
 import asyncio
+import contextlib
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.integration.transport.remote import (
+    UCX_OVER_TCP,
+    Gone,
+    Remote,
     SiteError,
     connect_in_time,
     nixl,
@@ -22,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SMALL, LARGE = 64 << 10, 40 << 20
 BACKENDS = ["tcp", "shm", nixl]
-ENVIRONMENT: dict[str, dict[str, str]] = {"tcp": {}, "shm": {}, "nixl": {"UCX_TLS": "tcp"}}
+ENVIRONMENT: dict[str, dict[str, str]] = {"tcp": {}, "shm": {}, "nixl": UCX_OVER_TCP}
 """NIXL as between hosts: through shared memory it can read a holder that stands still."""
 MAX_PULL_S = 1.0
 CANARY = 0xA5
@@ -130,6 +135,42 @@ async def test_a_holder_restarted_in_the_place_of_another_is_not_taken_for_it(ba
                 old_lease.must_be_right(put["digest"])
             elif backend == "tcp":
                 assert old_lease.error == "LeaseLost"
+
+
+@pytest.mark.parametrize(
+    ("backends", "environment", "used"),
+    [
+        pytest.param(["tcp"], {}, "tcp", id="tcp"),
+        pytest.param(["shm"], {}, "shm", id="shm"),
+        pytest.param(["nixl"], {}, "nixl", id="nixl", marks=nixl.marks),
+        pytest.param(["nixl", "tcp"], {"UCX_TLS": "tcp"}, "tcp", id="nixl-without-shared-memory", marks=nixl.marks),
+    ],
+)
+async def test_readers_killed_during_pulls_leave_their_holder_alone(
+    backends: list[str], environment: dict[str, str], used: str
+) -> None:
+    """Each takes a connection with it on which the holder may be sending."""
+    async with site(backends, "holder", environment=environment) as holder:
+        put = await holder.call("put", key="aa", seed=1, nbytes=LARGE)
+        for number in range(4):
+            async with site(backends, f"reader-{number}", environment=environment) as reader:
+                peer = await connect_in_time(reader, holder, within_s=5)
+                assert await reader.call("backend", peer=peer) == used
+                (await pull(reader, peer, put["ticket"], 4096)).must_be_right(put["digest"])
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(3):
+                        group.create_task(_pull_until_gone(reader, peer, put["ticket"]))
+                    await asyncio.sleep(0.01 + 0.02 * number)
+                    await reader.kill()
+        async with site(backends, "last-reader", environment=environment) as reader:
+            peer = await connect_in_time(reader, holder, within_s=5)
+            (await pull(reader, peer, put["ticket"], 4096)).must_be_right(put["digest"])
+
+
+async def _pull_until_gone(reader: Remote, peer: int, ticket: dict[str, Any]) -> None:
+    with contextlib.suppress(Gone):
+        while True:
+            await pull(reader, peer, ticket, 4096)
 
 
 def _aimed_at(offers: list[list[str]], *, probe_of: list[list[str]]) -> list[list[str]]:

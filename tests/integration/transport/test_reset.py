@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.contract.transport_kit import MACHINE, Holder, holder_process
+from tests.integration.transport.remote import UCX_OVER_TCP
 from triptych.domain.embedding import Ticket
 from triptych.errors import TransferFailed
 from triptych.machine.agent_health import HealthLimits
@@ -336,7 +337,7 @@ def test_holders_that_stand_still_again_and_again_cost_an_agent_each_and_no_memo
         text=True,
         timeout=110,
         check=False,
-        env={**os.environ, "UCX_TLS": "tcp"},  # noqa: TID251 - a child process gets all of it
+        env={**os.environ, **UCX_OVER_TCP},  # noqa: TID251 - a child process gets all of it
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
     assert "resets: 3 stuck" in done.stdout  # UCX says that it lost requests, on stdout
