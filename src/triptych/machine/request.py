@@ -133,7 +133,7 @@ class _Item:
     """When the router's own lease ends."""
     renewing: bool = False
     renewed: bool = False
-    """For the attempt to come: a lease is renewed once per attempt, however short it is."""
+    """The ticket that is there was renewed: a lease is renewed once per attempt, however short it is."""
     attempts: int = 0
     losses: int = 0
     """Attempts after which the item had to be encoded again."""
@@ -323,9 +323,8 @@ class RequestMachine:
                 return []
             case TextChosen(_, text, instance_id):
                 self._text, self._books.instance_id = text, instance_id
-                self._text_refusals = 0
                 for sent in self._items:
-                    sent.ticket, sent.renewed = None, False
+                    sent.ticket = None
             case TextRefused(_, error):
                 return self._text_refused(error, now_s)
             case TextReady(_, ready):

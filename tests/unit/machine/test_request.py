@@ -283,6 +283,70 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> 
     ]
 
 
+def test_the_timeline_says_what_took_how_long_and_where() -> None:
+    world = World(2)
+    machine = world.machine = RequestMachine(
+        "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease, choices=2
+    )
+    world.calls.clear()
+    world.now_s = 3.0
+    world.feed(Prepared(items(2), prompt_tokens=50))
+    world.place_all()
+    world.now_s = 6.0
+    world.encode_all()
+    call = world.dispatched()
+    pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
+    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    running = machine.timeline(7.0, 11)
+    assert (running.outcome, running.completion_tokens, running.ttft_s, running.total_s) == (
+        Outcome.RUNNING,
+        11,
+        0.0,
+        6.0,
+    )
+    world.now_s = 8.0
+    world.feed(FirstToken(call.attempt))
+    world.now_s = 9.0
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFinished(call.attempt, finished()))
+    assert machine.phase is Phase.STREAMING, "one choice is left"
+    world.now_s = 11.0
+    world.feed(TextFinished(call.attempt, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
+    timeline = machine.timeline(99.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.ttft_s, timeline.total_s) == (2.0, 3.0, 7.0, 10.0)
+    assert (timeline.prefill_s, timeline.decode_s) == (0.3, 0.9)
+    assert (timeline.prompt_tokens, timeline.completion_tokens, timeline.text_attempts) == (50, 14, 1)
+    assert [(item.pull_backend, item.pull_bytes, item.pull_s, item.text_cached) for item in timeline.items] == [
+        ("shm", 128, 0.01, True),
+        ("tcp", 64, 0.02, False),
+    ]
+    assert [(item.queue_s, item.encode_s, item.encoder_cached) for item in timeline.items] == [(0.1, 0.2, False)] * 2
+
+
+def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> None:
+    timeline = World(1).machine.timeline(4.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.total_s) == (0.0, 4.0, 4.0)
+    assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s, timeline.ttft_s) == (0.0,) * 5
+    [item] = timeline.items
+    assert (item.encode_attempts, item.queue_s, item.encode_s, item.pull_bytes, item.pull_s) == (0, 0.0, 0.0, 0, 0.0)
+    assert (item.encoder_cached, item.text_cached) == (False, False)
+    assert World(0).machine.timeline(4.0, 0).encode_s == 0.0
+
+
+def test_the_timeline_names_the_error_of_what_failed_and_of_nothing_else() -> None:
+    failed, left = World(1), World(1)
+    failed.feed(Failed(InternalError("defect")))
+    left.feed(CallerLeft())
+    assert [world.machine.timeline(1.0, 0).error for world in (failed, left)] == [InternalError.code, ""]
+
+
+def test_the_first_token_of_an_answer_that_ends_with_it_is_its_end() -> None:
+    world = World(0)
+    world.now_s = 2.0
+    world.feed(TextFinished(world.dispatched().attempt, finished()))
+    assert world.machine.timeline(9.0, 0).ttft_s == 2.0
+
+
 def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
     world = World(4)
     world.place_all()
@@ -347,6 +411,75 @@ def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_un
     assert isinstance(world.error, ArenaFull)
     assert world.now_s < DEADLINE_S <= world.now_s + 30
     assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
+
+
+def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_why() -> None:
+    world = World(1)
+    (call,) = world.take(Reserve)
+    assert isinstance(call, Reserve)
+    assert call.wait
+    error = InvalidMedia("too large for every arena")
+    world.feed(PlacementRefused(error))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    (repair,) = world.take(Reserve)
+    assert isinstance(repair, Reserve)
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.place(repair)
+    assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
+    world.resume()
+    assert world.up_to_text()
+
+
+def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(first)
+    assert world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone"))) == []
+    assert world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over"))) == []
+    world.encoded(second)
+    call = world.dispatched()
+    stray = replace(call.placements[0].ticket, lease_id=b"s" * 16)
+    late = LeaseGranted(first.item, first.credit, first.encoder, stray, 0.0, 1.0)
+    assert released(world.feed(late)) == {b"s" * 16}
+    assert len(world.credits) == 2
+
+
+def test_what_has_ended_is_not_cancelled() -> None:
+    world = World(2)
+    world.up_to_text()
+    assert not [effect for effect in world.feed(CallerLeft()) if isinstance(effect, Abort)]
+    world.assert_over(Phase.CANCELLED)
+
+
+def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
+    world = World(2)
+    world.place_all()
+    for call in world.take(Encode):
+        assert isinstance(call, Encode)
+        world.feed(ItemFailed(call.item, call.credit, Overloaded("busy")))
+    assert all(0.5 <= pause.delay_s <= 1.0 for pause in world.pauses)
+    for item in (0, 1):
+        world.resume()
+        (again,) = world.take(Reserve)
+        assert isinstance(again, Reserve)
+        assert [want.item for want in again.wants] == [item]
+        world.place(again)
+    assert world.feed(Resumed(1)) == [], "a pause is over once"
+    world.encode_all()
+    assert world.dispatched()
 
 
 def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> None:
@@ -423,6 +556,19 @@ def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
     assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
 
 
+@pytest.mark.parametrize(("error", "phase"), [(Unavailable("none"), Phase.WAITING), (InvalidMedia("no"), Phase.FAILED)])
+def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: TriptychError, phase: Phase) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
+    world.take(Reserve)
+    world.feed(PlacementRefused(error))
+    assert (world.machine.phase, world.credits) == (phase, {})
+    assert world.feed(PlacementRefused(error)) == [], "an answer that nobody waits for"
+
+
 def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
     world = World(3)
     first = world.up_to_text()
@@ -487,6 +633,23 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     assert isinstance(world.error, InstanceLost)
 
 
+def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_attempt() -> None:
+    world = World(1)
+    world.place_all()
+    world.encode_all()
+    delays_s: list[float] = []
+    for _ in range(5):
+        (call,) = world.take(Dispatch)
+        assert isinstance(call, Dispatch)
+        world.feed(TextRefused(call.attempt, Unavailable("none")))
+        delays_s.append(world.pauses[0].delay_s)
+        world.resume()
+        world.renew_all()
+    assert all(2**k / 2 <= delay_s <= 2**k for k, delay_s in enumerate(delays_s))
+    world.feed(FirstToken(world.dispatched().attempt))
+    assert world.machine.timeline(world.now_s, 0).text_attempts == 1
+
+
 @pytest.mark.parametrize("error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full")])
 def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> None:
     world = World(1)
@@ -533,6 +696,39 @@ def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
     assert [call.item for call in world.calls if isinstance(call, Renew)] == [0]
     world.renew_all()
     assert world.dispatched()
+
+
+def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.now_s = 20.0
+    world.renew_all()
+    call = world.dispatched()
+    world.now_s = 49.0
+    world.feed(TextFailed(call.attempt, TransferFailed("broken", items=(0,))))
+    assert not world.take(Renew), "it had a second left: the transfer failed for another reason"
+    assert world.take(Reserve)
+
+
+def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    (call,) = world.take(Renew)
+    assert isinstance(call, Renew)
+    ticket = replace(world.ticket(0, call.encoder, call.lease_id, 1.0), lease_id=b"x" * 16)
+    effects = world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 1.0))
+    assert released(effects) >= {call.lease_id, b"x" * 16}
+    assert isinstance(world.error, InternalError)
+    world.assert_over(Phase.FAILED)
+
+
+def test_after_the_deadline_no_time_is_asked_for() -> None:
+    world = World(1)
+    world.now_s = DEADLINE_S + 1
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert call.lease_s == 0.0
 
 
 def test_a_lease_is_never_longer_than_the_request_may_take() -> None:
@@ -669,6 +865,20 @@ def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits
     assert asked_s == [15.0, 30.0, 45.0, 60.0, 75.0]
     world.feed(TextFailed(1, TransferFailed("the lease is over", items=(0,))))
     assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
+
+
+def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_over() -> None:
+    world = World(2)
+    world.up_to_text()
+    assert alarms(world.effects) == [15.0]
+    world.now_s = 15.0
+    first, second = extends(world.feed(LeasesDue()))
+    world.now_s = 21.0
+    world.effects.clear()
+    world.feed(LeasesExtended(0, first.credit, first.lease_ids, 5.0, 30.0))
+    assert alarms(world.effects) == [0.0]
+    world.feed(LeasesExtended(1, second.credit, second.lease_ids, 15.0, 30.0))
+    assert alarms(world.effects) == [0.0], "an earlier one is set"
 
 
 def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
