@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -101,6 +102,34 @@ def test_nothing_is_evicted_for_what_could_not_fit_anyway() -> None:
     assert machine.cached == 3
 
 
+def test_what_could_only_fit_in_two_pieces_or_in_less_than_is_held_evicts_nothing_either() -> None:
+    machine = arena(4 * 1024)
+    for key in (b"a", b"b", b"c", b"d"):
+        put(machine, key, 1024)
+    for key in (b"a", b"c"):
+        machine.handle(Grant(key, key, LEASE_S), 0.0)
+    assert isinstance(refusal(machine, Reserve(b"x", specs(2048), 3)), ArenaFull)
+    assert isinstance(refusal(machine, Reserve(b"x", specs(3072), 3)), ArenaFull)
+    assert machine.cached == 4
+
+
+def test_a_gap_that_fits_exactly_is_made() -> None:
+    machine = arena(2 * 1024)
+    put(machine, b"a", 1024)
+    put(machine, b"b", 1024)
+    machine.handle(Grant(b"b", b"l", LEASE_S), 0.0)
+    effects = machine.handle(Reserve(b"c", specs(1024), 3), 0.0)
+    assert [e.slot.key for e in effects if isinstance(e, Evicted)] == [b"a"]
+
+
+def test_bytes_are_leased_cached_or_free() -> None:
+    machine = arena(4096)
+    for key in (b"a", b"b"):
+        put(machine, key, 1024)
+    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    assert (machine.leased_bytes, machine.cached_bytes, machine.available_bytes) == (1024, 1024, 3072)
+
+
 def test_an_expired_lease_holds_its_slot_until_no_pull_can_still_run() -> None:
     machine = arena(1024)
     slot = put(machine, b"a", 1024)
@@ -130,6 +159,7 @@ def test_a_lease_covers_its_own_slot_only() -> None:
     put(machine, b"b", 256)
     machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
     assert machine.may_read(b"l", slot.offset + 64, 64, 0.0)
+    assert machine.may_read(b"l", slot.offset, 0, 0.0)
     for offset, nbytes in ((slot.offset, 257), (slot.offset - 1, 64), (slot.offset + 256, 1), (slot.offset, -1)):
         assert not machine.may_read(b"l", offset, nbytes, 0.0)
 
@@ -151,6 +181,33 @@ def test_leases_are_bounded() -> None:
     for index in range(LIMITS.max_leases):
         machine.handle(Grant(b"a", bytes([index]), LEASE_S), 0.0)
     assert isinstance(refusal(machine, Grant(b"a", b"more", LEASE_S)), Overloaded)
+
+
+@pytest.mark.parametrize(("asked_s", "granted_s"), [(-5.0, 0.0), (0.5, 0.5), (20.0, 20.0), (20.1, 20.0)])
+def test_a_lease_lasts_as_long_as_was_asked_for_within_the_limit(asked_s: float, granted_s: float) -> None:
+    limits = replace(LIMITS, max_lease_s=20.0)
+    machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, limits=limits)
+    slot = put(machine, b"a", 64)
+    [effect] = machine.handle(Grant(b"a", b"l", asked_s), 0.0)
+    assert isinstance(effect, Granted)
+    assert effect.ticket.lease_s == granted_s
+    assert not machine.may_read(b"l", slot.offset, 1, granted_s)
+
+
+def test_each_lease_ends_in_its_own_time_however_often_others_were_given_more() -> None:
+    machine = arena()
+    ends_s = {b"a": 40.0, b"b": 10.0, b"c": 30.0, b"d": 20.0, b"e": 15.0}
+    for key, end_s in ends_s.items():
+        put(machine, key, 64)
+        machine.handle(Grant(key, key, end_s), 0.0)
+    for _ in range(200):
+        machine.handle(Grant(b"b", b"b", ends_s[b"b"]), 0.0)
+    gone = []
+    for now_s in range(60):
+        gone += [(effect.key, now_s) for effect in machine.handle(Tick(), now_s) if isinstance(effect, Lapsed)]
+        machine.validate()
+    expected = sorted((end_s + LIMITS.max_pull_s, key) for key, end_s in ends_s.items())
+    assert [(now_s, key) for key, now_s in gone] == expected
 
 
 def test_a_lease_that_is_granted_again_lasts_longer_and_counts_once() -> None:
@@ -182,8 +239,10 @@ def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_firs
     machine.handle(Release((b"l",)), 0.0)
     assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
     assert machine.leases == 0
-    for number in range(LIMITS.max_given_back):
+    for number in range(LIMITS.max_given_back - 1):
         machine.handle(Release((number.to_bytes(4, "big"),)), 0.0)
+    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
+    machine.handle(Release((b"one more",)), 0.0)
     machine.validate()
     [effect] = machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
     assert isinstance(effect, Granted), "memory of it is bounded"
@@ -196,6 +255,19 @@ def test_an_abandoned_slot_is_free_again_and_ends_once() -> None:
     assert machine.available_bytes == 1024
     with pytest.raises(ValueError, match="not being written"):
         machine.handle(Commit(b"a", slot.generation, 1), 0.0)
+
+
+def test_only_who_writes_a_slot_can_commit_or_abandon_it() -> None:
+    machine = arena()
+    slot = reserve(machine, b"a", 64)
+    for event in (Commit(b"a", slot.generation + 1, 1), Abandon(b"a", slot.generation + 1)):
+        with pytest.raises(ValueError, match="not being written"):
+            machine.handle(event, 0.0)
+    machine.handle(Commit(b"a", slot.generation, 1), 0.0)
+    for event in (Commit(b"a", slot.generation, 1), Abandon(b"a", slot.generation)):
+        with pytest.raises(ValueError, match="not being written"):
+            machine.handle(event, 0.0)
+    machine.validate()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,6 +11,7 @@ from triptych.machine.image_cache import (
     Acquired,
     Effect,
     Evicted,
+    Hastened,
     ImageCacheMachine,
     Leave,
     Pulled,
@@ -19,6 +20,7 @@ from triptych.machine.image_cache import (
     ReleaseLease,
     StartPull,
     Tick,
+    Unneeded,
     Waiting,
 )
 
@@ -35,8 +37,10 @@ def cache(nbytes: int = 4096, max_waiting: int = 4) -> ImageCacheMachine:
     return ImageCacheMachine(start=0, end=nbytes, max_waiting=max_waiting)
 
 
-def acquire(machine: ImageCacheMachine, request_id: str, *tickets: Ticket) -> list[Effect]:
-    return machine.handle(Acquire(request_id, tickets), 0.0)
+def acquire(machine: ImageCacheMachine, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
+    effects = machine.handle(Acquire(request_id, tickets, deadline_s), 0.0)
+    machine.validate()
+    return effects
 
 
 def pulls(effects: list[Effect]) -> list[StartPull]:
@@ -72,6 +76,94 @@ def test_a_request_without_room_waits_holding_nothing_and_is_let_in_later() -> N
     effects = machine.handle(Leave("a"), 0.0)
     assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"k"]
     assert len(pulls(effects)) == 2
+
+
+def test_bytes_are_pinned_cached_or_free() -> None:
+    machine = cache(4096)
+    fill(machine, "a", ticket(b"k"))
+    fill(machine, "b", ticket(b"x", 2048))
+    machine.handle(Leave("a"), 0.0)
+    assert (machine.pinned_bytes, machine.cached_bytes, machine.cached) == (2048, 1024, 2)
+
+
+def test_nothing_is_evicted_for_who_has_to_wait_anyway() -> None:
+    machine = cache(3072)
+    fill(machine, "a", ticket(b"idle"))
+    machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"pinned"))
+    [waiting] = acquire(machine, "c", ticket(b"x"), ticket(b"y"), ticket(b"z"))
+    assert isinstance(waiting, Waiting)
+    assert machine.cached == 2
+
+
+def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
+    machine = cache(2048)
+    fill(machine, "a", ticket(b"mine"))
+    machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"other"))
+    machine.handle(Leave("b"), 0.0)
+    effects = acquire(machine, "c", ticket(b"mine"), ticket(b"new"))
+    assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"other"]
+    assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
+
+
+def test_the_largest_item_of_a_request_is_placed_first() -> None:
+    machine = cache(10 * 64)
+    [hole] = pulls(acquire(machine, "a", ticket(b"5", 5 * 64)))
+    [kept] = pulls(acquire(machine, "b", ticket(b"1", 64)))
+    [other] = pulls(acquire(machine, "c", ticket(b"4", 4 * 64)))
+    for pull in (hole, other):
+        machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
+    machine.handle(Pulled(kept.pull_id), 0.0)
+    wanted = [ticket(b"x", 2 * 64), ticket(b"y", 3 * 64), ticket(b"z", 4 * 64)]
+    assert len(pulls(acquire(machine, "d", *wanted))) == 3
+
+
+def test_the_most_urgent_of_those_who_wait_is_let_in_first_and_nobody_overtakes_it() -> None:
+    machine = cache(1024)
+    fill(machine, "a", ticket(b"a"))
+    for request_id, deadline_s, nbytes in (("patient", 9.0, 512), ("urgent", 1.0, 1024), ("next", 2.0, 512)):
+        assert isinstance(
+            acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], Waiting
+        )
+    assert [pull.request_id for pull in pulls(machine.handle(Leave("a"), 0.0))] == ["urgent"]
+    assert machine.waiting == 2
+
+
+def test_who_waits_is_let_in_when_a_pull_ends_that_nobody_needs_any_more() -> None:
+    machine = cache(1024)
+    [pull] = pulls(acquire(machine, "a", ticket(b"a")))
+    machine.handle(Leave("a"), 0.0)
+    assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], Waiting)
+    assert [one.request_id for one in pulls(machine.handle(Pulled(pull.pull_id), 0.0))] == ["b"]
+
+
+def test_a_pull_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k"), deadline_s=5.0))
+    assert pull.deadline_s == 5.0
+    assert acquire(machine, "equal", ticket(b"k"), deadline_s=5.0) == []
+    assert acquire(machine, "urgent", ticket(b"k"), deadline_s=2.0) == [Hastened(pull.pull_id, "urgent", 2.0)]
+    assert acquire(machine, "between", ticket(b"k"), deadline_s=3.0) == []
+
+
+def test_a_pull_that_nobody_needs_any_more_is_said_to_be_so_once_the_last_has_left() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    acquire(machine, "b", ticket(b"k"))
+    assert not [effect for effect in machine.handle(Leave("a"), 0.0) if isinstance(effect, Unneeded)]
+    assert machine.needed(pull.pull_id)
+    assert Unneeded(pull.pull_id) in machine.handle(Leave("b"), 0.0)
+    assert not machine.needed(pull.pull_id)
+    acquire(machine, "c", ticket(b"k"))
+    assert machine.needed(pull.pull_id)
+
+
+def test_the_other_pulls_of_a_request_go_on_when_one_has_failed() -> None:
+    machine = cache()
+    first, _ = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
+    effects = machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
+    assert not [effect for effect in effects if isinstance(effect, Unneeded)]
 
 
 def test_what_can_never_fit_is_refused_and_its_leases_go_back() -> None:
@@ -116,11 +208,13 @@ def test_a_failed_pull_names_the_items_and_is_forgotten() -> None:
 
 def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
     machine = cache()
-    [pull] = pulls(acquire(machine, "a", ticket(b"k", holder="dead")))
-    acquire(machine, "b", ticket(b"k", holder="alive"))
+    [pull] = pulls(acquire(machine, "a", ticket(b"k", holder="dead"), deadline_s=1.0))
+    acquire(machine, "patient", ticket(b"k", holder="alive too"), deadline_s=9.0)
+    acquire(machine, "b", ticket(b"k", holder="alive"), deadline_s=5.0)
     effects = machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
-    assert [again.ticket.holder for again in pulls(effects)] == ["alive"]
+    [again] = pulls(effects)
+    assert (again.ticket.holder, again.request_id, again.deadline_s) == ("alive", "b", 5.0)
 
 
 def test_a_lost_lease_costs_only_the_request_whose_lease_it_was() -> None:
@@ -141,6 +235,15 @@ def test_quarantined_memory_is_used_again_only_when_it_is_over() -> None:
     assert isinstance(waiting, Waiting)
     assert machine.handle(Tick(quarantined), 0.0) == []
     assert len(pulls(machine.handle(Tick(()), 0.0))) == 1
+
+
+def test_memory_beside_a_quarantined_range_is_free() -> None:
+    machine = cache(3072)
+    pull = pulls(acquire(machine, "a", ticket(b"1"), ticket(b"2"), ticket(b"3")))[1]
+    assert pull.offset == 1024
+    machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), ((0, 1024), (2048, 1024))), 0.0)
+    machine.validate()
+    assert pulls(acquire(machine, "b", ticket(b"4")))[0].offset == 1024
 
 
 class CacheModel(RuleBasedStateMachine):
