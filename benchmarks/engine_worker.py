@@ -67,7 +67,6 @@ class Vllm:
             max_num_seqs=most,
             max_num_batched_tokens=2048,
             max_model_len=min(2048, config["max_position_embeddings"]),
-            enforce_eager=True,
             disable_log_stats=True,
         ).llm_engine
         torch.set_num_threads(threads)
@@ -83,6 +82,8 @@ class Vllm:
             tokens = len(output.outputs[0].token_ids)
             new = tokens - self._told.get(output.request_id, 0)
             self._told[output.request_id] = tokens
+            if output.finished:
+                del self._told[output.request_id]  # names come again
             events += [(output.request_id, False)] * (new - 1) + [(output.request_id, output.finished)] * (new > 0)
         return events
 
