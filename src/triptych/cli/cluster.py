@@ -20,6 +20,8 @@ import httpx
 from triptych import demo
 from triptych.cli import ports
 from triptych.cli.outcome import ClusterError
+from triptych.runtime.hub import model_directory, served_name
+from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 
 _ENGINES = ("encoder", "text")
@@ -57,13 +59,19 @@ class Model:
 
     @classmethod
     def named(cls, model: str | Path) -> Self:
-        """``demo`` is the model that comes with the package; anything else is a directory. Raises ClusterError."""
+        """``demo`` is the model that comes with the package; else a directory, or ``OWNER/NAME[@REVISION]`` of a hub.
+
+        The latter is fetched first, once for all processes, which may take long. Raises ClusterError.
+        """
         if model == "demo":
             return cls(demo.MODEL_DIR, demo.MODEL_ID)
-        path = Path(model).resolve()
+        try:
+            path = model_directory(Path(model)).resolve()
+        except CannotStart as error:
+            raise ClusterError(str(error)) from None
         if not (path / "config.json").is_file():
             raise ClusterError(f"{model} is not a model: there is no config.json in it")
-        return cls(path, path.name)
+        return cls(path, served_name(Path(model)))
 
 
 @dataclass(frozen=True, slots=True)

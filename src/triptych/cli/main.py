@@ -59,7 +59,10 @@ def root(
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
-    model: Annotated[str, typer.Option(help="Directory of a model, or *demo* for the one that comes along.")] = "demo",
+    model: Annotated[
+        str,
+        typer.Option(help="Directory of a model, OWNER/NAME of one on a hub, or *demo* for the one that comes along."),
+    ] = "demo",
     encoders: Annotated[int, typer.Option(min=1, max=64, help="Processes that encode images.")] = 2,
     text: Annotated[int, typer.Option(min=1, max=64, help="Processes that prefill and decode.")] = 1,
     port: Annotated[

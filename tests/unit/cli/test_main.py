@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from rich.console import Console
@@ -20,8 +21,11 @@ from services.gateway.app import serve
 from services.gateway.settings import GatewaySettings
 from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
+from triptych import demo
 from triptych.cli.chat import Asking, Conversation
+from triptych.cli.cluster import Model
 from triptych.cli.main import app
+from triptych.cli.outcome import ClusterError
 from triptych.cli.rest import Attachment, RestError
 from triptych.domain.chat import ChatRequest, TextPart
 from triptych.domain.generation import TokenChunk
@@ -259,6 +263,21 @@ def test_up_refuses_what_is_no_model(tmp_path: Path) -> None:
     code, _, err = triptych("up", "--model", tmp_path)
     assert code == 1
     assert "there is no config.json in it" in err
+
+
+def test_up_fetches_a_model_of_a_hub_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        fetched.append(f"{repository} at {options['revision']}")
+        return str(demo.MODEL_DIR)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    monkeypatch.chdir(tmp_path)
+    assert Model.named("someone/their-model@v1") == Model(demo.MODEL_DIR, "someone/their-model")
+    assert fetched == ["someone/their-model at v1"]
+    with pytest.raises(ClusterError, match="no directory here, nor the name of a repository"):
+        Model.named("not-there")
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
