@@ -267,8 +267,6 @@ class ClusterMachine:
             for content in [content for content, name in self._hints.items() if name == instance.name]:
                 del self._hints[content]
             instance.load, instance.full_until_s = None, float("-inf")
-            instance.reports += 1
-            instance.new_tokens = instance.new_items = instance.new_bytes = 0
             self._worked(instance)
         instance.info, instance.reachable = info, True
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
@@ -482,7 +480,7 @@ class ClusterMachine:
     def _text_view(self, text: _Instance, now_s: float) -> TextView:
         tokens, requests = text.own_tokens, text.own_items
         if isinstance(text.load, TextLoad):
-            tokens = max(0, text.load.pending_tokens + text.new_tokens)
+            tokens = text.load.pending_tokens + text.new_tokens
             reported = text.load.waiting_requests + text.load.running_requests
             requests = max(requests, reported + text.new_items)
         return TextView(text.name, text.usable, tokens, requests, cooling=now_s < text.cooling_until_s)

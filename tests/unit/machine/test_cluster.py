@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InvalidRequest, Overloaded, Unavailable
 from triptych.machine.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.cluster_events import (
@@ -20,21 +20,24 @@ from triptych.machine.cluster_events import (
     CreditsWanted,
     EmbeddingGone,
     EmbeddingHeld,
+    EngineFailed,
     Granted,
     InstanceSeen,
     InstanceSuspected,
     ItemEnded,
     LoadReported,
+    Noticed,
     Refused,
     TextGranted,
     TextPoolLost,
     TextRefused,
     TextReturned,
     TextWanted,
+    TextWorked,
     Tick,
     WakeAt,
 )
-from triptych.policy.routing import Want
+from triptych.policy.routing import EncoderView, TextView, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 LIMITS = ClusterLimits(
@@ -71,6 +74,182 @@ def refused(effects: list[ClusterEffect]) -> Refused:
 
 def load(tokens: int = 0, *, leased: int = 0, draining: bool = False) -> EncoderLoad:
     return EncoderLoad(tokens, tokens and 1, 100, leased, 0, draining)
+
+
+def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> EncoderView:
+    return next(view for view in machine.snapshot(now_s).encoders if view.name == name)
+
+
+def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> TextView:
+    return next(view for view in machine.snapshot(now_s).texts if view.name == name)
+
+
+def text_granted(effects: list[ClusterEffect]) -> TextGranted:
+    assert isinstance(effects[0], TextGranted)
+    return effects[0]
+
+
+def wakes(effects: list[ClusterEffect]) -> list[float]:
+    return [effect.at_s for effect in effects if isinstance(effect, WakeAt)]
+
+
+def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None:
+    machine = cluster("a")
+    machine.handle(LoadReported("a", EncoderLoad(5, 1, 100, 20, 0)), 0)
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (15, 2, 70)
+    machine.handle(ItemEnded(grant.credit), 0)
+    machine.handle(ItemEnded(grant.credit), 0)
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 70)
+    machine.handle(CreditReturned(grant.credit), 0)
+    machine.handle(CreditReturned(grant.credit), 0)
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 80)
+
+
+def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_not_taken_off_again() -> None:
+    machine = cluster("t")
+    machine.handle(LoadReported("t", TextLoad(100, 1, 2)), 0)
+    first = text_granted(machine.handle(TextWanted(1, 60), 0))
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
+    second = text_granted(machine.handle(TextWanted(2, 10), 0))
+    machine.handle(TextReturned(second.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
+    machine.handle(LoadReported("t", TextLoad(40, 0, 1)), 0)
+    machine.handle(TextReturned(first.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (40, 1)
+
+
+def test_a_restarted_process_starts_from_nothing() -> None:
+    machine = cluster("a")
+    machine.handle(LoadReported("a", load(50, leased=60)), 0)
+    machine.handle(EngineFailed("a"), 0)
+    machine.handle(ArenaRefused("a"), 0)
+    assert not granted_at_once(machine, 1)
+    [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
+    assert noticed == Noticed("a", "restarted, ready")
+    view = encoder(machine, "a", 0.1)
+    assert (view.pending_tokens, view.available_bytes, view.cooling) == (0, 100, False)
+    assert granted_at_once(machine, 2)
+
+
+def granted_at_once(machine: ClusterMachine, run: int) -> bool:
+    effects = machine.handle(CreditsWanted(run, wants(10, first=run), wait=False), 0.1)
+    return any(isinstance(effect, Granted) for effect in effects)
+
+
+def test_an_instance_whose_engine_fails_cools_for_longer_each_time_until_it_does_something_right() -> None:
+    machine = cluster("a", "b", "t", "u")
+    for worked in (EmbeddingHeld("a", (b"x", b"")), TextWorked("t")):
+        name, view = worked.name, encoder if worked.name == "a" else text
+        now_s = 0.0
+        for cooling_s in (1.0, 2.0, 4.0, 8.0, 8.0):
+            machine.handle(EngineFailed(name), now_s)
+            machine.handle(EngineFailed(name), now_s + cooling_s / 2)  # of the same bad pass
+            assert view(machine, name, now_s + cooling_s - 0.01).cooling
+            now_s += cooling_s
+            assert not view(machine, name, now_s).cooling
+        machine.handle(EngineFailed(name), now_s)
+        machine.handle(worked, now_s)
+        assert not view(machine, name, now_s).cooling
+        machine.handle(EngineFailed(name), now_s)
+        assert not view(machine, name, now_s + 1.0).cooling, "it starts over"
+
+
+def test_one_that_waits_for_a_cooling_encoder_is_woken_when_that_is_over() -> None:
+    machine = cluster("t", "a", "b")
+    machine.handle(EngineFailed("a"), 0)
+    granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
+    effects = machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
+    assert wakes(effects) == [1.0]
+    assert granted(machine.handle(Tick(), 1.0)).grants[0].encoder == "a"
+
+
+def test_a_wake_is_asked_for_once_and_again_when_it_came_too_early() -> None:
+    machine = cluster("t")
+    assert wakes(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)) == [1.0]
+    assert wakes(machine.handle(CreditsWanted(2, wants(10), wait=True), 0)) == []
+    assert wakes(machine.handle(Tick(), 0.7)) == [1.0]
+
+
+def test_a_tie_of_text_instances_rotates() -> None:
+    machine = cluster("t", "u")
+    chosen = []
+    for run in range(4):
+        grant = text_granted(machine.handle(TextWanted(run, 10), 0))
+        machine.handle(TextReturned(grant.credit), 0)
+        chosen.append(grant.text)
+    assert chosen == ["t", "u", "t", "u"]
+
+
+def test_a_tie_of_encoders_begins_with_the_first() -> None:
+    machine = cluster("a", "b")
+    chosen = []
+    for run in range(3):
+        grant = granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0]
+        machine.handle(CreditReturned(grant.credit), 0)
+        chosen.append(grant.encoder)
+    assert chosen == ["a", "b", "a"]
+
+
+def test_the_most_that_a_text_instance_keeps_is_known_only_when_each_usable_one_says_it() -> None:
+    machine = cluster("a")
+    assert machine.kv_tokens == 0
+    machine.handle(InstanceSeen("t", replace(info("t"), kv_tokens=100)), 0)
+    machine.handle(InstanceSeen("u", replace(info("u"), kv_tokens=50)), 0)
+    assert machine.kv_tokens == 100
+    machine.handle(InstanceSeen("u", info("u")), 0)
+    assert machine.kv_tokens == 0
+    machine.handle(InstanceSuspected("u"), 0)
+    assert machine.kv_tokens == 100
+
+
+def test_an_encoder_says_how_many_items_it_takes() -> None:
+    machine = cluster("b")
+    machine.handle(InstanceSeen("a", replace(info("a"), max_items=1)), 0)
+    assert (encoder(machine, "a").max_items, encoder(machine, "b").max_items) == (1, 0)
+
+
+def test_instances_are_counted_by_stage_and_state() -> None:
+    machine = cluster("a", "t", "u")
+    machine.handle(InstanceSuspected("u"), 0)
+    assert machine.states() == {
+        (Stage.ENCODE, "ready"): 1,
+        (Stage.ENCODE, "not seen yet"): 1,
+        (Stage.DECODE, "ready"): 1,
+        (Stage.DECODE, "not reachable"): 1,
+    }
+    assert machine.info("a") == info("a")
+    assert machine.info("b") is None
+
+
+def test_what_is_missing_is_named() -> None:
+    assert (cluster().readiness().ready, cluster().readiness().missing) == (False, ("encode", "prefill", "decode"))
+    assert cluster("a").readiness().missing == ("prefill", "decode")
+    assert cluster("t").readiness().missing == ("encode",)
+    assert cluster("a", "t").readiness().missing == ()
+
+
+def test_losing_one_that_was_never_seen_or_is_lost_already_is_no_news() -> None:
+    machine = cluster("b", "t")
+    assert machine.handle(InstanceSuspected("a"), 0) == []
+    assert machine.handle(InstanceSuspected("b"), 0) == [Noticed("b", "not reachable")]
+    assert machine.handle(InstanceSuspected("b"), 0) == []
+
+
+def test_a_report_of_one_that_was_not_seen_counts_for_nothing() -> None:
+    machine = cluster()
+    machine.handle(LoadReported("a", load(50)), 0)
+    assert encoder(machine, "a").pending_tokens == 0
+
+
+def test_nobody_waits_twice() -> None:
+    machine = cluster("t")
+    machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    with pytest.raises(ValueError, match="waits already"):
+        machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
 
 
 def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
@@ -120,6 +299,23 @@ def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
     assert [effect.run for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
 
+def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
+    for run, event in enumerate(
+        (
+            CreditsWanted(2, wants(20, first=4), wait=True),
+            CreditsWanted(3, wants(20, first=6), wait=True, priority=0),
+            CreditsWanted(4, wants(20, first=8), wait=True),
+        ),
+        2,
+    ):
+        assert event.run == run
+        machine.handle(event, 0)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
+
+
 def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)
@@ -149,6 +345,7 @@ def test_the_queue_is_bounded() -> None:
 def test_what_can_never_fit_is_refused_for_good() -> None:
     error = refused(cluster("a", "b").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
     assert isinstance(error, InvalidRequest)
+    assert "arenas of 200 bytes" in error.message
 
 
 def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
@@ -233,7 +430,11 @@ def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
     for number in range(5):
         machine.handle(EmbeddingHeld("a", (b"%d" % number, b"")), 0)
-    machine.validate()
+        machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
+        machine.validate()
+    assert [machine.holds((b"%d" % number, b"")) for number in range(5)] == [True, False, False, False, True]
+    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
+    assert machine.holds((b"0", b"")), "that it is gone from elsewhere says nothing"
 
 
 def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
@@ -259,8 +460,13 @@ def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_afte
     effects = machine.handle(InstanceSuspected("t"), 5.0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
     assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], TextRefused)
+    assert machine.handle(Tick(), 5.9) == [WakeAt(6.0, "no text instance within the grace")]
+    assert not machine.text_lost
     assert [type(effect) for effect in machine.handle(Tick(), 6.0)] == [TextPoolLost]
+    assert machine.text_lost
     assert machine.handle(Tick(), 7.0) == []
+    machine.handle(InstanceSeen("t", info("t")), 8.0)
+    assert not machine.text_lost
 
 
 def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost() -> None:
