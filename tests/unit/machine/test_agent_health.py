@@ -46,8 +46,22 @@ def test_each_of_the_three_causes_replaces_the_agent_once() -> None:
         assert health.handle(seen, 2) == []  # it is being replaced
     health = AgentHealth(LIMITS)
     for _ in range(3):
+        assert health.handle(FINE, 0) == []
         assert health.handle(Failed(), 0) == []
     assert causes(health.handle(FINE, 0)) == [Cause.FAILING]
+
+
+def test_failures_of_the_former_agent_are_not_the_new_ones() -> None:
+    health = AgentHealth(LIMITS)
+    for _ in range(3):
+        health.handle(Failed(), 0)
+    assert causes(health.handle(FINE, 0)) == [Cause.FAILING]
+    health.handle(Failed(), 0)
+    health.handle(Replaced(0), 0)
+    for _ in range(3):
+        assert health.handle(FINE, 1) == []
+        health.handle(Failed(), 1)
+    assert causes(health.handle(FINE, 1)) == [Cause.FAILING]
 
 
 def test_what_works_between_failures_acquits_the_agent() -> None:
@@ -55,6 +69,8 @@ def test_what_works_between_failures_acquits_the_agent() -> None:
     for event in (Failed(), Failed(), Worked(), Failed(), Failed()):
         health.handle(event, 0)
     assert health.handle(FINE, 0) == []
+    health.handle(Failed(), 0)
+    assert causes(health.handle(FINE, 0)) == [Cause.FAILING]
 
 
 def test_pauses_between_replacements_double_and_start_over_after_a_time_that_went_well() -> None:
@@ -71,6 +87,32 @@ def test_pauses_between_replacements_double_and_start_over_after_a_time_that_wen
     assert causes(health.handle(look(stuck_s=10), now_s + 8)) == [Cause.STUCK]
     health.handle(NotReplaced(), now_s + 8)
     assert causes(health.handle(look(stuck_s=10), now_s + 10)) == [Cause.STUCK]
+
+
+def test_a_time_that_went_well_is_as_long_as_the_longest_pause() -> None:
+    for well_s, pause_s in ((7.9, 4.0), (8.0, 2.0)):
+        health = AgentHealth(LIMITS)
+        for now_s in (0.0, 1.0):
+            health.handle(look(stuck_s=10), now_s)
+            health.handle(NotReplaced(), now_s)
+        health.handle(Worked(), 1.0 + well_s)
+        health.handle(look(stuck_s=10), 20.0)
+        health.handle(NotReplaced(), 20.0)
+        assert causes(health.handle(look(stuck_s=10), 20.0 + pause_s - 0.1)) == []
+        assert causes(health.handle(look(stuck_s=10), 20.0 + pause_s)) == [Cause.STUCK]
+
+
+def test_each_retired_agent_is_taken_down_in_its_own_time() -> None:
+    health = AgentHealth(LIMITS)
+    for number, now_s in ((0, 0.0), (1, 10.0)):
+        health.handle(look(stuck_s=10), now_s)
+        health.handle(Replaced(number), now_s)
+    assert downs(health.handle(look(0, 0, 0), 11.0)) == [0]
+    assert downs(health.handle(look(0, 0, 0, 1), 12.0)) == [1], "as soon as peers had their time"
+    for number in (0, 1):
+        health.handle(Down(number), 13.0)
+        health.validate()
+    assert health.retired == 0
 
 
 def test_there_are_only_so_many_retired_agents() -> None:

@@ -62,7 +62,9 @@ def test_equal_items_are_one_entry() -> None:
     assert queue.pending_items == 1
     assert queue.handle(Leave(b"a", 0), 0.0) == []
     assert queue.wanted(b"a")
-    assert [type(effect) for effect in queue.handle(Leave(b"a", 1), 0.0)] == [Drop]
+    [drop] = queue.handle(Leave(b"a", 1), 0.0)
+    assert isinstance(drop, Drop)
+    assert not drop.expired
     assert not queue.wanted(b"a")
 
 
@@ -82,12 +84,23 @@ def test_bytes_are_bounded_and_what_can_never_fit_is_told_so() -> None:
     assert (now.fits, never.fits) == (True, False)
 
 
+def test_what_fills_the_queue_to_its_last_byte_is_let_in() -> None:
+    queue = BatchQueue(LIMITS)
+    assert queue.handle(arrive("a", nbytes=1000), 0.0) == [StartPreparing(b"a")]
+    queue = waiting("a")
+    assert queue.handle(arrive("b", nbytes=900), 0.0) == [StartPreparing(b"b")]
+    assert queue.handle(Prepared(b"b", 10, 900), 0.0) == []
+    assert queue.nbytes == 1000
+
+
 def test_an_item_that_turns_out_too_large_is_dropped() -> None:
     queue = waiting("a")
     queue.handle(arrive("b"), 0.0)
     [drop] = queue.handle(Prepared(b"b", 10, 950), 0.0)
     assert isinstance(drop, Drop)
+    assert not drop.expired
     assert "950" in drop.reason
+    assert queue.nbytes == 100
 
 
 def test_an_item_that_nobody_waits_for_any_longer_in_time_is_not_encoded() -> None:
@@ -111,6 +124,7 @@ def test_an_item_left_while_a_thread_prepares_it_goes_with_that_thread_unless_so
     queue.handle(Leave(b"b", 0), 0.0)
     [drop] = queue.handle(Prepared(b"b", 10, 100), 0.0)
     assert isinstance(drop, Drop)
+    assert not drop.expired
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -24,3 +24,11 @@ def test_keys_tell_tokens_places_items_and_tenants_apart() -> None:
         grown.append(token)
     assert grown.keys == base
     assert twin.keys == base[:1]
+    for token in tokens[5:7]:
+        twin.append(token)
+    assert twin.keys == base[:1]
+    another = twin.fork()
+    twin.append(5)
+    another.append(6)
+    assert twin.keys == base
+    assert another.keys == others[-1]

@@ -39,11 +39,24 @@ def test_the_most_urgent_is_next_and_ties_are_served_as_they_came() -> None:
 
 def test_an_embedding_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
     pulls = queue(PullLimits(20, 20, 1))
-    for pull_id, deadline_s in ((0, 1.0), (1, 10.0), (2, 20.0)):
+    for pull_id, deadline_s in ((0, 1.0), (1, 10.0), (2, 20.0), (3, 15.0)):
         pulls.handle(want(pull_id, request=f"r{pull_id}", deadline_s=deadline_s), 0.0)
     pulls.handle(Hasten(2, "urgent", 5.0), 0.0)
     pulls.handle(Hasten(1, "patient", 50.0), 0.0)
-    assert [begun(pulls.handle(Ended(running), 0.0)) for running in (0, 2)] == [[2], [1]]
+    for under_way_or_unknown in (0, 99):
+        assert pulls.handle(Hasten(under_way_or_unknown, "urgent", 0.0), 0.0) == []
+    pulls.validate()
+    assert [begun(pulls.handle(Ended(running), 0.0)) for running in (0, 2, 1)] == [[2], [1], [3]]
+
+
+def test_who_is_no_more_urgent_does_not_take_a_pull_over() -> None:
+    part = SHARE_NBYTES_PER_S
+    pulls = queue(PullLimits(part, part, 8))
+    for pull_id in range(2):
+        pulls.handle(want(pull_id, request="huge", nbytes=part, deadline_s=10.0), 0.0)
+    pulls.handle(want(2, request="small", nbytes=part, deadline_s=10.5), 0.0)
+    pulls.handle(Hasten(1, "new", 10.0), 0.0)
+    assert begun(pulls.handle(Ended(0), 0.0)) == [2], "the huge one had its share of this second"
 
 
 def test_a_huge_request_is_overtaken_by_small_ones_between_its_pulls() -> None:
@@ -74,6 +87,19 @@ def test_a_holder_that_hangs_leaves_room_for_others() -> None:
         pulls.handle(want(pull_id, holder="hung", nbytes=30, deadline_s=1.0), 0.0)
     assert (pulls.under_way, pulls.nbytes_under_way) == (2, 60)
     assert begun(pulls.handle(want(9, holder="good", nbytes=40, deadline_s=50.0), 0.0)) == [9]
+
+
+def test_pulls_and_bytes_from_one_holder_are_bounded_and_come_free_one_by_one() -> None:
+    pulls = queue()
+    for pull_id in range(5):
+        pulls.handle(want(pull_id, nbytes=10), 0.0)
+    assert (pulls.under_way, pulls.waiting) == (3, 2)
+    assert begun(pulls.handle(Ended(0), 0.0)) == [3]
+    pulls = queue()
+    for pull_id in range(3):
+        pulls.handle(want(pull_id, nbytes=30), 0.0)
+    assert (pulls.under_way, pulls.waiting) == (2, 1)
+    assert begun(pulls.handle(Ended(1), 0.0)) == [2]
 
 
 def test_a_dropped_pull_never_begins() -> None:

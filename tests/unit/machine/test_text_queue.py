@@ -54,6 +54,16 @@ def test_a_lower_priority_overtakes_who_waits_to_fetch_and_to_run_but_not_who_ru
     assert queue.handle(Leave("b"), 0.0) == [StartRun("fetching")]
 
 
+def test_a_request_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
+    queue = TextQueue(LIMITS)
+    for name in ("a", "b"):
+        queue.handle(arrive(name, items=0, nbytes=0), 0.0)
+    for event in (Arrive("c", 10, 0, 0, 10.0), arrive("d", items=0, nbytes=0), Arrive("e", 10, 0, 0, 10.0)):
+        queue.handle(event, 0.0)
+    order = [queue.handle(Leave(name), 0.0) for name in ("a", "b", "c")]
+    assert order == [[StartRun("c")], [StartRun("d")], [StartRun("e")]]
+
+
 def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -> None:
     queue = TextQueue(LIMITS)
     assert queue.handle(arrive("a", nbytes=60), 0.0) == [StartFetch("a")]

@@ -185,7 +185,7 @@ def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
 
 
 def test_a_timeout_is_cut_to_the_limit() -> None:
-    assert (check_timeout(5, 10), check_timeout(50, 10)) == (5, 10)
+    assert (check_timeout(0.5, 10), check_timeout(5, 10), check_timeout(50, 10)) == (0.5, 5, 10)
 
 
 def test_without_max_tokens_the_answer_may_fill_the_context() -> None:

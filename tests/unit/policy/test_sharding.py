@@ -41,6 +41,11 @@ def item(tokens: int, units: int = 100) -> Divisible:
         ((item(1000),), (0, 0, 5000), (2,)),
         # The second one is free too late to be worth the work.
         ((item(1000),), (0, 450), (1,)),
+        ((item(1000),), (0, 400), (2,)),
+        ((item(1000),), (5000, 0, 0), (2,)),
+        # The largest pieces are placed first, each where the least is pending then.
+        ((item(300), item(100), item(100)), (1000, 1000), (1, 1, 1)),
+        ((item(100), item(100), item(300)), (0, 0), (1, 1, 2)),
         ((), (0, 0), ()),
         ((item(1000),), (), (1,)),
     ],
@@ -61,6 +66,11 @@ def test_a_cut_that_was_made_before_is_made_again() -> None:
     assert cut([held], pool(0, 0, 0, 0), LIMITS) == (3,)
     assert cut([held, item(1000)], pool(0, 0), LIMITS) == (3, 2), "what costs nothing leaves room"
     assert cut([replace(item(1000), held=frozenset({1, 4}))], pool(0, 0, 0, 0), LIMITS) == (1,)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1])
+def test_a_shard_has_at_least_one_token(min_tokens: int) -> None:
+    assert Divisible((1, 1, 1)).most_shards(ShardLimits(min_tokens, 8)) == 3
 
 
 def test_shards_are_even_and_in_order() -> None:

@@ -22,3 +22,18 @@ def test_the_order_follows_what_was_measured() -> None:
 
 def test_shared_memory_is_not_tried_between_hosts() -> None:
     assert order([Endpoint("shm", "a")], [Endpoint("shm", "b")], preferred="shm") == []
+
+
+def test_what_one_side_lacks_is_passed_over() -> None:
+    tcp, nixl, shm = (Endpoint(backend, "a") for backend in ("tcp", "nixl", "shm"))
+    assert order([tcp], [nixl, tcp]) == ["tcp"]
+    assert order([shm, tcp], [Endpoint("shm", "b"), Endpoint("tcp", "b")]) == ["tcp"]
+    assert order([nixl], [Endpoint("nixl", "b")]) == [], "RDMA is what somebody says that it has"
+    unknown = Endpoint("another", "a")
+    assert order([unknown, tcp], [unknown, tcp]) == ["tcp", "another"]
+
+
+def test_the_reason_tells_one_host_from_two() -> None:
+    [near] = rank_backends([Endpoint("nixl", "a")], [Endpoint("nixl", "a")], None)
+    [far] = rank_backends([Endpoint("nixl", "a", rdma=True)], [Endpoint("nixl", "b", rdma=True)], None)
+    assert (near.reason[:8], far.reason) == ("one host", "both hosts have RDMA")
