@@ -308,7 +308,7 @@ class RunningBatch:
         wanted = self.blocks_for(one.length + 1)
         shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
         in_all = wanted + len(one.followers) * (wanted - shared)
-        if in_all + (len(self._running) if self._running else 0) > self.blocks.available + self._found_here(one):
+        if in_all + len(self._running) > self.blocks.available + self._found_here(one):
             return False
         made = self._take_with_prefix(one, wanted)
         for follower in one.followers if made is not None else ():

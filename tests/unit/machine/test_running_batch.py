@@ -124,6 +124,53 @@ def test_a_sequence_takes_what_it_needs_now_and_grows() -> None:
     assert one.batch.blocks.available == 13
 
 
+def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None:
+    one = engine(token_budget=4)
+    one.add("a", [0] * 6, 3, choices=2, keyed=False)
+    pending = [one.batch.pending_tokens]
+    while one.batch.has_work:
+        one.step()
+        pending.append(one.batch.pending_tokens)
+    assert pending == [12, 8, 4, 2, 0]
+
+
+def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() -> None:
+    one = engine(token_budget=8)
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Run(4, 8),))
+    one.add("b", [0] * 3, 4, keyed=False)
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
+
+
+def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
+    one = engine(token_budget=4, max_sequences=2)
+    one.add("a", [0] * 6, 2, keyed=False)
+    one.add("b", [0] * 6, 2, keyed=False)
+    one.step()
+    assert [(part.request_id, part.first, part.count) for part in one.step().parts] == [("a", 4, 2), ("b", 0, 2)]
+
+
+def test_prompts_are_cut_unless_they_must_not_be() -> None:
+    limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
+    one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
+    one.add("a", [0] * 20, 1)
+    assert [part.count for part in one.step().parts] == [8]
+    whole = engine(token_budget=10, is_cuttable=False)
+    whole.add("a", [0] * 4, 1)
+    whole.add("b", [0] * 7, 1)
+    assert [part.request_id for part in whole.step().parts] == ["a"], "of the second there is room for all but one"
+    assert [(part.request_id, part.count) for part in whole.step().parts] == [("b", 7)]
+
+
+def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None:
+    for blocks, starts in ((5, True), (4, False)):
+        one = engine(blocks)
+        one.add("a", [0] * 4, 9, keyed=False)
+        one.step()
+        one.add("b", [1] * 4, 2, keyed=False)
+        assert [part.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
+
+
 def test_the_last_come_is_put_back_and_computes_again() -> None:
     one = engine(6)
     one.add("old", [0] * 7, 9, keyed=False)
@@ -165,6 +212,42 @@ def test_a_prompt_whose_blocks_are_all_known_still_computes_its_last_token() -> 
     one.run(5)
     one.add("c", [0] * 8, 1)
     assert [(part.first, part.count) for part in one.step().parts] == [(4, 4)]
+
+
+def test_a_shared_beginning_takes_no_memory_and_copies_nothing() -> None:
+    one = engine(7, contiguous=False)
+    one.add("a", [0] * 12, 4)
+    one.step()
+    one.add("b", [0] * 12, 2)
+    step = one.step()
+    assert [(part.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
+    assert (step.copies, one.batch.blocks.available) == ((), 1)
+
+
+def test_each_pass_of_a_prompt_can_be_found_by_others() -> None:
+    one = engine(token_budget=6)
+    one.add("a", list(range(16)), 1)
+    one.run(5)
+    one.add("b", list(range(16)), 1)
+    assert [(part.first, part.count) for part in one.step().parts] == [(12, 4)]
+
+
+def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
+    one = engine(6)
+    one.add("old", [0] * 7, 9)
+    one.add("young", [1] * 6, 8)
+    one.add("unkeyed", [2] * 5, 1, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions
+    assert one.batch.prefix_queries_tokens == 13
+
+
+def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
+    one = engine()
+    one.add("a", list(range(12)), 1, whole=(Run(0, 8),))
+    one.run(3)
+    one.add("b", list(range(12)), 1, whole=(Run(0, 8),))
+    assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
 
 
 def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
