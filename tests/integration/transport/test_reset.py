@@ -35,12 +35,39 @@ pytestmark = [
     ),
 ]
 
-HEALTH = HealthLimits(
-    stuck_s=1.0, hanging_s=1.0, max_failures=3, min_retired_s=0.5, linger_s=2.0, first_pause_s=0.2, longest_pause_s=1.0
-)
-MAX_PULL_S = 1.0
 IN_TIME_S = 20.0
-"""For what has to work again: the machine may be busy."""
+"""For what has to work: the machine may be busy."""
+SHORT_PULL_S = 1.0
+"""Where a pull has to run into its deadline. Others may as well, on a busy machine, and are tried again."""
+NEVER_S = 600.0
+MAX_FAILURES = 3
+LINGER_S = 1.0
+
+
+class Patience:
+    """Limits of a transport under test. A slow call on a busy machine must not be taken for a fault: how long one may
+    take is judged only from when a test's fault begins until there was a reset.
+    """
+
+    def __init__(self) -> None:
+        self.limits = HealthLimits(
+            stuck_s=NEVER_S,
+            hanging_s=NEVER_S,
+            max_failures=MAX_FAILURES,
+            min_retired_s=0.5,
+            linger_s=LINGER_S,
+            first_pause_s=0.2,
+            longest_pause_s=1.0,
+        )
+
+    def end(self, *, stuck_s: float = NEVER_S, hanging_s: float = NEVER_S) -> None:
+        for name, limit_s in (("stuck_s", stuck_s), ("hanging_s", hanging_s)):
+            object.__setattr__(self.limits, name, limit_s)  # they are frozen for everybody else
+
+    def restore(self) -> None:
+        self.end()
+
+
 SMALL_AT, LARGE_AT = 4096, 1 << 20
 
 
@@ -98,6 +125,7 @@ class Reader:
     arena: HostArena
     peer: Peer
     resets: list[str]
+    patience: Patience
 
     async def pull(self, ticket: Ticket, at: int) -> None:
         await self.peer.pull(ticket, at)
@@ -124,22 +152,38 @@ class Reader:
 
 
 @asynccontextmanager
-async def reading(holder: Holder, faults: Faults) -> AsyncIterator[Reader]:
+async def reading(holder: Holder, faults: Faults, *, max_pull_s: float = IN_TIME_S) -> AsyncIterator[Reader]:
     arena = HostArena(64 << 20, instance_id="reader", epoch=1)
     resets: list[str] = []
+    patience = Patience()
+
+    def on_reset(backend: str, cause: str) -> None:
+        patience.restore()
+        resets.append(f"{backend}: {cause}")
+
     transport = await NixlTransport.start(
         arena,
         machine=MACHINE,
-        max_pull_s=MAX_PULL_S,
-        health=HEALTH,
+        max_pull_s=max_pull_s,
+        health=patience.limits,
         open_agent=opener(faults),
-        on_reset=lambda backend, cause: resets.append(f"{backend}: {cause}"),
+        on_reset=on_reset,
     )
     try:
-        yield Reader(transport, arena, await transport.connect(holder.offer), resets)
+        yield Reader(transport, arena, await connect_again(transport, holder), resets, patience)
     finally:
         faults.go_on.set()
         await transport.close()
+
+
+async def connect_again(transport: NixlTransport, holder: Holder) -> Peer:
+    """As one who could not reach a holder does, until it is there."""
+    async with asyncio.timeout(IN_TIME_S):
+        while True:
+            try:
+                return await transport.connect(holder.offer)
+            except TransferFailed:
+                await asyncio.sleep(0.05)
 
 
 async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_go_on(holder: Holder) -> None:
@@ -148,7 +192,7 @@ async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_go_on(holder:
         await reader.pull_again(holder.tickets[1], LARGE_AT)
         before = reader.transport.offer()
         faults.posts_fail = True
-        for _ in range(HEALTH.max_failures):
+        for _ in range(MAX_FAILURES):
             with pytest.raises(TransferFailed):
                 await reader.pull(holder.tickets[0], SMALL_AT)
         await reader.until_reset()
@@ -165,15 +209,16 @@ async def test_an_agent_that_hangs_is_replaced_and_its_destination_is_kept_until
     holder: Holder,
 ) -> None:
     faults = Faults()
-    async with reading(holder, faults) as reader:
+    async with reading(holder, faults, max_pull_s=SHORT_PULL_S) as reader:
         faults.posts_hang = True
+        reader.patience.end(hanging_s=0.5)
         large = holder.tickets[1]
         with pytest.raises(TransferFailed):
             await reader.pull(large, LARGE_AT)
         await reader.until_reset()
         assert reader.resets == ["nixl: hanging"]
         await reader.pull_again(holder.tickets[0], SMALL_AT)
-        await asyncio.sleep(HEALTH.linger_s + 1.0)
+        await asyncio.sleep(LINGER_S + 1.0)
         assert reader.transport.quarantined() == ((LARGE_AT, large.slot_nbytes),), "the call may still write there"
         assert reader.transport.retired == 1
         faults.posts_hang = False
@@ -190,12 +235,12 @@ async def test_replacements_come_at_growing_pauses_where_none_can_be_made(holder
     async with reading(holder, faults) as reader:
         faults.posts_fail = True
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + 4.0
-        while loop.time() < until_s:
+        began_s = loop.time()
+        while (took_s := loop.time() - began_s) < 4.0 or faults.opened == 1:
             with pytest.raises(TransferFailed):
                 await reader.pull(holder.tickets[0], SMALL_AT)
             await asyncio.sleep(0.02)
-        assert 1 <= faults.opened - 1 <= 7, "pauses of 0.2, 0.4, 0.8, 1, 1 s"
+        assert faults.opened - 1 <= 3.6 + took_s, "pauses of 0.2, 0.4, 0.8, 1, 1 s"
         faults.opens_fail = False
         await reader.pull_again(holder.tickets[0], SMALL_AT)
         assert reader.resets == ["nixl: failing"]
@@ -216,7 +261,7 @@ async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(hol
 
             async def main():
                 arena = HostArena(1 << 20, instance_id="other", epoch=1)
-                transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=1)
+                transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=20)
                 for line in sys.stdin:
                     try:
                         peer = await transport.connect(TransportOffer("nixl", MACHINE, bytes.fromhex(line.strip())))
@@ -238,13 +283,13 @@ async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(hol
             assert other.stdin is not None
             assert other.stdout is not None
             other.stdin.write(offer.hex().encode() + b"\n")
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(2 * IN_TIME_S):  # it has yet to start
                 return await other.stdout.readline()
 
         before = both.transport.offer().metadata
         assert await meets(before) == b"met\n"
         faults.posts_fail = True
-        for _ in range(HEALTH.max_failures):
+        for _ in range(MAX_FAILURES):
             with pytest.raises(TransferFailed):
                 await both.pull(holder.tickets[0], SMALL_AT)
         await both.until_reset()
@@ -257,7 +302,7 @@ async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(hol
 STOPPED = """
 import asyncio, signal
 from tests.contract.transport_kit import MACHINE, holder_process
-from tests.integration.transport.test_reset import HEALTH, IN_TIME_S, MAX_PULL_S
+from tests.integration.transport.test_reset import IN_TIME_S, SHORT_PULL_S, Patience, connect_again
 from triptych.errors import TransferFailed
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
@@ -274,18 +319,13 @@ async def pull_again(peer, ticket, arena):
             except TransferFailed:
                 await asyncio.sleep(0.05)
 
-async def turn(number, transport, resets, healthy, steady):
+async def turn(number, transport, resets, healthy, steady, patience):
     arena = transport.arena
     with holder_process("nixl", name=f"stopped-{number}") as stopped:
         large = stopped.tickets[1]
-        async with asyncio.timeout(IN_TIME_S):
-            while True:
-                try:
-                    peer = await transport.connect(stopped.offer)
-                    break
-                except TransferFailed:
-                    await asyncio.sleep(0.05)
+        peer = await connect_again(transport, stopped)
         stopped.signal(signal.SIGSTOP)
+        patience.end(stuck_s=0.5)
         try:
             await peer.pull(large, AT)
             raise AssertionError("a holder that stands still was read")
@@ -306,18 +346,23 @@ async def turn(number, transport, resets, healthy, steady):
         assert not any(arena.read(AT, large.slot_nbytes)), "a late write reached memory that is used again"
 
 async def main():
-    resets = []
+    resets, patience = [], Patience()
+
+    def on_reset(_, cause):
+        patience.restore()
+        resets.append(cause)
+
     with holder_process("nixl", name="healthy") as healthy:
         transport = await NixlTransport.start(
             HostArena(128 << 20, instance_id="reader", epoch=1),
             machine=MACHINE,
-            max_pull_s=MAX_PULL_S,
-            health=HEALTH,
-            on_reset=lambda _, cause: resets.append(cause),
+            max_pull_s=SHORT_PULL_S,
+            health=patience.limits,
+            on_reset=on_reset,
         )
-        steady = await transport.connect(healthy.offer)
+        steady = await connect_again(transport, healthy)
         for number in range(3):
-            await turn(number, transport, resets, healthy, steady)
+            await turn(number, transport, resets, healthy, steady, patience)
         await pull_again(steady, healthy.tickets[0], transport.arena)
         async with asyncio.timeout(IN_TIME_S):
             while transport.retired:
