@@ -163,7 +163,6 @@ class KvBlocks:
         for block in reversed(blocks):
             self._drop(block)
         if copies is None:
-            self.give(owner)
             return None
         return (*copies, Copy(tuple(blocks), tuple(self.table(owner)[: len(blocks)])))
 
@@ -215,12 +214,11 @@ class KvBlocks:
             rest = self._unclaimed(self._evict())
             if rest.length >= room:
                 return rest.start
-        rests = [self._unclaimed(run) for run in self._unused]
-        largest = max(rests, key=lambda rest: rest.length, default=None)
-        if largest is not None and largest.length >= wanted:
+        largest = max((self._unclaimed(run) for run in self._unused), key=lambda rest: rest.length)
+        if largest.length >= wanted:
             return largest.start
-        whole = max(self._unused, key=lambda run: run.length, default=None)
-        return whole.end - wanted if whole is not None and whole.length >= wanted else None
+        whole = max(self._unused, key=lambda run: run.length)
+        return whole.end - wanted if whole.length >= wanted else None
 
     def _unclaimed(self, run: FreeRun) -> FreeRun:
         """What of a free run the owner before it is not likely to grow into."""

@@ -51,8 +51,26 @@ def test_freeing_what_is_not_taken_is_refused() -> None:
         extents.free(64)
     with pytest.raises(ValueError, match="at least one byte"):
         extents.allocate(0)
-    with pytest.raises(ValueError, match="need at least"):
-        Extents(1, 64)
+    for start, end in ((1, 64), (-1, 1024), (64, 64)):
+        with pytest.raises(ValueError, match="need at least"):
+            Extents(start, end)
+
+
+def test_the_largest_gap_is_the_largest_of_all() -> None:
+    extents = Extents(0, 64 * 10)
+    first, _, third = (extents.allocate(64 * n) for n in (2, 1, 4))
+    assert extents.largest_gap == 64 * 3
+    assert first is not None
+    extents.free(first)
+    assert extents.largest_gap == 64 * 3
+    assert third is not None
+    extents.free(third)
+    assert extents.largest_gap == 64 * 7
+
+
+def test_large_extents_come_from_the_top_of_a_gap_and_small_ones_from_its_bottom() -> None:
+    extents = Extents(0, 4 << 20)
+    assert [extents.allocate(nbytes) for nbytes in ((1 << 20) - 64, 1 << 20, 2 << 20)] == [0, 3 << 20, 1 << 20]
 
 
 def test_mixed_sizes_leave_little_waste() -> None:

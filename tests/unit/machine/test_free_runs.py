@@ -22,6 +22,23 @@ def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
     runs.validate()
 
 
+def test_one_block_is_taken_from_the_end_of_all_until_none_is_left() -> None:
+    runs = FreeRuns(6)
+    runs.take(2, 2)
+    assert [runs.take_any() for _ in range(4)] == [5, 4, 1, 0]
+    runs.validate()
+    assert (runs.free, list(runs)) == (0, [])
+    with pytest.raises(ValueError, match="no block is free"):
+        runs.take_any()
+
+
+def test_no_blocks_are_none_to_have_or_to_take() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        FreeRuns(0)
+    with pytest.raises(ValueError, match="are not free"):
+        FreeRuns(4).take(2, 0)
+
+
 @given(blocks=st.integers(1, 20), chance=st.randoms(use_true_random=False))
 def test_what_is_free_is_what_was_not_taken(blocks: int, chance: random.Random) -> None:
     runs, free = FreeRuns(blocks), set(range(blocks))

@@ -51,6 +51,89 @@ def test_without_a_place_in_one_piece_it_goes_on_in_pieces() -> None:
     blocks.validate()
 
 
+def test_a_place_beside_what_others_may_grow_into_is_liked_best() -> None:
+    blocks = KvBlocks(10, contiguous=True)
+    blocks.take("a", 2, room=6)
+    blocks.take("b", 3, room=9)
+    assert list(blocks.table("b")) == [6, 7, 8], "room for nine there is nowhere"
+    blocks.give("b")
+    blocks.take("b", 5)
+    assert list(blocks.table("b")) == [5, 6, 7, 8, 9], "as far from what may grow as can be"
+    blocks.validate()
+
+
+def test_what_is_free_in_small_runs_only_makes_a_table_in_pieces() -> None:
+    blocks = KvBlocks(9, contiguous=True)
+    for owner, count in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
+        blocks.take(owner, count)
+    blocks.give("a")
+    blocks.give("c")
+    assert blocks.take("e", 4) == ()
+    assert (len(set(blocks.table("e"))), blocks.is_contiguous("e")) == (4, False)
+    blocks.validate()
+
+
+def test_what_is_only_kept_gives_way_to_who_grows() -> None:
+    blocks = KvBlocks(3, contiguous=True)
+    blocks.take("a", 2)
+    blocks.take("b", 1)
+    named(blocks, "b", "k")
+    blocks.give("b")
+    assert blocks.find(keys("k")) == (2,)
+    assert blocks.take("a", 1) == ()
+    assert list(blocks.table("a")) == [0, 1, 2]
+    assert (blocks.find(keys("k")), blocks.kept) == ((), 0)
+    blocks.validate()
+
+
+def test_what_is_not_to_be_trusted_is_not_found_and_not_kept() -> None:
+    blocks = KvBlocks(6, contiguous=False)
+    blocks.take("a", 3)
+    named(blocks, "a", "xy")
+    blocks.unname("a")
+    blocks.unname("unknown")
+    assert blocks.find(keys("xy")) == ()
+    blocks.validate()
+    blocks.give("a")
+    assert (blocks.kept, blocks.available) == (0, 6)
+
+
+def test_a_fork_shares_full_blocks_and_copies_the_rest() -> None:
+    blocks = KvBlocks(8, contiguous=False)
+    blocks.take("a", 4)
+    blocks.take("b", 2)
+    blocks.take("c", 2)
+    own = list(blocks.table("b"))
+    a = list(blocks.table("a"))
+    assert blocks.fork("a", "b", 2, 3) == (Copy((a[2],), (own[0],)),)
+    assert list(blocks.table("b")) == [*a[:2], *own]
+    assert blocks.fork("a", "c", 2, 2) == (), "there is nothing else"
+    blocks.validate()
+    blocks.give("a")
+    assert blocks.available == 2, "two of its blocks are others' as well"
+
+
+def test_a_fork_of_neighbouring_blocks_copies_all() -> None:
+    blocks = KvBlocks(8, contiguous=True)
+    blocks.take("a", 3)
+    blocks.take("b", 4)
+    assert blocks.fork("a", "b", 1, 2) == (Copy((0, 1), (3, 4)),)
+    blocks.validate()
+
+
+def test_an_heir_has_the_table_instead_of_its_own() -> None:
+    blocks = KvBlocks(6, contiguous=True)
+    blocks.take("a", 2)
+    blocks.take("b", 3)
+    blocks.pass_on("a", "b")
+    assert (list(blocks.table("b")), list(blocks.table("a")), blocks.available) == ([0, 1], [], 4)
+    assert blocks.take("b", 1) == ()
+    assert list(blocks.table("b")) == [0, 1, 2]
+    blocks.pass_on("unknown", "b")
+    assert blocks.available == 6
+    blocks.validate()
+
+
 def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
     blocks = KvBlocks(6, contiguous=False)
     blocks.take("a", 3)
@@ -84,7 +167,7 @@ def test_copying_in_keeps_its_sources_while_it_takes() -> None:
     named(blocks, "a", "xy")
     blocks.give("a")
     assert blocks.copy_in("b", blocks.find(keys("xy")), 3) is None
-    assert blocks.available == 4
+    assert (blocks.available, list(blocks.table("b"))) == (4, [])
     copies = blocks.copy_in("b", blocks.find(keys("xy")), 2)
     assert copies == (Copy((0, 1), (2, 3)),)
     blocks.validate()
