@@ -7,10 +7,12 @@ STAMP := $(VENV)/.installed
 # The CPU build of torch; on a machine with an accelerator set TORCH= to the build that suits it.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+# Of each module, for `make mutants`; 0 for all.
+SAMPLES ?= 20
 
 export PYTHON TORCH
 
-.PHONY: help setup demo test soak lint format proto bench vllm-client model clean
+.PHONY: help setup demo test soak mutants lint format proto bench vllm-client model clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -29,6 +31,9 @@ test: $(STAMP)  ## Run the whole suite
 
 soak: $(STAMP)  ## Half an hour of pulls while holders die and links break: nothing may pile up
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
+
+mutants: $(STAMP)  ## Change policies and machines one small thing at a time: which changes does no test notice?
+	scripts/mutants.sh --samples $(SAMPLES)
 
 lint: $(STAMP)  ## Formatter, linter, strict types, import contracts, generated code current
 	$(BIN)/ruff format --check .
