@@ -6,10 +6,10 @@ from typing import Any
 
 import grpc.aio
 
-from triptych import wire
 from triptych.ports import Router
 from triptych.rpc.server import remaining_s
 from triptych.v1 import router_pb2, router_pb2_grpc
+from triptych.wire import common, router
 
 SERVICE_NAME = "triptych.v1.Router"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -25,26 +25,26 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         router_pb2_grpc.add_RouterServicer_to_server(self, server)
 
     async def Chat(self, request: router_pb2.ChatRequest, context: Context) -> AsyncGenerator[router_pb2.ChatEvent]:  # noqa: N802 - the name is the wire's
-        work = wire.chat_request_from_wire(request, remaining_s(context))
+        work = router.chat_request_from_wire(request, remaining_s(context))
         async with aclosing(self._service.chat(work)) as events:
             async for event in events:
-                yield wire.chat_event_to_wire(event)
+                yield router.chat_event_to_wire(event)
 
     async def Models(self, request: router_pb2.ModelsRequest, context: Context) -> router_pb2.ModelsResponse:  # noqa: N802
         del request, context
-        return router_pb2.ModelsResponse(models=map(wire.model_to_wire, await self._service.models()))
+        return router_pb2.ModelsResponse(models=map(common.model_to_wire, await self._service.models()))
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
-        work = wire.chat_request_from_wire(request.chat, remaining_s(context))
+        work = router.chat_request_from_wire(request.chat, remaining_s(context))
         told = await self._service.tokenize(work, spelled=request.spelled)
         return router_pb2.TokenizeResponse(token_ids=told.token_ids, token_strs=told.token_strs)
 
     async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
         del context
-        return wire.timeline_to_wire(await self._service.timeline(request.request_id))
+        return router.timeline_to_wire(await self._service.timeline(request.request_id))
 
     async def Readiness(  # noqa: N802
         self, request: router_pb2.ReadinessRequest, context: Context
     ) -> router_pb2.ReadinessResponse:
         del request, context
-        return wire.readiness_to_wire(await self._service.readiness())
+        return router.readiness_to_wire(await self._service.readiness())

@@ -6,10 +6,10 @@ from typing import Any
 
 import grpc.aio
 
-from triptych import wire
 from triptych.ports import Text
 from triptych.rpc.server import remaining_s
 from triptych.v1 import common_pb2, text_pb2, text_pb2_grpc
+from triptych.wire import common, text
 
 SERVICE_NAME = "triptych.v1.Text"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,13 +26,13 @@ class TextServicer(text_pb2_grpc.TextServicer):
 
     async def Describe(self, request: common_pb2.DescribeRequest, context: Context) -> common_pb2.InstanceInfo:  # noqa: N802 - the name is the wire's
         del request, context
-        return wire.instance_to_wire(await self._service.describe())
+        return common.instance_to_wire(await self._service.describe())
 
     async def Generate(self, request: text_pb2.TextRequest, context: Context) -> AsyncGenerator[text_pb2.TextEvent]:  # noqa: N802
-        work = wire.text_request_from_wire(request, remaining_s(context))
+        work = text.text_request_from_wire(request, remaining_s(context))
         async with aclosing(self._service.generate(work)) as events:
             async for event in events:
-                yield wire.text_event_to_wire(event)
+                yield text.text_event_to_wire(event)
 
     async def WatchLoad(  # noqa: N802
         self, request: common_pb2.WatchLoadRequest, context: Context
@@ -40,4 +40,4 @@ class TextServicer(text_pb2_grpc.TextServicer):
         del request, context
         async with aclosing(self._service.watch_load()) as loads:
             async for load in loads:
-                yield wire.text_load_to_wire(load)
+                yield text.text_load_to_wire(load)

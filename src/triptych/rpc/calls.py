@@ -6,7 +6,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from triptych import errors, wire
+from triptych import errors
+from triptych.wire.status import error_from_status
 
 Wire = TypeVar("Wire")
 Domain = TypeVar("Domain")
@@ -16,7 +17,7 @@ def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
     """The error of the tree that a failed call stands for."""
     trailing = error.trailing_metadata() or ()
     pairs = [(str(key), value) for key, value in trailing]
-    return wire.error_from_status(error.code().name, error.details() or "", pairs)
+    return error_from_status(error.code().name, error.details() or "", pairs)
 
 
 async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[Wire], Domain]) -> Domain:

@@ -9,8 +9,9 @@ from typing import Any, NoReturn, TypeAlias, cast
 import grpc
 import grpc.aio
 
-from triptych import errors, wire
+from triptych import errors
 from triptych.rpc.observer import CallObserver
+from triptych.wire.status import Status, error_to_status
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
 
 
-def _status(error: Exception, method: str) -> wire.Status:
+def _status(error: Exception, method: str) -> Status:
     if isinstance(error, grpc.aio.AbortError):  # a standard service (health, reflection) answered for itself
         raise error
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
@@ -88,8 +89,8 @@ def _status(error: Exception, method: str) -> wire.Status:
     if not isinstance(error, errors.TriptychError):
         logger.error("%s failed", method, exc_info=error)
         error = errors.InternalError("internal error")
-    return wire.error_to_status(error)
+    return error_to_status(error)
 
 
-async def _abort(context: Context, status: wire.Status) -> NoReturn:
+async def _abort(context: Context, status: Status) -> NoReturn:
     await context.abort(grpc.StatusCode[status.grpc_code], status.message, status.metadata)

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 import grpc.aio
 
-from triptych import wire
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -23,6 +22,7 @@ from triptych.v1 import (
     router_pb2_grpc,
     text_pb2_grpc,
 )
+from triptych.wire import common, encoder, router, text
 
 
 class _Channel:
@@ -56,27 +56,27 @@ class RouterStub(_Channel):
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
         call = self._stub.Chat(
-            wire.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+            router.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
-        return calls.stream(call, wire.chat_event_from_wire)
+        return calls.stream(call, router.chat_event_from_wire)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
-        return await calls.unary(call, lambda answer: tuple(map(wire.model_from_wire, answer.models)))
+        return await calls.unary(call, lambda answer: tuple(map(common.model_from_wire, answer.models)))
 
     async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
-        message = router_pb2.TokenizeRequest(chat=wire.chat_request_to_wire(request), spelled=spelled)
+        message = router_pb2.TokenizeRequest(chat=router.chat_request_to_wire(request), spelled=spelled)
         call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
         return await calls.unary(call, lambda answer: Tokenized(tuple(answer.token_ids), tuple(answer.token_strs)))
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
         call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S, metadata=outgoing())
-        return await calls.unary(call, wire.timeline_from_wire)
+        return await calls.unary(call, router.timeline_from_wire)
 
     async def readiness(self) -> Readiness:
         call = self._stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
-        return await calls.unary(call, wire.readiness_from_wire)
+        return await calls.unary(call, router.readiness_from_wire)
 
 
 class EncoderStub(_Channel):
@@ -88,17 +88,17 @@ class EncoderStub(_Channel):
 
     async def describe(self) -> InstanceInfo:
         call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, wire.instance_from_wire)
+        return await calls.unary(call, common.instance_from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         call = self._stub.Encode(
-            wire.encode_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+            encoder.encode_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
-        return await calls.unary(call, wire.encode_result_from_wire)
+        return await calls.unary(call, encoder.encode_result_from_wire)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        call = self._stub.Lease(wire.lease_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing())
-        return await calls.unary(call, lambda answer: wire.ticket_from_wire(answer.ticket))
+        call = self._stub.Lease(encoder.lease_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing())
+        return await calls.unary(call, lambda answer: common.ticket_from_wire(answer.ticket))
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
@@ -108,7 +108,7 @@ class EncoderStub(_Channel):
 
     def watch_load(self) -> AsyncGenerator[EncoderLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, wire.encoder_load_from_wire)
+        return calls.stream(call, encoder.encoder_load_from_wire)
 
 
 class TextStub(_Channel):
@@ -120,14 +120,14 @@ class TextStub(_Channel):
 
     async def describe(self) -> InstanceInfo:
         call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, wire.instance_from_wire)
+        return await calls.unary(call, common.instance_from_wire)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
         call = self._stub.Generate(
-            wire.text_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+            text.text_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
-        return calls.stream(call, wire.text_event_from_wire)
+        return calls.stream(call, text.text_event_from_wire)
 
     def watch_load(self) -> AsyncGenerator[TextLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, wire.text_load_from_wire)
+        return calls.stream(call, text.text_load_from_wire)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych import errors, wire
+from triptych import errors
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -32,6 +32,7 @@ from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.v1 import common_pb2, router_pb2, text_pb2
+from triptych.wire import checks, common, encoder, router, text
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -54,7 +55,7 @@ INFO = st.builds(
     duration_s=SECONDS,
     samples=U64,
     sample_rate_hz=U32,
-    rotation_deg=st.sampled_from(wire.ROTATIONS_DEG),
+    rotation_deg=st.sampled_from(common.ROTATIONS_DEG),
 )
 SHARD = st.builds(
     lambda first, count, rest: Shard(first, count, first + count + rest), SMALL, SMALL, st.integers(0, 99)
@@ -186,41 +187,41 @@ TIMELINE = st.builds(
 STRINGS = st.lists(TEXT, max_size=3).map(tuple)
 
 ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "media info": (INFO, wire.media_info_to_wire, wire.media_info_from_wire),
-    "ticket": (TICKET, wire.ticket_to_wire, wire.ticket_from_wire),
-    "sampling": (SAMPLING, wire.sampling_to_wire, wire.sampling_from_wire),
-    "model": (MODEL, wire.model_to_wire, wire.model_from_wire),
-    "instance": (INSTANCE, wire.instance_to_wire, wire.instance_from_wire),
-    "encode request": (ENCODE, wire.encode_request_to_wire, lambda m: wire.encode_request_from_wire(m, 9.0)),
+    "media info": (INFO, common.media_info_to_wire, common.media_info_from_wire),
+    "ticket": (TICKET, common.ticket_to_wire, common.ticket_from_wire),
+    "sampling": (SAMPLING, common.sampling_to_wire, common.sampling_from_wire),
+    "model": (MODEL, common.model_to_wire, common.model_from_wire),
+    "instance": (INSTANCE, common.instance_to_wire, common.instance_from_wire),
+    "encode request": (ENCODE, encoder.encode_request_to_wire, lambda m: encoder.encode_request_from_wire(m, 9.0)),
     "encode result": (
         st.builds(EncodeResult, TICKET, LEASE, st.booleans(), SECONDS, SECONDS),
-        wire.encode_result_to_wire,
-        wire.encode_result_from_wire,
+        encoder.encode_result_to_wire,
+        encoder.encode_result_from_wire,
     ),
     "lease request": (
         st.builds(LeaseRequest, KEY, U64, LEASE, SECONDS, st.just(9.0)),
-        wire.lease_request_to_wire,
-        lambda m: wire.lease_request_from_wire(m, 9.0),
+        encoder.lease_request_to_wire,
+        lambda m: encoder.lease_request_from_wire(m, 9.0),
     ),
     "encoder load": (
         st.builds(EncoderLoad, U64, U32, U64, U64, U32, st.booleans()),
-        wire.encoder_load_to_wire,
-        wire.encoder_load_from_wire,
+        encoder.encoder_load_to_wire,
+        encoder.encoder_load_from_wire,
     ),
-    "text request": (TEXT_REQUEST, wire.text_request_to_wire, lambda m: wire.text_request_from_wire(m, 9.0)),
-    "text event": (TEXT_EVENT, wire.text_event_to_wire, wire.text_event_from_wire),
+    "text request": (TEXT_REQUEST, text.text_request_to_wire, lambda m: text.text_request_from_wire(m, 9.0)),
+    "text event": (TEXT_EVENT, text.text_event_to_wire, text.text_event_from_wire),
     "text load": (
         st.builds(TextLoad, U64, U32, U32, st.booleans()),
-        wire.text_load_to_wire,
-        wire.text_load_from_wire,
+        text.text_load_to_wire,
+        text.text_load_from_wire,
     ),
-    "chat request": (CHAT, wire.chat_request_to_wire, lambda m: wire.chat_request_from_wire(m, 9.0)),
-    "chat event": (CHAT_EVENT, wire.chat_event_to_wire, wire.chat_event_from_wire),
-    "timeline": (TIMELINE, wire.timeline_to_wire, wire.timeline_from_wire),
+    "chat request": (CHAT, router.chat_request_to_wire, lambda m: router.chat_request_from_wire(m, 9.0)),
+    "chat event": (CHAT_EVENT, router.chat_event_to_wire, router.chat_event_from_wire),
+    "timeline": (TIMELINE, router.timeline_to_wire, router.timeline_from_wire),
     "readiness": (
         st.builds(Readiness, st.booleans(), STRINGS, STRINGS),
-        wire.readiness_to_wire,
-        wire.readiness_from_wire,
+        router.readiness_to_wire,
+        router.readiness_from_wire,
     ),
 }
 
@@ -245,52 +246,12 @@ def test_every_sampling_field_is_on_the_wire() -> None:
 def test_a_response_format_without_a_grammar_is_refused() -> None:
     message = common_pb2.SamplingParams(response_format=common_pb2.ResponseFormat(schema="{}"))
     with pytest.raises(errors.InvalidRequest, match="response_format"):
-        wire.sampling_from_wire(message)
+        common.sampling_from_wire(message)
 
 
 def test_every_timeline_field_is_on_the_wire() -> None:
     assert set(Timeline.__dataclass_fields__) == set(router_pb2.Timeline.DESCRIPTOR.fields_by_name)
     assert set(ItemTimeline.__dataclass_fields__) == set(router_pb2.ItemTimeline.DESCRIPTOR.fields_by_name)
-
-
-@pytest.mark.parametrize("cls", errors.tree().values())
-def test_an_error_arrives_as_the_error_it_was(cls: type[errors.TriptychError]) -> None:
-    error = cls("3 images, at most 2", param="messages[0]", retry_after_s=1.5)
-    status = wire.error_to_status(error)
-    back = wire.error_from_status(status.grpc_code, status.message, status.metadata)
-    assert type(back) is cls
-    assert (back.message, back.param, back.retry_after_s) == (error.message, error.param, error.retry_after_s)
-
-
-def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
-    status = wire.error_to_status(errors.TransferFailed("gone", items=(0, 3)))
-    back = wire.error_from_status(status.grpc_code, status.message, status.metadata)
-    assert isinstance(back, errors.TransferFailed)
-    assert back.items == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("grpc_code", "cls"),
-    [
-        ("UNAVAILABLE", errors.InstanceLost),
-        ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
-        ("RESOURCE_EXHAUSTED", errors.RequestTooLarge),
-        ("UNIMPLEMENTED", errors.InternalError),
-        ("INVALID_ARGUMENT", errors.InvalidRequest),
-        ("CANCELLED", errors.Cancelled),
-    ],
-)
-def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
-    grpc_code: str, cls: type[errors.TriptychError]
-) -> None:
-    error = wire.error_from_status(grpc_code, "failed to connect to ipv4:127.0.0.1:1234", ())
-    assert type(error) is cls
-    assert "127.0.0.1" not in error.message
-
-
-@given(st.lists(st.tuples(st.sampled_from(["triptych-code", "triptych-items", "triptych-retry-after-s"]), st.text())))
-def test_no_metadata_breaks_the_translation(metadata: list[tuple[str, str]]) -> None:
-    assert isinstance(wire.error_from_status("INTERNAL", "", metadata), errors.TriptychError)
 
 
 def _ticket(**changes: object) -> common_pb2.Ticket:
@@ -312,7 +273,7 @@ def _ticket(**changes: object) -> common_pb2.Ticket:
 )
 def test_a_malformed_ticket_is_refused(message: common_pb2.Ticket) -> None:
     with pytest.raises(errors.InvalidRequest):
-        wire.ticket_from_wire(message)
+        common.ticket_from_wire(message)
 
 
 def test_a_chat_with_an_unknown_role_or_an_empty_part_is_refused() -> None:
@@ -321,17 +282,17 @@ def test_a_chat_with_an_unknown_role_or_an_empty_part_is_refused() -> None:
         router_pb2.Message(role=router_pb2.SPEAKER_ROLE_USER, parts=[router_pb2.Part()]),
     ):
         with pytest.raises(errors.InvalidRequest):
-            wire.chat_request_from_wire(router_pb2.ChatRequest(messages=[entry]), 1.0)
+            router.chat_request_from_wire(router_pb2.ChatRequest(messages=[entry]), 1.0)
 
 
 def test_a_tenant_salt_is_bounded() -> None:
-    message = router_pb2.ChatRequest(tenant_salt=bytes(wire.MAX_TENANT_SALT_NBYTES + 1))
+    message = router_pb2.ChatRequest(tenant_salt=bytes(checks.MAX_TENANT_SALT_NBYTES + 1))
     with pytest.raises(errors.InvalidRequest, match="tenant_salt"):
-        wire.chat_request_from_wire(message, 1.0)
+        router.chat_request_from_wire(message, 1.0)
 
 
 def test_an_event_of_an_unknown_kind_is_an_internal_error() -> None:
     with pytest.raises(errors.InternalError):
-        wire.text_event_from_wire(text_pb2.TextEvent())
+        text.text_event_from_wire(text_pb2.TextEvent())
     with pytest.raises(errors.InternalError):
-        wire.chat_event_from_wire(router_pb2.ChatEvent())
+        router.chat_event_from_wire(router_pb2.ChatEvent())

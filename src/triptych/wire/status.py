@@ -1,0 +1,82 @@
+"""Errors of the tree as statuses of gRPC, and back."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from triptych import errors
+
+_CODE_KEY = "triptych-code"
+_PARAM_KEY = "triptych-param"
+_RETRY_AFTER_KEY = "triptych-retry-after-s"
+_ITEMS_KEY = "triptych-items"
+_TREE = errors.tree()
+_BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
+    cls.grpc_code: cls
+    for cls in (
+        errors.InvalidRequest,
+        errors.Unauthenticated,
+        errors.PermissionDenied,
+        errors.NotFound,
+        errors.Cancelled,
+        errors.InternalError,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """An error as gRPC carries it: the code's name, the message, and trailing metadata with what is left."""
+
+    grpc_code: str
+    message: str
+    metadata: tuple[tuple[str, str], ...]
+
+
+def error_to_status(error: errors.TriptychError) -> Status:
+    metadata = [(_CODE_KEY, error.code)]
+    if error.param is not None:
+        metadata.append((_PARAM_KEY, error.param.encode("ascii", "backslashreplace").decode("ascii")))
+    if error.retry_after_s is not None:
+        metadata.append((_RETRY_AFTER_KEY, repr(error.retry_after_s)))
+    if isinstance(error, errors.TransferFailed):
+        metadata.append((_ITEMS_KEY, ",".join(map(str, error.items))))
+    return Status(error.grpc_code, error.message, tuple(metadata))
+
+
+def error_from_status(
+    grpc_code: str, message: str, metadata: Iterable[tuple[str, str | bytes]]
+) -> errors.TriptychError:
+    """The error of the tree that a peer meant; for what is no status of ours, the class nearest to the gRPC code.
+
+    A connection that broke says UNAVAILABLE without our metadata: that is an InstanceLost. The messages of gRPC
+    itself name addresses, so they are replaced.
+    """
+    found = {key: value for key, value in metadata if isinstance(value, str)}
+    cls = _TREE.get(found.get(_CODE_KEY, ""))
+    if cls is None:
+        return _foreign_status(grpc_code)
+    param = found.get(_PARAM_KEY)
+    retry_after_s = _float_or_none(found.get(_RETRY_AFTER_KEY))
+    if issubclass(cls, errors.TransferFailed):
+        items = tuple(int(item) for item in found.get(_ITEMS_KEY, "").split(",") if item.isdecimal())
+        return cls(message, items=items, param=param, retry_after_s=retry_after_s)
+    return cls(message, param=param, retry_after_s=retry_after_s)
+
+
+def _foreign_status(grpc_code: str) -> errors.TriptychError:
+    match grpc_code:
+        case "UNAVAILABLE":
+            return errors.InstanceLost("the connection to the instance was lost")
+        case "DEADLINE_EXCEEDED":
+            return errors.DeadlineExceeded("the call did not end within its deadline")
+        case "RESOURCE_EXHAUSTED":  # of gRPC itself: a message over the size that the peer takes
+            return errors.RequestTooLarge("the message is larger than the peer takes")
+        case _:
+            return _BY_GRPC_CODE.get(grpc_code, errors.InternalError)(f"the call failed with {grpc_code}")
+
+
+def _float_or_none(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,48 @@
+"""Errors cross the wire as what they are, and what is no error of ours becomes the nearest one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych import errors
+from triptych.wire.status import error_from_status, error_to_status
+
+
+@pytest.mark.parametrize("cls", errors.tree().values())
+def test_an_error_arrives_as_the_error_it_was(cls: type[errors.TriptychError]) -> None:
+    error = cls("3 images, at most 2", param="messages[0]", retry_after_s=1.5)
+    status = error_to_status(error)
+    back = error_from_status(status.grpc_code, status.message, status.metadata)
+    assert type(back) is cls
+    assert (back.message, back.param, back.retry_after_s) == (error.message, error.param, error.retry_after_s)
+
+
+def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
+    status = error_to_status(errors.TransferFailed("gone", items=(0, 3)))
+    back = error_from_status(status.grpc_code, status.message, status.metadata)
+    assert isinstance(back, errors.TransferFailed)
+    assert back.items == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("grpc_code", "cls"),
+    [
+        ("UNAVAILABLE", errors.InstanceLost),
+        ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
+        ("RESOURCE_EXHAUSTED", errors.RequestTooLarge),
+        ("UNIMPLEMENTED", errors.InternalError),
+        ("INVALID_ARGUMENT", errors.InvalidRequest),
+        ("CANCELLED", errors.Cancelled),
+    ],
+)
+def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
+    grpc_code: str, cls: type[errors.TriptychError]
+) -> None:
+    error = error_from_status(grpc_code, "failed to connect to ipv4:127.0.0.1:1234", ())
+    assert type(error) is cls
+    assert "127.0.0.1" not in error.message
+
+
+@given(st.lists(st.tuples(st.sampled_from(["triptych-code", "triptych-items", "triptych-retry-after-s"]), st.text())))
+def test_no_metadata_breaks_the_translation(metadata: list[tuple[str, str]]) -> None:
+    assert isinstance(error_from_status("INTERNAL", "", metadata), errors.TriptychError)
