@@ -5,7 +5,7 @@ Side by side in one run, round after round, on one machine:
 - ``memcpy``: the same bytes copied inside the reader, one call per pull: what the memory can do.
 - ``memory``, ``shm``, ``nixl``, ``tcp``: the backends of ``triptych.transport``, each pull awaited.
 - ``socket``: blocking ``sendall`` and ``recv_into`` on one connection, without event loop, checks or deadlines: what
-  TCP on this machine can do at all.
+  TCP on this machine can do at all. ``sockets``: the same on four, with a thread each at either end.
 - ``grpc``: a grpc.aio stream of 1 MB chunks, copied to their place: what one would do without a transport.
 
 Holders are processes of their own (but for ``memcpy`` and ``memory``), everything runs on uvloop. Pulls walk over
@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +47,8 @@ from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
-MEMCPY, SOCKET, GRPC = "memcpy", "socket", "grpc"
+MEMCPY, SOCKET, SOCKETS, GRPC = "memcpy", "socket", "sockets", "grpc"
+CONNECTIONS = {SOCKET: 1, SOCKETS: 4}
 HOST = "this-host"
 SLOTS = 8
 TOGETHER = 32
@@ -158,8 +160,8 @@ def over_grpc(arena: HostArena) -> tuple[grpc.aio.Server, int]:
     return server, server.add_insecure_port("127.0.0.1:0")
 
 
-def over_sockets(arena: HostArena) -> int:
-    """A thread that sends ranges of the arena; returns its port."""
+def over_sockets(arena: HostArena, connections: int) -> int:
+    """A thread for each connection that sends ranges of the arena; returns their port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -169,7 +171,8 @@ def over_sockets(arena: HostArena) -> int:
             offset, nbytes = _RANGE.unpack(request)
             connection.sendall(arena.memory[offset : offset + nbytes])
 
-    threading.Thread(target=serve, daemon=True).start()
+    for _ in range(connections):
+        threading.Thread(target=serve, daemon=True).start()
     return int(listener.getsockname()[1])
 
 
@@ -183,8 +186,8 @@ async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> 
                 server, offers[GRPC] = over_grpc(arena)
                 await server.start()
                 stack.push_async_callback(server.stop, None)
-            elif system == SOCKET:
-                offers[SOCKET] = over_sockets(arena)
+            elif system in CONNECTIONS:
+                offers[system] = over_sockets(arena, CONNECTIONS[system])
             else:
                 transport = await open_transport(system, arena)
                 stack.push_async_callback(transport.close)
@@ -270,8 +273,8 @@ class Reader:
     async def connect(self, system: str, holder: Holder) -> None:
         if system == GRPC:
             pull = self._stream(holder.offers[GRPC])
-        elif system == SOCKET:
-            pull = self._blocking(holder.offers[SOCKET])
+        elif system in CONNECTIONS:
+            pull = self._blocking(holder.offers[system], CONNECTIONS[system])
         else:
             if system not in self._transports:
                 self._transports[system] = await open_transport(system, self.arena)
@@ -307,16 +310,28 @@ class Reader:
 
         return pull
 
-    def _blocking(self, port: int) -> Pull:
-        connection = self._stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _blocking(self, port: int, number: int) -> Pull:
+        """One connection is read by this thread, several by a thread each, a part of the bytes over each."""
+        connections = [self._stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(number)]
+        for connection in connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threads = self._stack.enter_context(ThreadPoolExecutor(number))
+
+        def receive(connection: socket.socket, at: int, end: int) -> None:
+            connection.sendall(_RANGE.pack(at, end - at))
+            while at < end:
+                at += connection.recv_into(self.arena.memory[at:end])
 
         async def pull(slot: int, nbytes: int) -> None:
             at = place(self.arena, slot, nbytes)
             end = at + nbytes + _WORD_NBYTES
-            connection.sendall(_RANGE.pack(at, end - at))
-            while at < end:
-                at += connection.recv_into(self.arena.memory[at:end])
+            if number == 1:
+                receive(connections[0], at, end)
+                return
+            step = -(-(end - at) // number)
+            parts = [(start, min(start + step, end)) for start in range(at, end, step)]
+            for done in [threads.submit(receive, one, *part) for one, part in zip(connections, parts, strict=False)]:
+                done.result()
 
         return pull
 
@@ -463,7 +478,7 @@ def report(measured: Measured) -> list[dict[str, Any]]:
             "gb_per_s": round(statistics.median(one.gb_per_s for one in group), 2),
             "cpu_s_per_gb": round(statistics.median(one.cpu_s_per_gb for one in group), 3),
         }
-        for other in (MEMCPY, GRPC):
+        for other in (MEMCPY, SOCKETS, GRPC):
             base = groups.get((case, other))
             if base is not None:
                 ratios = (one.gb_per_s / its.gb_per_s for one, its in zip(group, base, strict=True))
@@ -492,12 +507,12 @@ def small(measured: Measured) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], small_rows: list[dict[str, Any]]) -> None:
     print(
-        f"{'KiB':>6} {'pulls':>5} {'from':>4} {'system':>7} {'GB/s':>7} {'x memcpy':>9} {'x grpc':>7} {'CPU s/GB':>9}"
+        f"{'KiB':>6} {'pulls':>5} {'from':>4} {'system':>7} {'GB/s':>7} {'x memcpy':>9} {'x sockets':>10} {'x grpc':>7} {'CPU s/GB':>9}"
     )
     for row in rows:
         print(
             f"{row['nbytes'] >> 10:>6} {row['at_once']:>5} {row['holders']:>4} {row['system']:>7} "
-            f"{row['gb_per_s']:>7} {row['x_memcpy']:>9} {row.get('x_grpc', '-'):>7} {row['cpu_s_per_gb']:>9}"
+            f"{row['gb_per_s']:>7} {row['x_memcpy']:>9} {row.get('x_sockets', '-'):>10} {row.get('x_grpc', '-'):>7} {row['cpu_s_per_gb']:>9}"
         )
     print(
         f"8 bytes: {'p50 us':>16} {'p99 us':>9} {'1 KB us':>9} {f'{TOGETHER} of them':>11} {'x lone ones':>12} "
@@ -528,8 +543,8 @@ def main() -> None:
     settings = QUICK if options.quick else Settings()
     if options.rounds:
         settings = Settings(**{**asdict(settings), "rounds": options.rounds})
-    systems = options.systems.split(",") if options.systems else [*available_backends(), SOCKET, GRPC]
-    systems = [system for system in (SHM, NIXL, TCP, SOCKET, GRPC) if system in systems]
+    systems = options.systems.split(",") if options.systems else [*available_backends(), SOCKET, SOCKETS, GRPC]
+    systems = [system for system in (SHM, NIXL, TCP, SOCKET, SOCKETS, GRPC) if system in systems]
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     print("; ".join(f"{key} {value}" for key, value in on.items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))

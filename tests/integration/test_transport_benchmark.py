@@ -20,7 +20,7 @@ def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(out.read_text())
-    systems = {"memcpy", "socket", "grpc", *available_backends()}
+    systems = {"memcpy", "socket", "sockets", "grpc", *available_backends()}
     assert {row["system"] for row in said["rows"]} == systems
     assert {row["system"] for row in said["small"]} == systems
     assert all(row["gb_per_s"] > 0 for row in said["rows"])
