@@ -106,7 +106,8 @@ class TcpTransport:
             await self._server.wait_closed()
         for peer in list(self._peers):
             await peer.close()
-        await asyncio.gather(*(serving.gone for serving in self._serving))
+        if self._serving:
+            await asyncio.wait([serving.gone for serving in self._serving])  # interrupted, it leaves them as they are
 
     def _accept(self) -> asyncio.Protocol:
         if len(self._serving) >= self._limits.max_connections:

@@ -102,7 +102,9 @@ class Serving(asyncio.Protocol):
     def _send(self) -> None:
         """Send for as long as the reader keeps up, but no more than a turn's share."""
         sent = 0
-        while self._transport is not None and not self._paused and (self._unsent > 0 or self._line):
+        while self._unsent > 0 or self._line:
+            if self._transport is None or self._transport.is_closing() or self._paused:
+                return
             if sent >= _TURN_NBYTES:
                 if not self._continues:
                     self._continues = True
