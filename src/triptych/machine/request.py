@@ -2,7 +2,7 @@
 
     PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
 
-What is lost on the way is redone at the smallest grain (DESIGN section 4): an item is encoded again elsewhere, a lease
+What is lost on the way is redone at the smallest grain (docs/adr/0005): an item is encoded again elsewhere, a lease
 is renewed, a text instance is replaced, each a bounded number of times, and all of it only until the first token. An
 arena that refuses sends the whole request back to the queue, holding nothing; an encoder that is busy is asked again
 later for that item alone. Both go on until the deadline, with growing pauses.
@@ -377,16 +377,16 @@ class RequestMachine:
             item = self._items[grant.item]
             item.grant = grant
             item.attempts += 1
-            holder_lease = self._new_lease()
+            router_lease = self._new_lease()
             item.reader_lease = self._new_lease()
-            item.lease_ids = (holder_lease, item.reader_lease)
+            item.lease_ids = (router_lease, item.reader_lease)
             effects.append(
                 Encode(
                     item=grant.item,
                     credit=grant.credit,
                     encoder=grant.encoder,
                     reader_lease=item.reader_lease,
-                    holder_lease=holder_lease,
+                    router_lease=router_lease,
                     lease_s=self._lease_s(now_s),
                     reason=grant.reason,
                 )
@@ -428,7 +428,7 @@ class RequestMachine:
     # --- items -------------------------------------------------------------------------------------------------------
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
-        ticket, leases = event.result.ticket, (event.result.holder_lease, event.result.ticket.lease_id)
+        ticket, leases = event.result.ticket, (event.result.router_lease, event.result.ticket.lease_id)
         item = self._current(event.item, event.credit)
         if item is None or item.grant is None or item.result is not None:
             return [Release(event.encoder, None, leases, "came too late")]
@@ -686,7 +686,6 @@ class RequestMachine:
         effects: list[RequestEffect] = []
         if self._phase is Phase.WAITING:
             effects.append(LeaveQueue(phase.value))
-        self._reserving = frozenset()
         self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Which lease was lost is between the services; to the client its images did not arrive.

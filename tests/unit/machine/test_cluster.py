@@ -155,6 +155,7 @@ def test_an_instance_whose_engine_fails_cools_for_longer_each_time_until_it_does
         machine.handle(worked, now_s)
         assert not view(machine, name, now_s).cooling
         machine.handle(EngineFailed(name), now_s)
+        assert view(machine, name, now_s + 0.99).cooling
         assert not view(machine, name, now_s + 1.0).cooling, "it starts over"
 
 
@@ -367,6 +368,35 @@ def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> N
     assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).run == 2
 
 
+def test_the_grace_does_not_start_over_for_news_of_others() -> None:
+    machine = cluster()
+    machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    machine.handle(InstanceSeen("t", info("t")), 0.5)
+    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+
+
+def test_a_text_pool_that_never_came_is_announced_lost_once() -> None:
+    machine = cluster()
+    assert not machine.text_lost
+    assert wakes(machine.handle(Tick(), 0)) == [1.0]
+    assert [type(effect) for effect in machine.handle(Tick(), 1.0)] == [TextPoolLost]
+    assert machine.handle(Tick(), 2.0) == []
+
+
+def test_what_is_too_large_for_the_encoders_that_are_known_waits_for_the_others() -> None:
+    machine = cluster("t", "a")
+    assert wakes(machine.handle(CreditsWanted(1, wants(101), wait=True), 0)) == [1.0]
+    assert granted(machine.handle(InstanceSeen("b", info("b", arena_bytes=200)), 0.5)).grants[0].encoder == "b"
+
+
+def test_an_encoder_that_may_be_tried_again_is_no_reason_to_wake() -> None:
+    machine = cluster("t", "a")
+    machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
+    machine.handle(ArenaRefused("a"), 0)
+    assert wakes(machine.handle(CreditsWanted(2, wants(50, first=1), wait=True), 0)) == [0.5]
+    assert wakes(machine.handle(Tick(), 0.5)) == []
+
+
 def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
     machine = cluster("a", "t")
     machine.handle(ArenaRefused("a"), 0)
@@ -410,6 +440,21 @@ def test_when_nobody_serves_the_old_model_any_more_the_new_one_is_the_model() ->
     assert machine.readiness().ready
 
 
+def test_one_that_cannot_be_reached_does_not_hold_the_model_fast() -> None:
+    machine = cluster("a")
+    machine.handle(InstanceSuspected("a"), 0)
+    new = replace(MODEL, revision="new")
+    machine.handle(InstanceSeen("b", info("b", model=new)), 0)
+    assert machine.model == new
+
+
+def test_a_model_is_known_by_what_it_is() -> None:
+    machine = cluster("t")
+    machine.handle(InstanceSeen("a", info("a", model=replace(MODEL))), 0)
+    machine.handle(InstanceSeen("b", info("b", model=replace(MODEL))), 0)
+    assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
+
+
 def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
     def chosen(machine: ClusterMachine, run: int) -> str:
         grants = granted(machine.handle(CreditsWanted(run, wants(10), wait=True), 0)).grants
@@ -433,6 +478,10 @@ def test_hints_are_bounded() -> None:
         machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
         machine.validate()
     assert [machine.holds((b"%d" % number, b"")) for number in range(5)] == [True, False, False, False, True]
+    machine.handle(EmbeddingHeld("a", (b"4", b"")), 0)
+    machine.handle(EmbeddingHeld("a", (b"5", b"")), 0)
+    assert [machine.holds((b"%d" % number, b"")) for number in (0, 4, 5)] == [False, True, True], "the oldest goes"
+    machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
     machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
     assert machine.holds((b"0", b"")), "that it is gone from elsewhere says nothing"
 

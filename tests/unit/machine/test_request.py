@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
     ArenaFull,
@@ -180,7 +180,7 @@ class World:
 
     def encoded(self, call: Encode) -> None:
         ticket = self.ticket(call.item, call.encoder, call.reader_lease, call.lease_s)
-        own = self.lease(call.holder_lease, call.encoder)
+        own = self.lease(call.router_lease, call.encoder)
         result = EncodeResult(ticket, own, cached=False, queue_s=0.1, encode_s=0.2)
         self.feed(
             ItemEncoded(call.item, call.credit, call.encoder, f"i-{call.encoder}", result, self.now_s, call.lease_s)
@@ -323,7 +323,30 @@ def test_the_timeline_says_what_took_how_long_and_where() -> None:
     assert [(item.queue_s, item.encode_s, item.encoder_cached) for item in timeline.items] == [(0.1, 0.2, False)] * 2
 
 
+def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
+    world = World(0)
+    world.machine = RequestMachine("r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease)
+    world.calls.clear()
+    shards = (Shard(0, 1, 3), Shard(1, 2, 3), None)
+    parts = tuple(replace(item, shard=shard) for item, shard in zip(items(3), shards, strict=True))
+    world.feed(Prepared(parts, prompt_tokens=50))
+    assert [placement.continues for placement in world.up_to_text().placements] == [False, True, False]
+    assert [item.shard for item in world.machine.timeline(1.0, 0).items] == ["1-1/3", "2-3/3", ""]
+
+
+def test_the_timeline_has_nothing_of_an_attempt_that_failed() -> None:
+    world = World(0)
+    call = world.dispatched()
+    world.feed(TextReady(call.attempt, Ready((), 0.5, 0.6)))
+    world.feed(TextFailed(call.attempt, InstanceLost("gone")))
+    timeline = world.machine.timeline(1.0, 0)
+    assert (timeline.queue_s, timeline.pull_s) == (0.0, 0.0)
+
+
 def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> None:
+    fresh = RequestMachine("r", "m", now_s=1.0, deadline_s=9.0, limits=LIMITS, new_lease=lambda: b"")
+    timeline = fresh.timeline(4.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.total_s, timeline.prompt_tokens) == (3.0, 0.0, 3.0, 0)
     timeline = World(1).machine.timeline(4.0, 0)
     assert (timeline.prepare_s, timeline.encode_s, timeline.total_s) == (0.0, 4.0, 4.0)
     assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s, timeline.ttft_s) == (0.0,) * 5
@@ -440,6 +463,38 @@ def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_bac
     assert world.up_to_text()
 
 
+def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_second_is_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    (repair,) = world.take(Reserve)
+    assert isinstance(repair, Reserve)
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.resume()
+    world.place(repair)
+    world.place_all()
+    assert len(world.credits) == 2
+    assert sorted(call.item for call in world.calls if isinstance(call, Encode)) == [0, 1]
+    assert world.up_to_text()
+
+
+def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, Overloaded("busy")))
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    one, everything = world.pauses
+    assert world.feed(Resumed(one.number)) == []
+    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, Reserve)]
+    assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
+
+
 def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
     world = World(2)
     world.place_all()
@@ -447,7 +502,12 @@ def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.encoded(first)
+    twice = replace(first, reader_lease=b"s" * 16, router_lease=b"t" * 16)
+    world.named |= {twice.reader_lease, twice.router_lease}
+    world.encoded(twice)
+    assert len(world.leases) == 2
     assert world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone"))) == []
+    assert world.feed(ItemFailed(first.item, 99, InstanceLost("gone"))) == [], "nor one of a place given up"
     assert world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over"))) == []
     world.encoded(second)
     call = world.dispatched()
@@ -496,6 +556,7 @@ def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> N
         (again,) = world.take(Reserve)
         assert isinstance(again, Reserve)
         assert ([want.item for want in again.wants], again.wait) == ([1], False)
+        assert second.encoder in again.wants[0].avoid
         world.place(again)
         (second,) = world.take(Encode)
         assert isinstance(second, Encode)
@@ -584,6 +645,46 @@ def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> 
     assert not before & {place.ticket.lease_id for place in second.placements}
 
 
+@pytest.mark.parametrize(("named", "again"), [((0,), [0]), ((1,), [1]), ((-1,), [0, 1]), ((2,), [0, 1]), ((), [0, 1])])
+def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...], again: list[int]) -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=named)))
+    (call,) = world.take(Reserve)
+    assert isinstance(call, Reserve)
+    assert [want.item for want in call.wants] == again
+
+
+def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure() -> None:
+    world = World(1)
+    attempt = world.up_to_text().attempt
+    for _ in range(2):
+        world.now_s += 30.0
+        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0,))))
+        assert not world.take(Reserve)
+        world.renew_all()
+        attempt = world.dispatched().attempt
+    for _ in range(2):
+        world.feed(TextFailed(attempt, InstanceLost("gone")))
+        world.renew_all()
+        attempt = world.dispatched().attempt
+    world.feed(TextFailed(attempt, InstanceLost("gone")))
+    world.assert_over(Phase.FAILED)
+
+
+def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() -> None:
+    world = World(1)
+    call = world.up_to_text()
+    world.now_s = 30.0
+    error = TransferFailed("the lease is over", items=(0,))
+    world.feed(TextFailed(call.attempt, error))
+    world.renew_all()
+    (second,) = world.take(Dispatch)
+    assert isinstance(second, Dispatch)
+    world.feed(TextRefused(second.attempt, Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
 def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_attempt() -> None:
     world = World(2)
     for number in range(1, 4):
@@ -657,6 +758,23 @@ def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> N
     world.feed(FirstToken(call.attempt))
     world.feed(TextFailed(call.attempt, error))
     world.assert_over(Phase.FAILED)
+
+
+def test_a_lost_lease_says_nothing_against_the_text_instance() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.renew_all()
+    assert world.dispatched().avoid == frozenset()
+
+
+def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    (call,) = world.take(Renew)
+    assert isinstance(call, Renew)
+    ticket = world.ticket(0, call.encoder, call.lease_id, 0.5)
+    world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 0.5))
+    assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
 
 
 def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
@@ -758,7 +876,7 @@ def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     ticket = replace(world.ticket(0, call.encoder, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
-    result = EncodeResult(ticket, world.lease(call.holder_lease, call.encoder), cached=False, queue_s=0, encode_s=0)
+    result = EncodeResult(ticket, world.lease(call.router_lease, call.encoder), cached=False, queue_s=0, encode_s=0)
     world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InternalError)
@@ -810,7 +928,7 @@ def test_leases_of_an_encode_that_is_cancelled_are_given_back_though_nobody_saw_
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    assert released(world.feed(CallerLeft())) == {call.reader_lease, call.holder_lease}
+    assert released(world.feed(CallerLeft())) == {call.reader_lease, call.router_lease}
     world.assert_over(Phase.CANCELLED)
 
 
@@ -825,7 +943,7 @@ def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    named = {call.reader_lease, call.holder_lease}
+    named = {call.reader_lease, call.router_lease}
     assert released(world.feed(ItemFailed(0, call.credit, error))) == (named if unsure else set())
 
 
@@ -837,7 +955,7 @@ def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() 
     ticket = world.ticket(0, call.encoder, call.reader_lease, 1.0)
     result = EncodeResult(ticket, b"x" * 16, cached=False, queue_s=0, encode_s=0)
     effects = world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
-    assert released(effects) == {call.reader_lease, call.holder_lease, b"x" * 16}
+    assert released(effects) == {call.reader_lease, call.router_lease, b"x" * 16}
     assert isinstance(world.error, InternalError)
 
 
@@ -881,6 +999,19 @@ def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_o
     assert alarms(world.effects) == [0.0], "an earlier one is set"
 
 
+def test_only_the_leases_that_are_due_are_extended() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.now_s = 10.0
+    world.encoded(first)
+    world.now_s = 15.0
+    assert [extend.item for extend in extends(world.feed(LeasesDue()))] == [1]
+
+
 def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
     world = World(1)
     world.up_to_text()
@@ -895,6 +1026,10 @@ def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over()
 def test_leases_as_long_as_the_request_may_take_and_those_given_back_are_let_be() -> None:
     world = World(1)
     world.now_s = DEADLINE_S - 25.0
+    world.up_to_text()
+    assert not alarms(world.effects)
+    world = World(1)
+    world.now_s = DEADLINE_S - 30.5  # half a second is not worth a call
     world.up_to_text()
     assert not alarms(world.effects)
     world = World(1)
