@@ -1,6 +1,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -105,6 +106,40 @@ def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
     effects = acquire(machine, "c", ticket(b"mine"), ticket(b"new"))
     assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"other"]
     assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
+
+
+def test_what_a_request_finds_is_no_room_for_what_it_misses() -> None:
+    machine = cache(3072)
+    for key in (b"mine", b"other"):
+        fill(machine, "a", ticket(key))
+        machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"pinned"))
+    [waiting] = acquire(machine, "c", ticket(b"mine"), ticket(b"x"), ticket(b"y"))
+    assert isinstance(waiting, Waiting)
+    assert machine.cached == 3
+
+
+def test_a_request_comes_once_whether_it_is_in_or_waits() -> None:
+    machine = cache(1024)
+    acquire(machine, "a", ticket(b"a"))
+    acquire(machine, "b", ticket(b"b"))
+    for request_id in ("a", "b"):
+        with pytest.raises(ValueError, match="here already"):
+            acquire(machine, request_id, ticket(b"a"))
+
+
+def test_one_that_is_refused_in_line_does_not_hold_up_who_is_behind() -> None:
+    machine = cache(2048)
+    fill(machine, "a", ticket(b"k"))
+    fill(machine, "z", ticket(b"z"))
+    acquire(machine, "first", ticket(b"x"), deadline_s=1.0)
+    acquire(machine, "contradicts", ticket(b"k", 512), deadline_s=2.0)
+    acquire(machine, "behind", ticket(b"k"), deadline_s=3.0)
+    assert machine.waiting == 3
+    effects = machine.handle(Leave("z"), 0.0)
+    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["contradicts"]
+    assert [effect.request_id for effect in effects if isinstance(effect, Acquired)] == ["behind"]
+    assert machine.waiting == 0
 
 
 def test_the_largest_item_of_a_request_is_placed_first() -> None:
@@ -235,6 +270,20 @@ def test_quarantined_memory_is_used_again_only_when_it_is_over() -> None:
     assert isinstance(waiting, Waiting)
     assert machine.handle(Tick(quarantined), 0.0) == []
     assert len(pulls(machine.handle(Tick(()), 0.0))) == 1
+
+
+def test_another_try_goes_to_other_memory_or_everybody_is_refused() -> None:
+    for nbytes, tries in ((2048, 1), (1024, 0)):
+        machine = cache(nbytes)
+        [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+        acquire(machine, "b", ticket(b"k", holder="another"))
+        acquire(machine, "c", ticket(b"k", holder="another"))
+        failed = PullFailed(pull.pull_id, TransferFailed("late"), ((pull.offset, 1024),))
+        effects = machine.handle(failed, 0.0)
+        machine.validate()
+        assert all(again.offset != pull.offset for again in pulls(effects))
+        refused = [effect.request_id for effect in effects if isinstance(effect, Refused)]
+        assert (len(pulls(effects)), refused) == (tries, ["a"] if tries else ["a", "b", "c"])
 
 
 def test_memory_beside_a_quarantined_range_is_free() -> None:
