@@ -93,7 +93,7 @@ class TicketPrinter:
             lease_id=request.reader_lease,
             lease_s=request.lease_s,
         )
-        return EncodeResult(ticket, request.holder_lease, cached=False, queue_s=0.0, encode_s=0.0)
+        return EncodeResult(ticket, request.router_lease, cached=False, queue_s=0.0, encode_s=0.0)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
         raise AssertionError(f"no lease runs out here, {request.lease_s} s were asked for")
@@ -155,7 +155,7 @@ class Relay(router_pb2_grpc.RouterServicer):
                 usage = router_pb2.Usage(completion_tokens=event.finished.completion_tokens)
                 yield router_pb2.ChatEvent(finished=router_pb2.ChatFinished(usage=usage))
         for number, encoder in enumerate(self._encoders):
-            leases = [one.holder_lease for one in encoded[number :: len(self._encoders)]]
+            leases = [one.router_lease for one in encoded[number :: len(self._encoders)]]
             if leases:
                 await encoder.Release(encoder_pb2.ReleaseRequest(lease_ids=leases), timeout=_TIMEOUT_S)
 
@@ -179,7 +179,7 @@ def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.Enco
         tokens=IMAGE_TOKENS,
         lease_s=_TIMEOUT_S,
         reader_lease=secrets.token_bytes(16),
-        holder_lease=secrets.token_bytes(16),
+        router_lease=secrets.token_bytes(16),
     )
 
 

@@ -142,7 +142,7 @@ class Batcher(Generic[PreparedT]):
         if waiter.outcome.done() and not waiter.outcome.cancelled():
             result = waiter.outcome.result()
             if isinstance(result, EncodeResult):
-                self._holdings.release((result.ticket.lease_id, result.holder_lease))
+                self._holdings.release((result.ticket.lease_id, result.router_lease))
 
     def _leave(self, key: bytes, waiter_id: int) -> None:
         flight = self._flights.get(key)
@@ -248,7 +248,7 @@ class Batcher(Generic[PreparedT]):
             return error
         return EncodeResult(
             ticket=ticket,
-            holder_lease=waiter.request.holder_lease,
+            router_lease=waiter.request.router_lease,
             cached=False,
             queue_s=max(0.0, flight.encode_started_s - waiter.arrived_s),
             encode_s=now_s - flight.encode_started_s,

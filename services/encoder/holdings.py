@@ -91,7 +91,7 @@ class Holdings:
         """The two leases that a request names, or none; the ticket is the reader's. Raises as ``grant``."""
         ticket = self.grant(key, request.reader_lease, request.lease_s)
         try:
-            self.grant(key, request.holder_lease, request.lease_s)
+            self.grant(key, request.router_lease, request.lease_s)
         except Exception:
             self.release((ticket.lease_id,))
             raise

@@ -22,7 +22,7 @@ class Record(Protocol):
     def refused(self, error: TriptychError) -> None: ...
 
 
-class Silence:
+class NoRecord:
     """``Record`` for those who do not listen."""
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:

@@ -25,7 +25,7 @@ from triptych.runtime.tasks import TaskScope
 
 from .batcher import Batcher, too_many_tokens
 from .holdings import Holdings
-from .record import Record, Silence
+from .record import NoRecord, Record
 from .settings import EncoderSettings
 
 
@@ -46,7 +46,7 @@ class EncoderService(Generic[PreparedT]):
         record: Record | None = None,
     ) -> None:
         """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread."""
-        self._record = record or Silence()
+        self._record = record or NoRecord()
         self._engine = engine
         self._holdings = holdings
         self._settings = settings
@@ -163,7 +163,7 @@ class EncoderService(Generic[PreparedT]):
         if nbytes != request.info.nbytes:
             raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
         _checked_lease_s(request.lease_s)
-        if request.reader_lease == request.holder_lease:
+        if request.reader_lease == request.router_lease:
             raise InvalidRequest(f"item {request.item} names one lease for two readers")
         if self._received_bytes + nbytes > settings.max_received_bytes:
             raise Overloaded(
@@ -179,7 +179,7 @@ class EncoderService(Generic[PreparedT]):
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
         ticket = self._holdings.grant_pair(key, request)
-        return EncodeResult(ticket, request.holder_lease, cached=True, queue_s=0.0, encode_s=0.0)
+        return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 
     async def _key(self, request: EncodeRequest) -> bytes:
         """The identity of what the bytes are; what the caller says of them is only compared."""

@@ -36,7 +36,7 @@ class Record(Protocol):
         ...
 
 
-class Silence:
+class NoRecord:
     """``Record`` for those who do not listen."""
 
     def refused(self, error: TriptychError) -> None:

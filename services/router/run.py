@@ -318,7 +318,7 @@ class Run:
             timeout_s=self._left_s(),
             lease_s=effect.lease_s,
             reader_lease=effect.reader_lease,
-            holder_lease=effect.holder_lease,
+            router_lease=effect.router_lease,
             shard=item.shard,
         )
         try:

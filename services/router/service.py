@@ -20,7 +20,7 @@ from triptych.runtime import logs
 from .cluster import Cluster, Scope
 from .history import History
 from .prepare import Prepare
-from .record import Record, Silence
+from .record import NoRecord, Record
 from .run import Run
 from .settings import RouterSettings
 
@@ -48,7 +48,7 @@ class RouterService:
     ) -> None:
         """``chance`` makes lease ids, which are secrets: it must not be predictable."""
         self._chance = chance
-        self._record = record or Silence()
+        self._record = record or NoRecord()
         self._settings = settings
         self._prepare = prepare
         self._offload = offload

@@ -24,7 +24,7 @@ from triptych.transport.slot import tensors, verify
 
 from .holders import HolderDirectory
 from .merging import merge
-from .record import Record, Silence
+from .record import NoRecord, Record
 from .releases import Releases
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Intake:
     scope: TaskScope
     offload: Offload
     clock: Clock
-    record: Record = field(default_factory=Silence)
+    record: Record = field(default_factory=NoRecord)
     memory: machine.ImageCacheMachine = field(init=False)
     """What is remembered, to be read only."""
     queue: turns.PullQueue = field(init=False)

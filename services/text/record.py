@@ -39,7 +39,7 @@ class Record(Protocol):
         ...
 
 
-class Silence:
+class NoRecord:
     """``Record`` for those who do not listen."""
 
     def ready(self, ready: Ready) -> None:

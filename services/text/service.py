@@ -22,7 +22,7 @@ from .answer import Answer, Detokenizer
 from .checks import check_request
 from .engine_loop import EngineLoop, Sequences
 from .intake import Arrived, Intake
-from .record import Record, Silence
+from .record import NoRecord, Record
 from .settings import TextSettings
 
 _SEED_BITS = 63
@@ -70,7 +70,7 @@ class TextService:
 
         ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
         """
-        self._record = record or Silence()
+        self._record = record or NoRecord()
         self._engine = engine
         self._intake = intake
         self._settings = settings

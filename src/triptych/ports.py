@@ -5,7 +5,7 @@
               Text   -> Encoder's arena through a Transport: a one-sided read, then Encoder.release
 
 A service object and its gRPC stub satisfy the same Protocol, so a caller cannot tell a process of its own from one
-across the network; the simulator and the tests use that. Every method raises only errors of ``triptych.errors``.
+across the network; `tests/simulation` runs the whole cluster in one process by that. Every method raises only errors of ``triptych.errors``.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Embeddings: their identity, the tensors they consist of, and the tickets and leases by which they are pulled.
 
-DESIGN section 4. An embedding lies in the arena of one holder. A *ticket* says where; the *lease* in it is the
+An embedding lies in the arena of one holder. A *ticket* says where; the *lease* in it is the
 holder's promise to one reader to keep the bytes there for a time.
 """
 

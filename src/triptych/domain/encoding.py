@@ -25,7 +25,7 @@ class EncodeRequest:
     lease_s: float
     reader_lease: LeaseId
     """Of the text instance."""
-    holder_lease: LeaseId
+    router_lease: LeaseId
     """The caller's own; it keeps the embedding alive until it is released or expires."""
     shard: Shard | None = None
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
@@ -33,10 +33,10 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """``ticket.lease_id`` and ``holder_lease`` are the leases that the request named."""
+    """``ticket.lease_id`` and ``router_lease`` are the leases that the request named."""
 
     ticket: Ticket
-    holder_lease: LeaseId
+    router_lease: LeaseId
     cached: bool
     queue_s: float
     encode_s: float

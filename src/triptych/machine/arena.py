@@ -1,4 +1,4 @@
-"""Memory of a holder: which embeddings lie where in its arena, who may read them and until when (DESIGN section 4).
+"""Memory of a holder: which embeddings lie where in its arena, who may read them and until when (docs/adr/0002).
 
 One entry per embedding key:
 

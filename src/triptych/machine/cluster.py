@@ -3,7 +3,7 @@
 Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
 reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
 request at once or not at all; a request that cannot have them waits in a bounded queue, first come, first served
-within its priority, and holds nothing meanwhile (DESIGN section 4, "No hold-and-wait").
+within its priority, and holds nothing meanwhile: no hold-and-wait.
 """
 
 from bisect import insort

@@ -19,7 +19,7 @@ class PrefixChain:
     """The keys of a sequence's full blocks, each a digest of the one before, its own tokens, and the items in it.
 
     A key thereby stands for everything from the first token on. An item counts with its whole identity, which has the
-    tenant's salt in it (DESIGN section 4); ``salt`` keeps text apart as well.
+    tenant's salt in it; ``salt`` keeps text apart as well.
     """
 
     def __init__(self, block_tokens: int, token_ids: Sequence[int], items: Sequence[KeyedItem], *, salt: bytes) -> None:

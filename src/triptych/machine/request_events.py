@@ -229,7 +229,7 @@ class Encode:
     credit: int
     encoder: str
     reader_lease: LeaseId
-    holder_lease: LeaseId
+    router_lease: LeaseId
     lease_s: float
     reason: str
 

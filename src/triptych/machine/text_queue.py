@@ -3,7 +3,7 @@
     Arrive -> QUEUED -- (StartFetch) -> FETCHING -- Fetched -> FETCHED -- (StartRun) -> RUNNING -- Leave -> gone
 
 A request without items starts out FETCHED. Both turns, to fetch and to run, are given in the order of
-``policy.queueing.slack_order``. A fetch that is too large for now is not overtaken by smaller ones behind it, so that
+``policy.queueing.turn_order``. A fetch that is too large for now is not overtaken by smaller ones behind it, so that
 they cannot starve it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from triptych.policy.queueing import Waiting, slack_order
+from triptych.policy.queueing import Waiting, turn_order
 
 
 class Phase(Enum):
@@ -164,7 +164,7 @@ class TextQueue:
         room = self._limits.max_running - self._running
         if room <= 0:
             return
-        for waiting in slack_order(self._in(Phase.FETCHED))[:room]:
+        for waiting in turn_order(self._in(Phase.FETCHED))[:room]:
             entry = self._entries[waiting.request_id]
             if not self._fits(entry):
                 return
@@ -178,7 +178,7 @@ class TextQueue:
         return not self._running_nbytes or self._running_nbytes + entry.nbytes <= self._limits.max_running_nbytes
 
     def _start_fetches(self) -> Iterator[StartFetch]:
-        for waiting in slack_order(self._in(Phase.QUEUED)):
+        for waiting in turn_order(self._in(Phase.QUEUED)):
             entry = self._entries[waiting.request_id]
             if self._fetching_nbytes and self._fetching_nbytes + entry.nbytes > self._limits.max_fetching_nbytes:
                 return
@@ -204,6 +204,6 @@ class TextQueue:
         assert fits, "too many bytes are being fetched"  # noqa: S101 - invariant
         fits = len(held) <= 1 or sum(held) <= self._limits.max_running_nbytes
         assert fits, "running requests hold too many bytes"  # noqa: S101 - invariant
-        first = next(iter(slack_order(self._in(Phase.FETCHED))), None)
+        first = next(iter(turn_order(self._in(Phase.FETCHED))), None)
         could = first is not None and self._fits(self._entries[first.request_id])
         assert not could or self.running == self._limits.max_running, "a request waits although it could run"  # noqa: S101 - invariant

@@ -17,7 +17,7 @@ class WaitingPull:
 
 
 def pull_order(pull: WaitingPull) -> tuple[float, int]:
-    """Sort key: the least slack first (DESIGN section 4.5), slack being counted as if a request with many bytes had
+    """Sort key: the least slack first, slack being counted as if a request with many bytes had
     come a part at a time, at ``SHARE_NBYTES_PER_S`` (ModServe section 4.3: many-to-one transfers).
 
     So an urgent request overtakes at once, and a huge one is overtaken, between two of its pulls, by small ones that

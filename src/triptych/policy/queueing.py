@@ -17,8 +17,8 @@ class Waiting:
     priority: int = 0
 
 
-def slack_order(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """The lowest priority first, as vLLM has it, and of one priority the most urgent (DESIGN section 4.5: SLO slack).
+def turn_order(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """The lowest priority first, as vLLM has it, and of one priority the most urgent.
 
     Slack is the time left until the deadline. ``now_s`` is the same for all of them, so the order by slack is the order
     by deadline (earliest deadline first), and it does not change while nothing arrives: of one priority nobody starves,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "holder_lease", "shard")
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "router_lease", "shard")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -18,7 +18,7 @@ class EncodeRequest(_message.Message):
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     READER_LEASE_FIELD_NUMBER: _ClassVar[int]
-    HOLDER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     item: int
@@ -29,23 +29,23 @@ class EncodeRequest(_message.Message):
     tenant_salt: bytes
     lease_s: float
     reader_lease: bytes
-    holder_lease: bytes
+    router_lease: bytes
     shard: _common_pb2.Shard
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., holder_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("ticket", "holder_lease", "cached", "queue_s", "encode_s")
+    __slots__ = ("ticket", "router_lease", "cached", "queue_s", "encode_s")
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    HOLDER_LEASE_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_LEASE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
     ticket: _common_pb2.Ticket
-    holder_lease: bytes
+    router_lease: bytes
     cached: bool
     queue_s: float
     encode_s: float
-    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., holder_lease: _Optional[bytes] = ..., cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., router_lease: _Optional[bytes] = ..., cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("key", "generation", "lease_s", "lease_id")

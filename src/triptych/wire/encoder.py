@@ -25,7 +25,7 @@ def encode_request_to_wire(request: EncodeRequest) -> encoder_pb2.EncodeRequest:
         tenant_salt=request.tenant_salt,
         lease_s=request.lease_s,
         reader_lease=request.reader_lease,
-        holder_lease=request.holder_lease,
+        router_lease=request.router_lease,
         shard=None if request.shard is None else shard_to_wire(request.shard),
     )
 
@@ -42,7 +42,7 @@ def encode_request_from_wire(message: encoder_pb2.EncodeRequest, timeout_s: floa
         timeout_s=timeout_s,
         lease_s=checked_duration(message.lease_s, "lease_s"),
         reader_lease=checked_lease_id(message.reader_lease, "reader_lease"),
-        holder_lease=checked_lease_id(message.holder_lease, "holder_lease"),
+        router_lease=checked_lease_id(message.router_lease, "router_lease"),
         shard=shard_from_wire(message.shard) if message.HasField("shard") else None,
     )
 
@@ -50,7 +50,7 @@ def encode_request_from_wire(message: encoder_pb2.EncodeRequest, timeout_s: floa
 def encode_result_to_wire(result: EncodeResult) -> encoder_pb2.EncodeResponse:
     return encoder_pb2.EncodeResponse(
         ticket=ticket_to_wire(result.ticket),
-        holder_lease=result.holder_lease,
+        router_lease=result.router_lease,
         cached=result.cached,
         queue_s=result.queue_s,
         encode_s=result.encode_s,
@@ -60,7 +60,7 @@ def encode_result_to_wire(result: EncodeResult) -> encoder_pb2.EncodeResponse:
 def encode_result_from_wire(message: encoder_pb2.EncodeResponse) -> EncodeResult:
     return EncodeResult(
         ticket=ticket_from_wire(message.ticket),
-        holder_lease=checked_lease_id(message.holder_lease, "holder_lease"),
+        router_lease=checked_lease_id(message.router_lease, "router_lease"),
         cached=message.cached,
         queue_s=message.queue_s,
         encode_s=message.encode_s,

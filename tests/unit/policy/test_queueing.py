@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.queueing import Waiting, batch_length, slack_order
+from triptych.policy.queueing import Waiting, batch_length, turn_order
 
 
 def test_the_earliest_deadline_is_first_and_ties_are_served_as_they_came() -> None:
     waiting = [Waiting("late", 9.0, 0), Waiting("second", 5.0, 2), Waiting("first", 5.0, 1)]
-    assert [one.request_id for one in slack_order(waiting)] == ["first", "second", "late"]
+    assert [one.request_id for one in turn_order(waiting)] == ["first", "second", "late"]
 
 
 def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
@@ -18,7 +18,7 @@ def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
         Waiting("first", 9.0, 2, -1),
         Waiting("next", 5.0, 3),
     ]
-    assert [one.request_id for one in slack_order(waiting)] == ["first", "urgent", "next", "last"]
+    assert [one.request_id for one in turn_order(waiting)] == ["first", "urgent", "next", "last"]
 
 
 def test_a_batch_that_fills_its_bounds_to_the_last_is_within_them() -> None:

@@ -91,7 +91,7 @@ def encode_request(
     leases: tuple[LeaseId, LeaseId] | None = None,
 ) -> EncodeRequest:
     own, info = media_of(name, width=width)
-    reader_lease, holder_lease = leases or (new_lease(), new_lease())
+    reader_lease, router_lease = leases or (new_lease(), new_lease())
     return EncodeRequest(
         request_id="request",
         item=0,
@@ -103,7 +103,7 @@ def encode_request(
         timeout_s=timeout_s,
         lease_s=lease_s,
         reader_lease=reader_lease,
-        holder_lease=holder_lease,
+        router_lease=router_lease,
     )
 
 
@@ -311,7 +311,7 @@ async def answer(service: TextService, request: TextRequest) -> Answered:
 async def encode_and_keep_only_tickets(panel: EncoderPanel, *names: str) -> list[tuple[str, EncodeResult]]:
     """Encode items and give the caller's own leases back: what is left are the readers'."""
     results = await asyncio.gather(*(panel.service.encode(encode_request(name)) for name in names))
-    await panel.service.release([result.holder_lease for result in results])
+    await panel.service.release([result.router_lease for result in results])
     return list(zip(names, results, strict=True))
 
 

@@ -168,7 +168,7 @@ ENCODE = st.builds(
     timeout_s=st.just(9.0),
     lease_s=SECONDS,
     reader_lease=LEASE,
-    holder_lease=LEASE,
+    router_lease=LEASE,
     shard=st.none() | SHARD,
 )
 ITEM_TIMELINE = st.builds(

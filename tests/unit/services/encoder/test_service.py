@@ -32,7 +32,7 @@ from triptych.transport.slot import tensors, verify
 
 
 def leases_of(*results: EncodeResult) -> list[bytes]:
-    return [lease for result in results for lease in (result.ticket.lease_id, result.holder_lease)]
+    return [lease for result in results for lease in (result.ticket.lease_id, result.router_lease)]
 
 
 def test_an_item_becomes_an_embedding_with_two_leases() -> None:
@@ -48,7 +48,7 @@ def test_an_item_becomes_an_embedding_with_two_leases() -> None:
             assert result.encode_s > 0
             assert result.queue_s > 0
             assert panel.holdings.memory.leases == 2
-            assert ticket.lease_id != result.holder_lease
+            assert ticket.lease_id != result.router_lease
             await panel.service.release(leases_of(result))
 
     under_virtual_time(scenario)

@@ -119,7 +119,7 @@ class FakeEncoder(Mortal):
         nbytes = payload_nbytes(tensors)
         if self.leased_bytes + nbytes + 16 > self.arena_bytes:
             raise ArenaFull("the arena is full")
-        own, reader = request.holder_lease, request.reader_lease
+        own, reader = request.router_lease, request.reader_lease
         ticket = Ticket(
             request.info.digest, self.instance_id, self.epoch, 0, nbytes, 1, 0, tensors, tokens, reader, request.lease_s
         )
