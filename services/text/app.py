@@ -172,6 +172,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             tpot_slo_s=settings.tpot_slo_s,
             max_embedding_bytes=settings.max_embedding_bytes,
             cross_cache_bytes=settings.cross_cache_bytes,
+            packed_weight_bytes=settings.packed_weight_bytes,
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,

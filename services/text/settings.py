@@ -46,6 +46,9 @@ class TextSettings(RpcServiceSettings):
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
     """Memory for the keys and values of images where text attends to them in layers of its own (Llama 3.2 Vision);
     those that do not fit are computed again in every step."""
+    packed_weight_bytes: int = Field(default=2048 * MIB, ge=0)
+    """Memory for weights that are kept a second time on a CPU, in an order in which small batches are computed up to
+    twice as fast; the largest layers come first, in float32 only. 0 keeps none."""
 
     max_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""
