@@ -14,5 +14,7 @@ class Idefics3Encoder(TileEncoder):
         return batch["pixel_values"][0]
 
     def _rows(self, pixels: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = self._model.get_image_features(pixels[None], return_dict=True).pooler_output[0]
+        made = self._model.get_image_features(pixels[None], return_dict=True).pooler_output
+        # All tiles in one, up to transformers 5.19; later by samples, of which there is one.
+        rows: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
         return rows.view(len(pixels), -1, rows.shape[-1])
