@@ -207,7 +207,7 @@ def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale
                     what = f"{case['kind']}, {case.get('concurrency', len(case.get('others', ())))} others"
                     if case["kind"] == "throughput":
                         what = f"throughput, concurrency {case['concurrency']}"
-                    for worker in asked:
+                    for worker in asked[:: 1 if number % 2 else -1]:
                         found.setdefault((what, worker.name), []).append(worker.ask(case))
                         print(f"  {model}: {what}: {worker.name} {found[what, worker.name][-1]}", file=sys.stderr)
     rows: list[dict[str, Any]] = []
