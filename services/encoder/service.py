@@ -158,8 +158,8 @@ class EncoderService(Generic[PreparedT]):
         if request.model != self._engine.model.model_id:
             raise ModelNotFound(f"this encoder serves {self._engine.model.model_id!r}, not {request.model!r}")
         nbytes, settings = len(request.media), self._settings
-        if nbytes > settings.max_media_bytes:
-            raise RequestTooLarge(f"item {request.item} has {nbytes} bytes, the limit is {settings.max_media_bytes}")
+        if nbytes > settings.max_item_bytes:
+            raise RequestTooLarge(f"item {request.item} has {nbytes} bytes, the limit is {settings.max_item_bytes}")
         if nbytes != request.info.nbytes:
             raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
         _checked_lease_s(request.lease_s)

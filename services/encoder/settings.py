@@ -45,7 +45,7 @@ class EncoderSettings(RpcServiceSettings):
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
     """How often leases that were never given back are looked for."""
 
-    max_media_bytes: int = Field(default=32 * MIB, ge=1)
+    max_item_bytes: int = Field(default=32 * MIB, ge=1)
     """Largest item."""
     max_received_bytes: int = Field(default=512 * MIB, ge=1)
     """Most media bytes of calls in progress; a call that does not fit is refused."""
@@ -69,9 +69,9 @@ class EncoderSettings(RpcServiceSettings):
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:
-        if self.max_media_bytes > self.max_received_bytes:
+        if self.max_item_bytes > self.max_received_bytes:
             raise ValueError(
-                f"max_media_bytes ({self.max_media_bytes}) exceeds max_received_bytes ({self.max_received_bytes}): "
+                f"max_item_bytes ({self.max_item_bytes}) exceeds max_received_bytes ({self.max_received_bytes}): "
                 "such an item could never be taken"
             )
         return self

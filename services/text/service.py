@@ -35,7 +35,7 @@ class _Job:
     job_id: str
     request: TextRequest
     arrived_s: float
-    may_fetch: asyncio.Event = field(default_factory=asyncio.Event)
+    may_pull: asyncio.Event = field(default_factory=asyncio.Event)
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     in_intake: bool = False
     """The intake has the tickets and gives their leases back."""
@@ -88,8 +88,8 @@ class TextService:
             machine.QueueLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_running=settings.max_running_requests,
-                # Those that fetch together fit the image cache; bytes on their way are the intake's to bound.
-                max_fetching_nbytes=intake.memory.capacity_bytes,
+                # Those that pull together fit the image cache; bytes on their way are the intake's to bound.
+                max_pulling_requests_nbytes=intake.memory.capacity_bytes,
                 max_running_nbytes=settings.max_embedding_bytes,
             )
         )
@@ -186,8 +186,8 @@ class TextService:
         if self._draining:
             raise Unavailable("the text instance is draining")
         check_request(request, self._engine)
-        if len(self._jobs) >= self._settings.max_requests:
-            raise Overloaded(f"{self._settings.max_requests} requests are open, which is the limit")
+        if len(self._jobs) >= self._settings.max_concurrent_requests:
+            raise Overloaded(f"{self._settings.max_concurrent_requests} requests are open, which is the limit")
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
         if nbytes > self._settings.max_embedding_bytes:
             raise InvalidRequest(
@@ -211,12 +211,12 @@ class TextService:
             if job.request.sampling.response_format is not None:
                 grammar = await self._offload.run(self._new_grammar, job.request.sampling.response_format)
             if job.request.placements:
-                await job.may_fetch.wait()
+                await job.may_pull.wait()
                 began_s = self._clock()
                 job.in_intake = True
                 arrived = await self._intake.acquire(job.job_id, job.request.placements, deadline_s=job.deadline_s)
                 pull_s = self._clock() - began_s
-                self._happened(machine.Fetched(job.job_id))
+                self._happened(machine.AllPulled(job.job_id))
             await job.may_run.wait()
             sequences = self._submit(job, arrived, grammar)
             await sequences.joined()
@@ -253,8 +253,8 @@ class TextService:
     def _happened(self, event: machine.Event) -> None:
         for effect in self._queue.handle(event, self._clock()):
             match effect:
-                case machine.StartFetch(job_id):
-                    self._jobs[job_id].may_fetch.set()
+                case machine.StartPulls(job_id):
+                    self._jobs[job_id].may_pull.set()
                 case machine.StartRun(job_id):
                     self._jobs[job_id].may_run.set()
                 case machine.Refuse(_, reason):

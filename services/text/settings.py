@@ -50,7 +50,7 @@ class TextSettings(RpcServiceSettings):
     """Memory for weights that are kept a second time on a CPU, in an order in which small batches are computed up to
     twice as fast; the largest layers come first, in float32 only. 0 keeps none."""
 
-    max_requests: int = Field(default=4096, ge=1)
+    max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""
     max_waiting_requests: int = Field(default=1024, ge=1)
     """Most requests that wait for their embeddings or for the engine; one more is refused."""
@@ -65,7 +65,7 @@ class TextSettings(RpcServiceSettings):
     """Where embeddings lie: in the host's memory, or in that of ``device``, which then needs nixl or tcp to be reached."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those that requests need and, in what is left, the cache."""
-    max_fetching_bytes: int = Field(default=64 * MIB, ge=1)
+    max_pulling_bytes: int = Field(default=64 * MIB, ge=1)
     """Most bytes of embeddings being pulled at the same time, half of them from one encoder; a larger one goes alone."""
     max_pulls_per_encoder: int = Field(default=8, ge=1, le=1024)
     """Most pulls from one encoder at the same time."""

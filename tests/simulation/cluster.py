@@ -166,7 +166,7 @@ class TextNode(_Node):
             limits=IntakeLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_pulls_per_holder=settings.max_pulls_per_encoder,
-                max_pulling_nbytes=settings.max_fetching_bytes,
+                max_pulling_nbytes=settings.max_pulling_bytes,
                 max_pull_s=settings.max_pull_s,
                 failure_grace_s=settings.failure_grace_s,
             ),

@@ -1,10 +1,10 @@
-"""Memory of a text instance's queue: who waits, who fetches embeddings, who may run.
+"""Memory of a text instance's queue: who waits, who pulls embeddings, who may run.
 
-    Arrive -> QUEUED -- (StartFetch) -> FETCHING -- Fetched -> FETCHED -- (StartRun) -> RUNNING -- Leave -> gone
+    Arrive -> QUEUED -- (StartPulls) -> PULLING -- AllPulled -> PULLED -- (StartRun) -> RUNNING -- Leave -> gone
 
-A request without items starts out FETCHED. Both turns, to fetch and to run, are given in the order of
-``policy.queueing.turn_order``. A fetch that is too large for now is not overtaken by smaller ones behind it, so that
-they cannot starve it.
+A request without items starts out PULLED. Both turns, to pull and to run, are given in the order of
+``policy.queueing.turn_order``. A request that is too large to pull for now is not overtaken by smaller ones behind it,
+so that they cannot starve it.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from triptych.policy.queueing import Waiting, turn_order
 
 class Phase(Enum):
     QUEUED = "queued"
-    FETCHING = "fetching"
-    FETCHED = "fetched"
+    PULLING = "pulling"
+    PULLED = "pulled"
     RUNNING = "running"
 
 
@@ -37,7 +37,7 @@ class Arrive:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class AllPulled:
     """All embeddings of the request are here. Events of a request that has left meanwhile change nothing."""
 
     request_id: str
@@ -50,7 +50,7 @@ class Leave:
     request_id: str
 
 
-Event = Arrive | Fetched | Leave
+Event = Arrive | AllPulled | Leave
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFetch:
+class StartPulls:
     request_id: str
 
 
@@ -71,7 +71,7 @@ class StartRun:
     request_id: str
 
 
-Effect = Refuse | StartFetch | StartRun
+Effect = Refuse | StartPulls | StartRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class QueueLimits:
     max_waiting: int
     """Requests that are not RUNNING."""
     max_running: int
-    max_fetching_nbytes: int
-    """Bytes of all requests that are FETCHING; a request that is larger than this fetches alone. How many of them are
+    max_pulling_requests_nbytes: int
+    """Bytes of all requests that are PULLING; a request that is larger than this pulls alone. How many of them are
     on their way at a time is ``machine.pull_queue``'s."""
     max_running_nbytes: int = 1 << 62
     """Bytes of all requests that are RUNNING, of which the engine holds copies; a larger request runs alone."""
@@ -102,7 +102,7 @@ class TextQueue:
         self._entries: dict[str, _Entry] = {}
         self._running = 0
         self._waiting_tokens = 0
-        self._fetching_nbytes = 0
+        self._pulling_nbytes = 0
         self._running_nbytes = 0
         self._arrivals = 0
 
@@ -127,14 +127,14 @@ class TextQueue:
             case Arrive():
                 if (refused := self._arrive(event)) is not None:
                     return [refused]
-            case Fetched(request_id):
+            case AllPulled(request_id):
                 entry = self._entries.get(request_id)
-                if entry is not None and entry.phase is Phase.FETCHING:
-                    entry.phase = Phase.FETCHED
-                    self._fetching_nbytes -= entry.nbytes
+                if entry is not None and entry.phase is Phase.PULLING:
+                    entry.phase = Phase.PULLED
+                    self._pulling_nbytes -= entry.nbytes
             case Leave(request_id):
                 self._leave(request_id)
-        return [*self._start_runs(), *self._start_fetches()]
+        return [*self._start_runs(), *self._start_pulls()]
 
     def _arrive(self, event: Arrive) -> Refuse | None:
         if event.request_id in self._entries:
@@ -143,7 +143,7 @@ class TextQueue:
             return Refuse(event.request_id, f"{self.waiting} requests are waiting, which is the limit")
         waiting = Waiting(event.request_id, event.deadline_s, self._arrivals, event.priority)
         self._arrivals += 1
-        phase = Phase.QUEUED if event.items else Phase.FETCHED
+        phase = Phase.QUEUED if event.items else Phase.PULLED
         self._entries[event.request_id] = _Entry(waiting, event.tokens, event.nbytes, phase)
         self._waiting_tokens += event.tokens
         return None
@@ -157,14 +157,14 @@ class TextQueue:
             self._running_nbytes -= entry.nbytes
         else:
             self._waiting_tokens -= entry.tokens
-        if entry.phase is Phase.FETCHING:
-            self._fetching_nbytes -= entry.nbytes
+        if entry.phase is Phase.PULLING:
+            self._pulling_nbytes -= entry.nbytes
 
     def _start_runs(self) -> Iterator[StartRun]:
         room = self._limits.max_running - self._running
         if room <= 0:
             return
-        for waiting in turn_order(self._in(Phase.FETCHED))[:room]:
+        for waiting in turn_order(self._in(Phase.PULLED))[:room]:
             entry = self._entries[waiting.request_id]
             if not self._fits(entry):
                 return
@@ -177,14 +177,14 @@ class TextQueue:
     def _fits(self, entry: _Entry) -> bool:
         return not self._running_nbytes or self._running_nbytes + entry.nbytes <= self._limits.max_running_nbytes
 
-    def _start_fetches(self) -> Iterator[StartFetch]:
+    def _start_pulls(self) -> Iterator[StartPulls]:
         for waiting in turn_order(self._in(Phase.QUEUED)):
             entry = self._entries[waiting.request_id]
-            if self._fetching_nbytes and self._fetching_nbytes + entry.nbytes > self._limits.max_fetching_nbytes:
+            if self._pulling_nbytes and self._pulling_nbytes + entry.nbytes > self._limits.max_pulling_requests_nbytes:
                 return
-            self._fetching_nbytes += entry.nbytes
-            entry.phase = Phase.FETCHING
-            yield StartFetch(waiting.request_id)
+            self._pulling_nbytes += entry.nbytes
+            entry.phase = Phase.PULLING
+            yield StartPulls(waiting.request_id)
 
     def _in(self, phase: Phase) -> Iterator[Waiting]:
         return (entry.waiting for entry in self._entries.values() if entry.phase is phase)
@@ -194,16 +194,16 @@ class TextQueue:
         entries = self._entries.values()
         running = [entry for entry in entries if entry.phase is Phase.RUNNING]
         tokens = sum(entry.tokens for entry in entries if entry.phase is not Phase.RUNNING)
-        nbytes = sum(entry.nbytes for entry in entries if entry.phase is Phase.FETCHING)
+        nbytes = sum(entry.nbytes for entry in entries if entry.phase is Phase.PULLING)
         held = [entry.nbytes for entry in running if entry.nbytes]
-        kept = (self._running, self._waiting_tokens, self._fetching_nbytes, self._running_nbytes)
+        kept = (self._running, self._waiting_tokens, self._pulling_nbytes, self._running_nbytes)
         assert kept == (len(running), tokens, nbytes, sum(held)), "counters do not add up"  # noqa: S101 - invariant
         assert self.running <= self._limits.max_running, "too many run"  # noqa: S101 - invariant
-        fetching = [entry.nbytes for entry in self._entries.values() if entry.phase is Phase.FETCHING and entry.nbytes]
-        fits = len(fetching) <= 1 or sum(fetching) <= self._limits.max_fetching_nbytes
-        assert fits, "too many bytes are being fetched"  # noqa: S101 - invariant
+        pulling = [entry.nbytes for entry in self._entries.values() if entry.phase is Phase.PULLING and entry.nbytes]
+        fits = len(pulling) <= 1 or sum(pulling) <= self._limits.max_pulling_requests_nbytes
+        assert fits, "too many bytes are being pulled"  # noqa: S101 - invariant
         fits = len(held) <= 1 or sum(held) <= self._limits.max_running_nbytes
         assert fits, "running requests hold too many bytes"  # noqa: S101 - invariant
-        first = next(iter(turn_order(self._in(Phase.FETCHED))), None)
+        first = next(iter(turn_order(self._in(Phase.PULLED))), None)
         could = first is not None and self._fits(self._entries[first.request_id])
         assert not could or self.running == self._limits.max_running, "a request waits although it could run"  # noqa: S101 - invariant

@@ -4,29 +4,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from triptych.machine.text_queue import (
+    AllPulled,
     Arrive,
     Effect,
-    Fetched,
     Leave,
     QueueLimits,
     Refuse,
-    StartFetch,
+    StartPulls,
     StartRun,
     TextQueue,
 )
 
-LIMITS = QueueLimits(max_waiting=4, max_running=2, max_fetching_nbytes=100)
+LIMITS = QueueLimits(max_waiting=4, max_running=2, max_pulling_requests_nbytes=100)
 
 
 def arrive(name: str, *, items: int = 1, nbytes: int = 60, deadline_s: float = 10.0, priority: int = 0) -> Arrive:
     return Arrive(name, 10, items, nbytes, deadline_s, priority)
 
 
-def test_a_request_fetches_then_runs() -> None:
+def test_a_request_pulls_then_runs() -> None:
     queue = TextQueue(LIMITS)
-    assert queue.handle(arrive("a"), 0.0) == [StartFetch("a")]
+    assert queue.handle(arrive("a"), 0.0) == [StartPulls("a")]
     assert (queue.waiting, queue.running, queue.waiting_tokens) == (1, 0, 10)
-    assert queue.handle(Fetched("a"), 0.0) == [StartRun("a")]
+    assert queue.handle(AllPulled("a"), 0.0) == [StartRun("a")]
     assert (queue.waiting, queue.running, queue.waiting_tokens) == (0, 1, 0)
     assert queue.handle(Leave("a"), 0.0) == []
     assert "a" not in queue
@@ -41,17 +41,17 @@ def test_text_alone_runs_at_once_if_there_is_room_and_the_most_urgent_is_next() 
     assert queue.handle(Leave("a"), 0.0) == [StartRun("urgent")]
 
 
-def test_a_lower_priority_overtakes_who_waits_to_fetch_and_to_run_but_not_who_runs() -> None:
+def test_a_lower_priority_overtakes_who_waits_to_pull_and_to_run_but_not_who_runs() -> None:
     queue = TextQueue(LIMITS)
     for name in ("a", "b"):
         assert queue.handle(arrive(name, items=0, nbytes=0), 0.0) == [StartRun(name)]
-    assert queue.handle(arrive("fetching"), 0.0) == [StartFetch("fetching")]
+    assert queue.handle(arrive("pulling"), 0.0) == [StartPulls("pulling")]
     assert queue.handle(arrive("urgent", deadline_s=1.0), 0.0) == []
     assert queue.handle(arrive("first", deadline_s=50.0, priority=-1), 0.0) == []
-    assert queue.handle(Fetched("fetching"), 0.0) == [StartFetch("first")]
-    assert queue.handle(Fetched("first"), 0.0) == [StartFetch("urgent")]
+    assert queue.handle(AllPulled("pulling"), 0.0) == [StartPulls("first")]
+    assert queue.handle(AllPulled("first"), 0.0) == [StartPulls("urgent")]
     assert queue.handle(Leave("a"), 0.0) == [StartRun("first")]
-    assert queue.handle(Leave("b"), 0.0) == [StartRun("fetching")]
+    assert queue.handle(Leave("b"), 0.0) == [StartRun("pulling")]
 
 
 def test_a_request_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
@@ -66,11 +66,11 @@ def test_a_request_without_a_priority_is_an_equal_of_those_with_none_above_or_be
 
 def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -> None:
     queue = TextQueue(LIMITS)
-    assert queue.handle(arrive("a", nbytes=60), 0.0) == [StartFetch("a")]
+    assert queue.handle(arrive("a", nbytes=60), 0.0) == [StartPulls("a")]
     assert queue.handle(arrive("large", nbytes=500), 0.0) == []
     assert queue.handle(arrive("small", nbytes=10), 0.0) == []
-    assert queue.handle(Fetched("a"), 0.0) == [StartRun("a"), StartFetch("large")]
-    assert queue.handle(Leave("large"), 0.0) == [StartFetch("small")]
+    assert queue.handle(AllPulled("a"), 0.0) == [StartRun("a"), StartPulls("large")]
+    assert queue.handle(Leave("large"), 0.0) == [StartPulls("small")]
 
 
 def test_a_full_queue_refuses_and_so_does_it_a_second_request_of_one_id() -> None:
@@ -87,7 +87,7 @@ def test_events_of_a_request_that_has_left_change_nothing() -> None:
     queue = TextQueue(LIMITS)
     queue.handle(arrive("a"), 0.0)
     queue.handle(Leave("a"), 0.0)
-    assert queue.handle(Fetched("a"), 0.0) == []
+    assert queue.handle(AllPulled("a"), 0.0) == []
     assert queue.handle(Leave("a"), 0.0) == []
 
 
@@ -103,11 +103,11 @@ class AnyOrder(RuleBasedStateMachine):
     def note(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case StartFetch(name):
+                case StartPulls(name):
                     assert self.here[name] == "queued"
-                    self.here[name] = "fetching"
+                    self.here[name] = "pulling"
                 case StartRun(name):
-                    assert self.here[name] == "fetched"
+                    assert self.here[name] == "pulled"
                     self.here[name] = "running"
 
     @rule(items=st.integers(0, 2), nbytes=st.integers(1, 150), deadline_s=st.integers(0, 50))
@@ -115,7 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.number += 1
         name = f"r{self.number}"
         waiting = sum(phase != "running" for phase in self.here.values())
-        self.here[name] = "queued" if items else "fetched"
+        self.here[name] = "queued" if items else "pulled"
         effects = self.queue.handle(arrive(name, items=items, nbytes=nbytes * items, deadline_s=deadline_s), 0.0)
         if any(isinstance(effect, Refuse) for effect in effects):
             assert waiting >= LIMITS.max_waiting
@@ -124,12 +124,12 @@ class AnyOrder(RuleBasedStateMachine):
             self.note(effects)
 
     @rule(data=st.data())
-    def fetched(self, data: st.DataObject) -> None:
-        fetching = sorted(name for name, phase in self.here.items() if phase == "fetching")
-        if fetching:
-            name = data.draw(st.sampled_from(fetching))
-            self.here[name] = "fetched"
-            self.note(self.queue.handle(Fetched(name), 0.0))
+    def pulled(self, data: st.DataObject) -> None:
+        pulling = sorted(name for name, phase in self.here.items() if phase == "pulling")
+        if pulling:
+            name = data.draw(st.sampled_from(pulling))
+            self.here[name] = "pulled"
+            self.note(self.queue.handle(AllPulled(name), 0.0))
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -144,18 +144,20 @@ class AnyOrder(RuleBasedStateMachine):
         phases = list(self.here.values())
         assert self.queue.running == phases.count("running")
         assert self.queue.waiting == len(phases) - phases.count("running")
-        assert "queued" not in phases or "fetching" in phases, "somebody waits although nothing is being fetched"
+        assert "queued" not in phases or "pulling" in phases, "somebody waits although nothing is being pulled"
 
 
 TestAnyOrder = AnyOrder.TestCase
 
 
 def test_running_requests_hold_no_more_bytes_than_fit_and_a_large_one_runs_alone() -> None:
-    queue = TextQueue(QueueLimits(max_waiting=9, max_running=3, max_fetching_nbytes=1000, max_running_nbytes=100))
+    queue = TextQueue(
+        QueueLimits(max_waiting=9, max_running=3, max_pulling_requests_nbytes=1000, max_running_nbytes=100)
+    )
 
     def arrive(name: str, nbytes: int, deadline_s: float) -> list[object]:
         effects: list[object] = [*queue.handle(Arrive(name, 1, 1, nbytes, deadline_s), 0.0)]
-        effects += queue.handle(Fetched(name), 0.0)
+        effects += queue.handle(AllPulled(name), 0.0)
         queue.validate()
         return effects
 

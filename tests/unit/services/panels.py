@@ -219,7 +219,7 @@ async def text_panel(
             limits=IntakeLimits(
                 max_waiting=said.max_waiting_requests,
                 max_pulls_per_holder=said.max_pulls_per_encoder,
-                max_pulling_nbytes=said.max_fetching_bytes,
+                max_pulling_nbytes=said.max_pulling_bytes,
                 max_pull_s=said.max_pull_s,
                 failure_grace_s=said.failure_grace_s,
             ),

@@ -265,7 +265,7 @@ def test_a_burst_is_answered_or_refused_and_nothing_is_lost() -> None:
 )
 def test_a_request_that_is_wrong_is_refused(change: dict[str, object], error: type[TriptychError], says: str) -> None:
     async def scenario() -> None:
-        async with encoder_panel(max_media_bytes=1000) as panel:
+        async with encoder_panel(max_item_bytes=1000) as panel:
             request = replace(encode_request("cat"), **change)  # type: ignore[arg-type]
             with pytest.raises(error, match=says):
                 await panel.service.encode(request)
@@ -299,7 +299,7 @@ def test_media_that_cannot_be_decoded_is_invalid() -> None:
 
 def test_bytes_of_calls_in_progress_are_bounded() -> None:
     async def scenario() -> None:
-        async with encoder_panel(max_media_bytes=50, max_received_bytes=100) as panel:
+        async with encoder_panel(max_item_bytes=50, max_received_bytes=100) as panel:
             calls = (panel.service.encode(encode_request(name)) for name in "abc")
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(results[2], Overloaded)

@@ -19,7 +19,7 @@ def test_every_setting_is_described() -> None:
     [
         [],
         ["--model", "m", "--host", "nowhere"],
-        ["--model", "m", "--max-media-bytes", "100", "--max-received-bytes", "99"],
+        ["--model", "m", "--max-item-bytes", "100", "--max-received-bytes", "99"],
         ["--model", "m", "--dtype", "int8"],
     ],
 )

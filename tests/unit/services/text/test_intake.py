@@ -85,7 +85,7 @@ def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encod
         road = Road()
         bound = 6 * ITEM_NBYTES
         async with panels(
-            before_pull=road, max_fetching_bytes=bound, max_pulls_per_encoder=64, encoder={"slots": 256}, slots=256
+            before_pull=road, max_pulling_bytes=bound, max_pulls_per_encoder=64, encoder={"slots": 256}, slots=256
         ) as p:
             asked = [question(f"q{n}", await items(p.encoder, f"q{n}", 5)) for n in range(8)]
             got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
@@ -202,7 +202,7 @@ def test_a_hung_encoder_with_many_pulls_leaves_the_others_their_turns() -> None:
             encoder_panel(network=network, instance_id="good") as good,
             encoder_panel(network=network, instance_id="hung", settle=False) as hung,
             text_panel(
-                network, [good.service, hung.service], max_fetching_bytes=4 * ITEM_NBYTES, max_pull_s=5.0
+                network, [good.service, hung.service], max_pulling_bytes=4 * ITEM_NBYTES, max_pull_s=5.0
             ) as text,
         ):
             stuck = question("stuck", await items(hung, "stuck", 20), timeout_s=2.0)
