@@ -1,4 +1,4 @@
-"""What a body asks for, in domain types. ``openai_models`` has the fields."""
+"""What a body asks for, in domain types. ``openai_models`` has the fields, with ``openai_parts`` and ``openai_tools``."""
 
 import hashlib
 import json
@@ -17,31 +17,21 @@ from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
 from triptych.media.data_url import decode_base64, decode_data_url
 
 from .lifting import Lifted, lift
+from .openai_fields import Api, shown
 from .openai_models import (
-    INT64,
-    Api,
     ApiAssistantMessage,
-    ApiAudioPart,
-    ApiAudioUrlPart,
-    ApiImagePart,
-    ApiMediaPart,
     ApiMessage,
-    ApiNamedTool,
     ApiResponseFormat,
-    ApiTextPart,
-    ApiToolChoice,
     ApiToolMessage,
-    ApiVideoPart,
     ChatCompletionRequest,
     CompletionRequest,
     Generation,
     ResponseFormatObject,
     ResponseFormatSchema,
     TokenizeRequest,
-    shown,
 )
-
-__all__ = ["INT64", "MAX_PARTS", "ChatCompletionRequest", "ParsedChat", "Remote", "parse"]
+from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaPart, ApiTextPart, ApiVideoPart
+from .openai_tools import ApiNamedTool, ApiToolChoice
 
 MAX_PARTS = 4096
 """Over all messages of a request: what is parsed is bounded in number, not only in bytes."""

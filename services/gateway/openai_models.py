@@ -4,191 +4,29 @@ Unknown fields pass unseen, as clients send ever new ones. Fields that are known
 not supported, are refused by name unless they ask for nothing (``tools: []``, ``echo: false``).
 """
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    Tag,
-)
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from triptych.policy.admission import MAX_CHOICES, MAX_PRIORITY, MIN_PRIORITY
+
+from .openai_fields import INT31, INT64, Api, Unless, shown, type_tag
+from .openai_parts import ApiContent
+from .openai_tools import MAX_CALL_ID_CHARS, ApiToolCalls, ApiToolChoice, ApiTools
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_TOOLS = 128
-MAX_TOOL_NAME_CHARS = 64
-MAX_CALL_ID_CHARS = 256
 MAX_SALT_CHARS = 256
-INT64 = 2**63
-INT31 = 2**31
 MAX_MESSAGES = 4096
-PART_TYPES = ("text", "image_url", "video_url", "audio_url", "input_audio")
-_SHOWN_CHARS = 60
-
-
-def shown(value: object) -> str:
-    """A value of the caller's, cut to what a message can hold; no container is written out to be thrown away."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"an array of {len(value)}"
-    if isinstance(value, int) and abs(value) >= INT64:
-        return "an integer of more than 64 bits"
-    if isinstance(value, str) and len(value) > _SHOWN_CHARS:
-        return json.dumps(value[:_SHOWN_CHARS]) + f"... of {len(value)} characters"
-    return json.dumps(value, default=str)
-
-
-class _Unless:
-    """Accept only values that ask for nothing."""
-
-    def __init__(self, *harmless: object, hint: str = "this is not supported; leave it out") -> None:
-        self._harmless = harmless
-        self._hint = hint
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return {"enum": list(self._harmless), "description": self._hint}
-
-    def _check(self, value: object) -> object:
-        if not any(type(value) is type(harmless) and value == harmless for harmless in self._harmless):
-            raise PydanticCustomError("unsupported", "{hint}", {"hint": self._hint})
-        return value
-
-
-def _as_list(value: object) -> object:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
-def _check_part_type(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in PART_TYPES:
-        message = (
-            f"must be an object of type {', '.join(map(repr, PART_TYPES[:-1]))} or {PART_TYPES[-1]!r}, not {{got}}"
-        )
-        raise PydanticCustomError("part_type", message, {"got": shown(value if kind is None else kind)})
-    return value
-
-
-def _part_tag(value: Any) -> str:
-    return f"#{value['type'] if isinstance(value, dict) else value.type}"
-
-
-def _content_tag(value: object) -> str:
-    return "#parts" if isinstance(value, list) else "#text"
-
-
-class Api(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class ApiTextPart(Api):
-    type: Literal["text"]
-    text: str
-
-
-class ApiImageUrl(Api):
-    url: str
-    """A data: URL, or an https: or http: URL that the server fetches."""
-    detail: Literal["auto", "low", "high"] | None = None
-    """Taken and without effect: a model's own processor decides the resolution."""
-
-
-class ApiImagePart(Api):
-    type: Literal["image_url"]
-    image_url: ApiImageUrl
-
-
-class ApiUrl(Api):
-    url: str
-    """A data: URL, or an https: or http: URL that the server fetches."""
-
-
-class ApiVideoPart(Api):
-    """MP4, MOV or WebM; for models that take videos. What it is, its bytes say."""
-
-    type: Literal["video_url"]
-    video_url: ApiUrl
-
-
-class ApiAudioUrlPart(Api):
-    """WAV, FLAC, MP3, Ogg or M4A; for models that take audio. What it is, its bytes say."""
-
-    type: Literal["audio_url"]
-    audio_url: ApiUrl
-
-
-class ApiInputAudio(Api):
-    data: str
-    """The file in base64."""
-    format: str | None = Field(default=None, max_length=32)
-    """Taken and without effect: the bytes say what they are."""
-
-
-class ApiAudioPart(Api):
-    """Audio in the request itself, as OpenAI's API has it; for models that take audio."""
-
-    type: Literal["input_audio"]
-    input_audio: ApiInputAudio
-
-
-ApiMediaPart = ApiImagePart | ApiVideoPart | ApiAudioUrlPart | ApiAudioPart
-ApiPart = Annotated[
-    Annotated[ApiTextPart, Tag("#text")]
-    | Annotated[ApiImagePart, Tag("#image_url")]
-    | Annotated[ApiVideoPart, Tag("#video_url")]
-    | Annotated[ApiAudioUrlPart, Tag("#audio_url")]
-    | Annotated[ApiAudioPart, Tag("#input_audio")],
-    Discriminator(_part_tag),
-    BeforeValidator(_check_part_type),
-]
-ApiParts = TypeAliasType("ApiParts", Annotated[list[ApiPart], FailFast()])
-# Tags start with "#" so that they can be told from field names where an error says what it is about.
-ApiContent = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[ApiParts, Tag("#parts")],
-    Discriminator(_content_tag),
-]
 
 
 class ApiSpokenMessage(Api):
     role: Literal["system", "developer", "user"]
     content: ApiContent
-
-
-class ApiCalledFunction(Api):
-    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
-    arguments: str
-    """A JSON object, as text."""
-
-
-class ApiToolCall(Api):
-    id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
-    type: Literal["function"]
-    function: ApiCalledFunction
-
-
-ApiToolCalls = TypeAliasType("ApiToolCalls", Annotated[list[ApiToolCall], FailFast(), Field(max_length=MAX_TOOLS)])
 
 
 class ApiAssistantMessage(Api):
@@ -197,8 +35,8 @@ class ApiAssistantMessage(Api):
     """Needed unless there are tool_calls."""
     tool_calls: ApiToolCalls | None = None
     """Taken where the model's chat template has a place for them, else refused."""
-    function_call: Annotated[object, _Unless(None)] = None
-    audio: Annotated[object, _Unless(None)] = None
+    function_call: Annotated[object, Unless(None)] = None
+    audio: Annotated[object, Unless(None)] = None
 
 
 class ApiToolMessage(Api):
@@ -271,47 +109,15 @@ ApiResponseFormat = Annotated[
     Annotated[ResponseFormatText, Tag("#text")]
     | Annotated[ResponseFormatObject, Tag("#json_object")]
     | Annotated[ResponseFormatSchema, Tag("#json_schema")],
-    Discriminator(_part_tag),
+    Discriminator(type_tag),
     BeforeValidator(_check_format_type),
 ]
 
 
-class ApiFunction(Api):
-    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class ApiTool(Api):
-    type: Literal["function"]
-    function: ApiFunction
-
-
-class ApiNamedFunction(Api):
-    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)
-
-
-class ApiNamedTool(Api):
-    type: Literal["function"]
-    function: ApiNamedFunction
-
-
-def _choice_tag(value: Any) -> str:
-    return "#word" if isinstance(value, str) else "#named"
-
-
-def _check_choice(value: object) -> object:
-    if value not in ("none", "auto", "required") and not isinstance(value, dict):
-        message = "must be 'none', 'auto', 'required' or an object of type 'function', not {got}"
-        raise PydanticCustomError("part_type", message, {"got": shown(value)})
-    return value
-
-
-ApiToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[ApiNamedTool, Tag("#named")],
-    Discriminator(_choice_tag),
-    BeforeValidator(_check_choice),
-]
+def _as_list(value: object) -> object:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
 
 
 def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
@@ -325,7 +131,6 @@ TokenIds = TypeAliasType(
     "TokenIds",
     Annotated[list[Annotated[int, Field(ge=0, lt=INT31)]], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)],
 )
-ApiTools = TypeAliasType("ApiTools", Annotated[list[ApiTool], FailFast(), Field(max_length=MAX_TOOLS)])
 
 
 class Generation(Api):
@@ -389,12 +194,12 @@ class ChatCompletionRequest(Generation):
     (required), or one of them is called by name."""
     parallel_tool_calls: bool | None = None
     """Whether one answer may make several calls; it may if this is left out."""
-    functions: Annotated[object, _Unless(None, [])] = None
-    function_call: Annotated[object, _Unless(None, "none", "auto")] = None
-    modalities: Annotated[object, _Unless(None, [], ["text"])] = None
-    audio: Annotated[object, _Unless(None)] = None
-    prediction: Annotated[object, _Unless(None)] = None
-    web_search_options: Annotated[object, _Unless(None)] = None
+    functions: Annotated[object, Unless(None, [])] = None
+    function_call: Annotated[object, Unless(None, "none", "auto")] = None
+    modalities: Annotated[object, Unless(None, [], ["text"])] = None
+    audio: Annotated[object, Unless(None)] = None
+    prediction: Annotated[object, Unless(None)] = None
+    web_search_options: Annotated[object, Unless(None)] = None
 
 
 def _one_prompt(value: object) -> object:
@@ -417,9 +222,9 @@ class CompletionRequest(Generation):
 
     prompt: Prompt
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: Annotated[object, _Unless(None, False)] = None
-    suffix: Annotated[object, _Unless(None, "")] = None
-    best_of: Annotated[object, _Unless(None, 1)] = None
+    echo: Annotated[object, Unless(None, False)] = None
+    suffix: Annotated[object, Unless(None, "")] = None
+    best_of: Annotated[object, Unless(None, 1)] = None
 
 
 class TokenizeRequest(Api):

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from services.gateway.openai_api import (
     MAX_PARTS,
-    ChatCompletionRequest,
     ParsedChat,
     parse,
     parse_completion,
     tenant_salt,
 )
+from services.gateway.openai_models import ChatCompletionRequest
 from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
