@@ -22,6 +22,7 @@ from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 
 from . import edge
+from .admission import RETRY_AFTER_S
 from .answers import (
     DONE,
     ChatForm,
@@ -34,10 +35,10 @@ from .answers import (
     tokens_body,
 )
 from .keys import Caller
+from .lifetime import RequestLifetime
 from .observe import MetricsEndpoint
 from .openai_api import ParsedChat, parse, parse_completion, parse_tokenize
 from .openapi import document
-from .scope import RETRY_AFTER_S, RequestScope
 from .service import Gateway, OpenChat, Parse
 
 _GRACE_S = 0.5
@@ -140,7 +141,7 @@ class Exchange:
 
     request_id: str
     caller: Caller
-    life: RequestScope
+    lifetime: RequestLifetime
     scope: Scope
     receive: Receive
     send: Send
@@ -150,7 +151,7 @@ class Exchange:
     @property
     def left_s(self) -> float:
         """Time that the router may take."""
-        return self.life.left_s - _GRACE_S
+        return self.lifetime.left_s - _GRACE_S
 
 
 Respond = Callable[[Exchange, ParsedChat], Awaitable[None]]
@@ -170,14 +171,14 @@ class Post:
         headers = Headers(scope=scope)
         settings = self._gateway.settings
         timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)
-        life = RequestScope(timeout_s + _GRACE_S)
-        exchange = Exchange(request_id, caller, life, scope, receive, send)
+        lifetime = RequestLifetime(timeout_s + _GRACE_S)
+        exchange = Exchange(request_id, caller, lifetime, scope, receive, send)
         try:
-            with caller.request(), self._gateway.admission.request(request_id, life) as hold:
-                async with life.running():
+            with caller.request(), self._gateway.admission.request(request_id, lifetime) as hold:
+                async with lifetime.running():
                     chunks = edge.body_chunks(receive)
                     body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)
-                    async with life.ended_by(lambda: edge.disconnected(receive)):
+                    async with lifetime.ended_by(lambda: edge.disconnected(receive)):
                         request = await self._gateway.parse(self._parse, body, hold)
                         del body
                         await self._respond(exchange, request)

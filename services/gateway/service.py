@@ -20,11 +20,11 @@ from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InstanceLost, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
 from triptych.ports import Offload, Router
 
+from .admission import Admission, Hold
 from .answers import CHAT_PREFIX, COMPLETION_PREFIX, WholeAnswer, WholeChoice
 from .keys import Caller, KeyRing
 from .media import RemoteMedia
 from .openai_api import ParsedChat, tenant_salt
-from .scope import Admission, Hold
 from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)

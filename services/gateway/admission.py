@@ -1,0 +1,82 @@
+"""What the gateway holds: so many requests, so many bytes of their bodies."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from triptych.errors import Overloaded, TriptychError, Unavailable
+
+from .lifetime import RequestLifetime
+
+RETRY_AFTER_S = 1.0
+"""What is told to those who come while a bound is reached: requests end all the time."""
+
+
+class Admission:
+    """Bounds what the gateway holds: requests, and the bytes of their bodies."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._running: dict[str, RequestLifetime] = {}
+        self._closed: TriptychError | None = None
+
+    @property
+    def requests(self) -> int:
+        return len(self._running)
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+    def is_running(self, request_id: str) -> bool:
+        return request_id in self._running
+
+    @contextmanager
+    def request(self, request_id: str, lifetime: RequestLifetime) -> Generator["Hold"]:
+        """Raises Overloaded when too many run; ``request_id`` is not running yet."""
+        if self._closed is not None:
+            raise self._closed
+        if len(self._running) >= self._max_requests:
+            raise Overloaded(
+                f"{self._max_requests} requests are running, which is the limit", retry_after_s=RETRY_AFTER_S
+            )
+        hold = Hold(self)
+        self._running[request_id] = lifetime
+        try:
+            yield hold
+        finally:
+            del self._running[request_id]
+            self._bytes -= hold.nbytes
+
+    def take(self, nbytes: int) -> None:
+        if self._bytes + nbytes > self._max_bytes:
+            raise Overloaded(
+                f"the bodies of running requests fill the {self._max_bytes} bytes there are for them",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._bytes += nbytes
+
+    def close(self) -> None:
+        """End whatever runs, and let nothing in any more."""
+        self._closed = Unavailable("the server is shutting down")
+        for lifetime in self._running.values():
+            lifetime.end(Unavailable("the server is shutting down"))
+
+
+class Hold:
+    """The bytes that one request holds, until it ends."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.nbytes = 0
+
+    def grow(self, nbytes: int) -> None:
+        """Hold so many more. Raises Overloaded."""
+        self.grow_to(self.nbytes + nbytes)
+
+    def grow_to(self, nbytes: int) -> None:
+        """Raises Overloaded when there is no room; what was held stays held."""
+        if nbytes > self.nbytes:
+            self._admission.take(nbytes - self.nbytes)
+            self.nbytes = nbytes
