@@ -8,6 +8,7 @@ import pytest
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from triptych.engine.registry import HALVES
+from triptych.engine.start import KvOptions
 from triptych.ports import EngineOutput
 
 pytestmark = pytest.mark.timeout(180)
@@ -92,6 +93,17 @@ def test_what_was_computed_before_changes_nothing(case: Case) -> None:
     assert engine.prefix_hits_tokens > 0
     engine.add(case.request("ending", ending, ANSWER_TOKENS))
     assert finish(engine) == {"ending": case.answer(ending, ANSWER_TOKENS)}
+
+
+def test_a_beginning_is_taken_over_only_where_what_follows_changes_nothing_of_it(case: Case) -> None:
+    """Of text, before other text and before an item: an item may change what stands in front of it."""
+    question = case.question(6, 1)
+    plain = (question[0], "ab")
+    for order in ((plain, question), (question, plain)):
+        engine = case.engine(kv=KvOptions(1))
+        for one in order:
+            engine.add(case.request("one", one, ANSWER_TOKENS))
+            assert finish(engine) == {"one": case.answer(one, ANSWER_TOKENS)}
 
 
 def test_every_family_is_tested() -> None:

@@ -33,6 +33,7 @@ class TinyQwenVL(TinyFamily):
     )
     patch = 14
     tower: ClassVar[Mapping[str, Any]]
+    text: ClassVar[Mapping[str, Any]] = {}
     videos: ClassVar[Mapping[str, Any]] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
     video_processor_type = "Qwen2VLVideoProcessor"
 
@@ -84,7 +85,7 @@ class TinyQwenVL(TinyFamily):
 
     def model(self) -> Any:
         text = self._tokenizer()
-        sizes = llama_sizes(len(text), rope_parameters=self._rope())
+        sizes = llama_sizes(len(text), rope_parameters=self._rope(), **self.text)
         tower = {
             "depth": 2,
             "num_heads": 2,
@@ -118,6 +119,12 @@ class TinyQwen2VL(TinyQwenVL):
     tower: ClassVar[Mapping[str, Any]] = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
 
 
+class TinyQwen2VLWindow(TinyQwen2VL):
+    """As published configurations could: layers from the second on see twelve positions."""
+
+    text: ClassVar[Mapping[str, Any]] = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
+
+
 class TinyQwen25VL(TinyQwenVL):
     """A window of two tokens, so that most images have several; one layer of two looks at all."""
 
@@ -148,4 +155,9 @@ class TinyQwen3VL(TinyQwenVL):
         return {**super()._rope(), "mrope_interleaved": True}
 
 
-TINIES = (TinyQwen2VL("qwen2_vl", seed=2), TinyQwen25VL("qwen2_5_vl", seed=2), TinyQwen3VL("qwen3_vl"))
+TINIES = (
+    TinyQwen2VL("qwen2_vl", seed=2),
+    TinyQwen2VLWindow("qwen2_vl-window", seed=2),
+    TinyQwen25VL("qwen2_5_vl", seed=2),
+    TinyQwen3VL("qwen3_vl"),
+)
