@@ -14,8 +14,8 @@ from typing import Generic
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, InvalidRequest, Overloaded, TriptychError
-from triptych.machine import batch_queue as machine
-from triptych.machine.arena import Slot
+from triptych.machine import batch_queue
+from triptych.machine.arena_events import Slot
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.tasks import TaskScope
 
@@ -59,7 +59,7 @@ class Batcher(Generic[PreparedT]):
         self,
         engine: EncoderEngine[PreparedT],
         holdings: Holdings,
-        limits: machine.BatchLimits,
+        limits: batch_queue.BatchLimits,
         *,
         scope: TaskScope,
         prepare: Offload,
@@ -70,7 +70,7 @@ class Batcher(Generic[PreparedT]):
         """``prepare`` is a pool; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
         self._engine = engine
         self._holdings = holdings
-        self._queue = machine.BatchQueue(limits)
+        self._queue = batch_queue.BatchQueue(limits)
         self._scope = scope
         self._prepare_pool = prepare
         self._compute = compute
@@ -81,7 +81,7 @@ class Batcher(Generic[PreparedT]):
         self._wake = asyncio.Event()
 
     @property
-    def queue(self) -> machine.BatchQueue:
+    def queue(self) -> batch_queue.BatchQueue:
         """What is remembered, to be read only."""
         return self._queue
 
@@ -105,11 +105,11 @@ class Batcher(Generic[PreparedT]):
         while True:
             self._wake.clear()
             batch: list[_Flight[PreparedT]] = []
-            for effect in self._queue.handle(machine.Take(), self._clock()):
+            for effect in self._queue.handle(batch_queue.Take(), self._clock()):
                 match effect:
-                    case machine.Encode(keys):
+                    case batch_queue.Encode(keys):
                         batch = [self._flights[key] for key in keys]
-                    case machine.Drop():
+                    case batch_queue.Drop():
                         self._drop(effect)
             if batch:
                 await self._encode(batch)
@@ -120,7 +120,7 @@ class Batcher(Generic[PreparedT]):
 
     def _join(self, key: bytes, waiter_id: int, waiter: _Waiter) -> None:
         request = waiter.request
-        arrive = machine.Arrive(
+        arrive = batch_queue.Arrive(
             key=key,
             waiter=waiter_id,
             tokens=request.tokens,
@@ -129,9 +129,9 @@ class Batcher(Generic[PreparedT]):
         )
         for effect in self._queue.handle(arrive, waiter.arrived_s):
             match effect:
-                case machine.Refuse(_, fits, reason):
+                case batch_queue.Refuse(_, fits, reason):
                     raise Overloaded(reason) if fits else InvalidMedia(reason)
-                case machine.StartPreparing():
+                case batch_queue.StartPreparing():
                     flight = self._flights[key] = _Flight(key, request)
                     self._scope.spawn(self._prepare(flight), name="prepare")
         self._flights[key].waiters[waiter_id] = waiter
@@ -148,8 +148,8 @@ class Batcher(Generic[PreparedT]):
         flight = self._flights.get(key)
         if flight is None or flight.waiters.pop(waiter_id, None) is None:
             return
-        for effect in self._queue.handle(machine.Leave(key, waiter_id), self._clock()):
-            if isinstance(effect, machine.Drop):
+        for effect in self._queue.handle(batch_queue.Leave(key, waiter_id), self._clock()):
+            if isinstance(effect, batch_queue.Drop):
                 self._drop(effect)
         self._on_change()
 
@@ -175,9 +175,9 @@ class Batcher(Generic[PreparedT]):
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        event = machine.Prepared(flight.key, prepared.tokens, prepared.nbytes)
+        event = batch_queue.Prepared(flight.key, prepared.tokens, prepared.nbytes)
         for effect in self._queue.handle(event, self._clock()):
-            if isinstance(effect, machine.Drop):
+            if isinstance(effect, batch_queue.Drop):
                 self._drop(effect)
         self._wake.set()
         self._on_change()
@@ -256,7 +256,7 @@ class Batcher(Generic[PreparedT]):
 
     # --- endings -----------------------------------------------------------------------------------------------------
 
-    def _drop(self, drop: machine.Drop) -> None:
+    def _drop(self, drop: batch_queue.Drop) -> None:
         error: TriptychError = DeadlineExceeded(drop.reason) if drop.expired else Overloaded(drop.reason)
         self._fail(self._flights[drop.key], error)
 
@@ -273,7 +273,7 @@ class Batcher(Generic[PreparedT]):
         if flight.slot is not None:
             self._holdings.abandon(flight.slot)
             flight.slot = None
-        self._queue.handle(machine.Done(flight.key), self._clock())
+        self._queue.handle(batch_queue.Done(flight.key), self._clock())
         del self._flights[flight.key]
         self._on_change()
 

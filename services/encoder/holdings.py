@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest
 from triptych.errors import EngineFailure, InternalError
-from triptych.machine import arena as machine
+from triptych.machine import arena_events
+from triptych.machine.arena import ArenaLimits, ArenaMachine
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal
 
@@ -19,7 +20,7 @@ class Holdings:
     def __init__(
         self,
         arena: Arena,
-        limits: machine.ArenaLimits,
+        limits: ArenaLimits,
         *,
         clock: Clock,
         offload: Offload,
@@ -30,12 +31,12 @@ class Holdings:
         self.offload = offload
         self.on_change = on_change
         self._clock = clock
-        self._machine = machine.ArenaMachine(
+        self._machine = ArenaMachine(
             start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
         )
 
     @property
-    def memory(self) -> machine.ArenaMachine:
+    def memory(self) -> ArenaMachine:
         """What is remembered, to be read only."""
         return self._machine
 
@@ -48,17 +49,17 @@ class Holdings:
         slot = self._machine.find(key)
         return None if slot is None else slot.tokens
 
-    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> machine.Slot:
+    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> arena_events.Slot:
         """Memory for an embedding. Raises ArenaFull for now, InvalidMedia for ever."""
-        match self._handle(machine.Reserve(key, tensors, tokens)):
-            case machine.Reserved(slot):
+        match self._handle(arena_events.Reserve(key, tensors, tokens)):
+            case arena_events.Reserved(slot):
                 return slot
-            case machine.Refused(_, error):
+            case arena_events.Refused(_, error):
                 raise error
             case _:
                 raise InternalError("the embedding is being made already")
 
-    async def fill(self, slot: machine.Slot, tensors: Sequence[Tensor]) -> None:
+    async def fill(self, slot: arena_events.Slot, tensors: Sequence[Tensor]) -> None:
         """Put the embedding into its slot; from then on it can be granted.
 
         Raises EngineFailure when the tensors are not those that the slot was reserved for; then, as when it is
@@ -67,11 +68,11 @@ class Holdings:
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
             raise EngineFailure("the engine made other tensors than it had announced")
         checksum = await self.offload.run(seal, self.arena, slot.offset, slot.generation, tensors)
-        self._handle(machine.Commit(slot.key, slot.generation, checksum))
+        self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
 
-    def abandon(self, slot: machine.Slot) -> None:
+    def abandon(self, slot: arena_events.Slot) -> None:
         """The slot will not be filled."""
-        self._handle(machine.Abandon(slot.key, slot.generation))
+        self._handle(arena_events.Abandon(slot.key, slot.generation))
 
     def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
         """A lease for one reader, or more time for it.
@@ -79,10 +80,10 @@ class Holdings:
         Raises LeaseLost when the embedding (in that generation) is not here or the lease was given back already,
         InvalidRequest when the id stands for another embedding, Overloaded.
         """
-        match self._handle(machine.Grant(key, lease_id, lease_s, generation)):
-            case machine.Granted(ticket):
+        match self._handle(arena_events.Grant(key, lease_id, lease_s, generation)):
+            case arena_events.Granted(ticket):
                 return ticket
-            case machine.Refused(_, error):
+            case arena_events.Refused(_, error):
                 raise error
             case _:
                 raise InternalError("a lease was neither granted nor refused")
@@ -98,20 +99,20 @@ class Holdings:
         return ticket
 
     def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        self._handle(machine.Release(tuple(lease_ids)))
+        self._handle(arena_events.Release(tuple(lease_ids)))
 
     def sweep(self) -> None:
         """Let go of leases whose readers never came back."""
-        self._handle(machine.Tick())
+        self._handle(arena_events.Tick())
 
-    def _handle(self, event: machine.Event) -> machine.Effect | None:
+    def _handle(self, event: arena_events.Event) -> arena_events.Effect | None:
         """The answer to the event, if it has one; the other effects need nothing but a line in the log."""
-        answer: machine.Effect | None = None
+        answer: arena_events.Effect | None = None
         for effect in self._machine.handle(event, self._clock()):
             match effect:
-                case machine.Evicted(slot, reason):
+                case arena_events.Evicted(slot, reason):
                     logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
-                case machine.Lapsed(_, reason):
+                case arena_events.Lapsed(_, reason):
                     logger.warning("%s", reason)
                 case _:
                     answer = effect

@@ -15,8 +15,8 @@ from typing import Protocol
 from triptych.domain.embedding import Ticket
 from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
-from triptych.machine import image_cache as machine
-from triptych.machine import pull_queue as turns
+from triptych.machine import image_cache_events, pull_queue
+from triptych.machine.image_cache import ImageCacheMachine
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.probe import PeerBook
@@ -61,7 +61,7 @@ class Arrived:
 class _Pull:
     """A pull that waits for its turn or is under way."""
 
-    start: machine.StartPull
+    start: image_cache_events.StartPull
     failed: asyncio.Future[bool]
 
 
@@ -75,7 +75,7 @@ class _Refusal:
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     tickets: tuple[Ticket, ...]
-    outcome: asyncio.Future[machine.Acquired | _Refusal]
+    outcome: asyncio.Future[image_cache_events.Acquired | _Refusal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class Intake:
     offload: Offload
     clock: Clock
     record: Record = field(default_factory=NoRecord)
-    memory: machine.ImageCacheMachine = field(init=False)
+    memory: ImageCacheMachine = field(init=False)
     """What is remembered, to be read only."""
-    queue: turns.PullQueue = field(init=False)
+    queue: pull_queue.PullQueue = field(init=False)
     """Whose pull is next, to be read only."""
     _wanted: dict[str, _Wanted] = field(init=False, default_factory=dict)
     _pulls: dict[int, _Pull] = field(init=False, default_factory=dict)
@@ -109,11 +109,11 @@ class Intake:
     """Of what is in the cache."""
 
     def __post_init__(self) -> None:
-        self.memory = machine.ImageCacheMachine(
+        self.memory = ImageCacheMachine(
             start=self.arena.base, end=self.arena.nbytes, max_waiting=self.limits.max_waiting
         )
-        self.queue = turns.PullQueue(
-            turns.PullLimits(
+        self.queue = pull_queue.PullQueue(
+            pull_queue.PullLimits(
                 max_nbytes=self.limits.max_pulling_nbytes,
                 max_holder_nbytes=self.limits.max_pulling_nbytes // 2,
                 max_holder_pulls=self.limits.max_pulls_per_holder,
@@ -130,7 +130,7 @@ class Intake:
         """
         wanted = _Wanted(tuple(one.ticket for one in placements), asyncio.get_running_loop().create_future())
         self._wanted[request_id] = wanted
-        self._handle(machine.Acquire(request_id, wanted.tickets, deadline_s))
+        self._handle(image_cache_events.Acquire(request_id, wanted.tickets, deadline_s))
         outcome = await wanted.outcome
         if isinstance(outcome, _Refusal):
             raise await self._whole_failure(outcome, placements)
@@ -147,13 +147,13 @@ class Intake:
     def leave(self, request_id: str) -> None:
         """The request reads its embeddings no more; unknown ids are fine."""
         self._wanted.pop(request_id, None)
-        self._handle(machine.Leave(request_id))
+        self._handle(image_cache_events.Leave(request_id))
 
     def tick(self) -> None:
         """Look whether memory that was set aside is free again."""
-        self._handle(machine.Tick(self.transport.quarantined()))
+        self._handle(image_cache_events.Tick(self.transport.quarantined()))
 
-    def _handle(self, event: machine.Event) -> None:
+    def _handle(self, event: image_cache_events.Event) -> None:
         events = deque([event])
         while events:
             unneeded: list[int] = []
@@ -162,46 +162,48 @@ class Intake:
             for pull_id in unneeded:
                 if self.queue.waits(pull_id) and not self.memory.needed(pull_id):
                     self._pulls.pop(pull_id).failed.set_result(False)
-                    self._turn(turns.Drop(pull_id))
+                    self._turn(pull_queue.Drop(pull_id))
                     left = TransferFailed("nobody waits for the embedding any more")
-                    events.append(machine.PullFailed(pull_id, left, self.transport.quarantined()))
+                    events.append(image_cache_events.PullFailed(pull_id, left, self.transport.quarantined()))
 
-    def _do(self, effect: machine.Effect, unneeded: list[int]) -> None:
+    def _do(self, effect: image_cache_events.Effect, unneeded: list[int]) -> None:
         match effect:
-            case machine.StartPull(pull_id, ticket):
+            case image_cache_events.StartPull(pull_id, ticket):
                 self._pulls[pull_id] = _Pull(effect, asyncio.get_running_loop().create_future())
                 holder = (ticket.holder, ticket.epoch)
                 self._turn(
-                    turns.Want(pull_id, effect.request_id, holder, ticket.slot_nbytes, deadline_s=effect.deadline_s)
+                    pull_queue.Want(
+                        pull_id, effect.request_id, holder, ticket.slot_nbytes, deadline_s=effect.deadline_s
+                    )
                 )
-            case machine.Hastened(pull_id, request_id, deadline_s):
-                self._turn(turns.Hasten(pull_id, request_id, deadline_s))
-            case machine.Unneeded(pull_id):
+            case image_cache_events.Hastened(pull_id, request_id, deadline_s):
+                self._turn(pull_queue.Hasten(pull_id, request_id, deadline_s))
+            case image_cache_events.Unneeded(pull_id):
                 unneeded.append(pull_id)
-            case machine.Acquired(request_id):
+            case image_cache_events.Acquired(request_id):
                 self._tell(request_id, effect)
-            case machine.Refused(request_id, error):
+            case image_cache_events.Refused(request_id, error):
                 self._tell(request_id, _Refusal(error, self._still_pulling(request_id)))
-            case machine.ReleaseLease(ticket):
+            case image_cache_events.ReleaseLease(ticket):
                 self.releases.add(ticket)
-            case machine.Evicted(key, reason):
+            case image_cache_events.Evicted(key, reason):
                 self._journeys.pop(key, None)
                 logger.debug("evicted an embedding: %s", reason)
-            case machine.Waiting(request_id, reason):
+            case image_cache_events.Waiting(request_id, reason):
                 logger.debug("request %s waits: %s", request_id, reason)
 
-    def _turn(self, event: turns.Event) -> None:
+    def _turn(self, event: pull_queue.Event) -> None:
         for begin in self.queue.handle(event, self.clock()):
             self.scope.spawn(self._pull(self._pulls[begin.pull_id].start), name="pull")
 
-    def _tell(self, request_id: str, outcome: machine.Acquired | _Refusal) -> None:
+    def _tell(self, request_id: str, outcome: image_cache_events.Acquired | _Refusal) -> None:
         wanted = self._wanted.get(request_id)
         if wanted is not None and not wanted.outcome.done():
             wanted.outcome.set_result(outcome)
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
-    async def _pull(self, start: machine.StartPull) -> None:
+    async def _pull(self, start: image_cache_events.StartPull) -> None:
         """Pull and check one embedding.
 
         That it is finite was checked by the encoder before it computed the checksum, and is checked again by the
@@ -226,14 +228,14 @@ class Intake:
             journey = self._journeys[ticket.key] = _Journey(backend, ticket.slot_nbytes, self.clock() - started_s)
             self.record.pulled(journey.backend, journey.nbytes, journey.duration_s)
             self._pulls.pop(start.pull_id).failed.set_result(False)
-            self._turn(turns.Ended(start.pull_id))
-            self._handle(machine.Pulled(start.pull_id))
+            self._turn(pull_queue.Ended(start.pull_id))
+            self._handle(image_cache_events.Pulled(start.pull_id))
             return
         logger.info("a pull from %s failed: %s", ticket.holder, error)
         self.record.pull_failed(backend, error)
         self._pulls.pop(start.pull_id).failed.set_result(True)
-        self._turn(turns.Ended(start.pull_id))
-        self._handle(machine.PullFailed(start.pull_id, error, self.transport.quarantined()))
+        self._turn(pull_queue.Ended(start.pull_id))
+        self._handle(image_cache_events.PullFailed(start.pull_id, error, self.transport.quarantined()))
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

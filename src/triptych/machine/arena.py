@@ -18,155 +18,34 @@ A refusal is an effect that carries the error for the caller. Nothing waits here
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket, payload_nbytes
-from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded, TriptychError
+from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Ticket, payload_nbytes
+from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
+from triptych.machine.arena_events import (
+    Abandon,
+    Commit,
+    Effect,
+    Event,
+    Evicted,
+    Grant,
+    Granted,
+    Key,
+    Lapsed,
+    Present,
+    Refused,
+    Release,
+    Reserve,
+    Reserved,
+    Slot,
+    SlotState,
+    Tick,
+)
 from triptych.machine.extents import Extents, round_up
 
 _HEAP_SLACK = 64
 """So much of the heap of ends may be of leases that are gone, beyond as much as is of those that are out."""
-
-Key = bytes
-"""Whole digest of an embedding's identity."""
-
-
-class SlotState(Enum):
-    WRITING = "writing"
-    READY = "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """An embedding's place: ``generation | payload | generation``, from ``offset`` on."""
-
-    key: Key
-    generation: int
-    offset: int
-    tensors: tuple[TensorSpec, ...]
-    tokens: int
-
-    @property
-    def payload_nbytes(self) -> int:
-        return payload_nbytes(self.tensors)
-
-    @property
-    def slot_nbytes(self) -> int:
-        return self.payload_nbytes + 2 * GENERATION_NBYTES
-
-
-# --- events ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """Memory for an embedding that is about to be made. Answer: Reserved, Present or Refused."""
-
-    key: Key
-    tensors: tuple[TensorSpec, ...]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The embedding stands in its slot, sealed. Answer: Committed."""
-
-    key: Key
-    generation: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """The embedding will not be made, and nothing writes to its slot any more."""
-
-    key: Key
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease for one more reader, or more time for one that is out. Answer: Granted or Refused.
-
-    ``lease_id``: 16 random bytes from outside. ``generation`` is what a further reader's old ticket says; None for
-    whatever is there.
-    """
-
-    key: Key
-    lease_id: LeaseId
-    lease_s: float
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Readers are done; ids that are unknown or over are fine."""
-
-    lease_ids: tuple[LeaseId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: sweep the leases."""
-
-
-Event = Reserve | Commit | Abandon | Grant | Release | Tick
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The slot is the caller's to fill; Commit or Abandon must follow."""
-
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """The key has a slot already: READY to be granted, or still WRITING by somebody else."""
-
-    slot: Slot
-    state: SlotState
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded, InvalidRequest."""
-
-    key: Key
-    error: TriptychError
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """The embedding is no longer here: hints about it can be withdrawn."""
-
-    slot: Slot
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lapsed:
-    """A reader never gave its lease back: it died, or lost the ticket."""
-
-    key: Key
-    reason: str
-
-
-Effect = Reserved | Present | Committed | Granted | Refused | Evicted | Lapsed
 
 
 @dataclass(slots=True)
@@ -326,7 +205,7 @@ class ArenaMachine:
         entry.state, entry.checksum = SlotState.READY, event.checksum
         self._ready += 1
         self._unpinned(entry)
-        return [Committed(entry.slot)]
+        return []
 
     def _abandon(self, event: Abandon) -> None:
         entry = self._writing(event.key, event.generation)

@@ -25,7 +25,8 @@ import psutil
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TriptychError
-from triptych.machine import arena as machine
+from triptych.machine import arena_events
+from triptych.machine.arena import ArenaLimits, ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
@@ -78,12 +79,12 @@ class Site:
 
     def __init__(self, arena: HostArena, max_pull_s: float) -> None:
         self.arena = arena
-        self.memory = machine.ArenaMachine(
+        self.memory = ArenaMachine(
             start=arena.base,
             end=arena.nbytes,
             holder=arena.instance_id,
             epoch=arena.epoch,
-            limits=machine.ArenaLimits(max_pull_s=max_pull_s),
+            limits=ArenaLimits(max_pull_s=max_pull_s),
         )
         self.transports: TransportSet
         self._peers: dict[int, Peer] = {}
@@ -106,25 +107,25 @@ class Site:
         """Make an embedding and grant a lease on it."""
         data = payload(seed, nbytes)
         tensor = Tensor(TensorSpec("embedding", DType.U8, (nbytes,)), memoryview(data))
-        answer = self.memory.handle(machine.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
-        if isinstance(answer, machine.Refused):
+        answer = self.memory.handle(arena_events.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
+        if isinstance(answer, arena_events.Refused):
             raise answer.error
-        assert isinstance(answer, machine.Reserved), "the key is there already"
+        assert isinstance(answer, arena_events.Reserved), "the key is there already"
         placed = answer.slot
         checksum = slot.seal(self.arena, placed.offset, placed.generation, [tensor])
-        self.memory.handle(machine.Commit(placed.key, placed.generation, checksum), self._now_s())
+        self.memory.handle(arena_events.Commit(placed.key, placed.generation, checksum), self._now_s())
         granted = await self.grant(key)
         return {"ticket": granted, "digest": digest(data)}
 
     async def grant(self, key: str, lease_s: float = LEASE_S) -> dict[str, Any]:
-        [answer] = self.memory.handle(machine.Grant(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s())
-        if isinstance(answer, machine.Refused):
+        [answer] = self.memory.handle(arena_events.Grant(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s())
+        if isinstance(answer, arena_events.Refused):
             raise answer.error
-        assert isinstance(answer, machine.Granted)
+        assert isinstance(answer, arena_events.Granted)
         return ticket_to_json(answer.ticket)
 
     async def release(self, lease_ids: list[str]) -> None:
-        self.memory.handle(machine.Release(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
+        self.memory.handle(arena_events.Release(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
         self.memory.validate()
 
     # --- as a reader

@@ -18,7 +18,8 @@ import pytest
 from tests.integration.transport.remote import nixl
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.errors import LeaseLost, TransferFailed
-from triptych.machine import arena as machine
+from triptych.machine import arena_events
+from triptych.machine.arena import ArenaLimits, ArenaMachine
 from triptych.machine.extents import Extents, round_up
 from triptych.ports import Peer
 from triptych.transport import slot
@@ -46,19 +47,19 @@ class World:
         self.now_s = 0.0
         self.holder = HostArena(ARENA_NBYTES, instance_id="holder", epoch=1)
         self.reader = HostArena(ARENA_NBYTES, instance_id="reader", epoch=1)
-        self.memory = machine.ArenaMachine(
+        self.memory = ArenaMachine(
             start=self.holder.base,
             end=self.holder.nbytes,
             holder="holder",
             epoch=1,
-            limits=machine.ArenaLimits(max_pull_s=MAX_PULL_S),
+            limits=ArenaLimits(max_pull_s=MAX_PULL_S),
         )
         self.places = Extents(self.reader.base, self.reader.nbytes)
         self.reader.memory[self.reader.base :] = FREE * (self.reader.nbytes - self.reader.base)
         self.transports: list[TransportSet] = []
         self.peer: Peer
-        self.writing: dict[bytes, tuple[machine.Slot, bytes]] = {}
-        self.ready: dict[bytes, tuple[machine.Slot, bytes]] = {}
+        self.writing: dict[bytes, tuple[arena_events.Slot, bytes]] = {}
+        self.ready: dict[bytes, tuple[arena_events.Slot, bytes]] = {}
         self.leases: dict[bytes, tuple[bytes, int, float]] = {}
         """Not released: key, generation, when it ends."""
         self.tickets: deque[tuple[Ticket, bytes]] = deque(maxlen=RECENT)
@@ -68,16 +69,16 @@ class World:
 
     # --- the holder
 
-    def happens(self, event: machine.Event) -> machine.Effect | None:
-        answer: machine.Effect | None = None
+    def happens(self, event: arena_events.Event) -> arena_events.Effect | None:
+        answer: arena_events.Effect | None = None
         for effect in self.memory.handle(event, self.now_s):
             match effect:
-                case machine.Evicted(evicted):
+                case arena_events.Evicted(evicted):
                     assert self.ready.pop(evicted.key)[0] == evicted
                     held = [until for key, _, until in self.leases.values() if key == evicted.key]
                     assert all(until_s + MAX_PULL_S <= self.now_s for until_s in held), "evicted under a lease"
                     self.done["evicted"] += 1
-                case machine.Lapsed():
+                case arena_events.Lapsed():
                     self.done["lapsed"] += 1
                 case _:
                     answer = effect
@@ -86,14 +87,14 @@ class World:
     def reserve(self) -> None:
         key, nbytes = self.chance.choice(KEYS), int(self.chance.triangular(0, MAX_NBYTES, 4096))
         spec = TensorSpec("embedding", DType.U8, (nbytes,))
-        match self.happens(machine.Reserve(key, (spec,), 3)):
-            case machine.Reserved(made):
+        match self.happens(arena_events.Reserve(key, (spec,), 3)):
+            case arena_events.Reserved(made):
                 assert key not in self.ready
                 assert key not in self.writing
                 self.writing[key] = (made, self.chance.randbytes(nbytes))
-            case machine.Present():
+            case arena_events.Present():
                 assert key in self.ready or key in self.writing
-            case machine.Refused(_, error):
+            case arena_events.Refused(_, error):
                 assert self.largest_gap() < round_up(nbytes + 16), f"there was room: {error}"
                 self.done["refused"] += 1
 
@@ -113,19 +114,19 @@ class World:
         key = self.chance.choice(sorted(self.writing))
         made, data = self.writing.pop(key)
         if self.chance.random() < 0.1:
-            self.happens(machine.Abandon(key, made.generation))
+            self.happens(arena_events.Abandon(key, made.generation))
             return
         tensor = Tensor(made.tensors[0], memoryview(data))
         checksum = slot.seal(self.holder, made.offset, made.generation, [tensor])
-        self.happens(machine.Commit(key, made.generation, checksum))
+        self.happens(arena_events.Commit(key, made.generation, checksum))
         self.ready[key] = (made, data)
 
     def grant(self) -> None:
         key = self.chance.choice(KEYS)
         lease_id, lease_s = self.chance.randbytes(16), self.chance.uniform(1, 20)
-        answer = self.happens(machine.Grant(key, lease_id, lease_s))
-        assert isinstance(answer, machine.Granted) == (key in self.ready)
-        if isinstance(answer, machine.Granted):
+        answer = self.happens(arena_events.Grant(key, lease_id, lease_s))
+        assert isinstance(answer, arena_events.Granted) == (key in self.ready)
+        if isinstance(answer, arena_events.Granted):
             made, data = self.ready[key]
             assert (answer.ticket.offset, answer.ticket.generation) == (made.offset, made.generation)
             self.leases[lease_id] = (key, made.generation, self.now_s + lease_s)
@@ -135,11 +136,11 @@ class World:
         if self.leases:
             lease_id = self.chance.choice(sorted(self.leases))
             del self.leases[lease_id]
-            self.happens(machine.Release((lease_id,)))
+            self.happens(arena_events.Release((lease_id,)))
 
     def wait(self) -> None:
         self.now_s += self.chance.uniform(0, 3)
-        self.happens(machine.Tick())
+        self.happens(arena_events.Tick())
 
     def may_read(self, ticket: Ticket) -> bool:
         lease = self.leases.get(ticket.lease_id)
@@ -248,8 +249,8 @@ class World:
     async def end(self) -> None:
         """Everybody gives back what they have: nothing is left."""
         for key, (made, _) in self.writing.items():
-            self.happens(machine.Abandon(key, made.generation))
-        self.happens(machine.Release(tuple(self.leases)))
+            self.happens(arena_events.Abandon(key, made.generation))
+        self.happens(arena_events.Release(tuple(self.leases)))
         assert (self.memory.leases, self.memory.leased_bytes) == (0, 0)
         self.memory.validate()
         async with asyncio.timeout(10):

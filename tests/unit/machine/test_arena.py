@@ -8,10 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
-from triptych.machine.arena import (
+from triptych.machine.arena import ArenaLimits, ArenaMachine
+from triptych.machine.arena_events import (
     Abandon,
-    ArenaLimits,
-    ArenaMachine,
     Commit,
     Evicted,
     Grant,

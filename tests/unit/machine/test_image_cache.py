@@ -7,13 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
-from triptych.machine.image_cache import (
+from triptych.machine.image_cache import ImageCacheMachine
+from triptych.machine.image_cache_events import (
     Acquire,
     Acquired,
     Effect,
     Evicted,
     Hastened,
-    ImageCacheMachine,
     Leave,
     Pulled,
     PullFailed,
