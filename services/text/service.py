@@ -12,7 +12,7 @@ from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
-from triptych.machine import text_queue as machine
+from triptych.machine import text_queue
 from triptych.machine.extents import round_up
 from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine, TokenGrammar
 from triptych.runtime.changes import Changes
@@ -84,8 +84,8 @@ class TextService:
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
-        self._queue = machine.TextQueue(
-            machine.QueueLimits(
+        self._queue = text_queue.TextQueue(
+            text_queue.QueueLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_running=settings.max_running_requests,
                 # Those that pull together fit the image cache; bytes on their way are the intake's to bound.
@@ -193,7 +193,7 @@ class TextService:
             raise InvalidRequest(
                 f"the request's embeddings take {nbytes} bytes, at most {self._settings.max_embedding_bytes} are taken"
             )
-        arrive = machine.Arrive(
+        arrive = text_queue.Arrive(
             request_id=job.job_id,
             tokens=len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0),
             items=len(request.placements),
@@ -216,7 +216,7 @@ class TextService:
                 job.in_intake = True
                 arrived = await self._intake.acquire(job.job_id, job.request.placements, deadline_s=job.deadline_s)
                 pull_s = self._clock() - began_s
-                self._happened(machine.AllPulled(job.job_id))
+                self._happened(text_queue.AllPulled(job.job_id))
             await job.may_run.wait()
             sequences = self._submit(job, arrived, grammar)
             await sequences.joined()
@@ -235,7 +235,7 @@ class TextService:
         return self._loop.submit(
             engine_request,
             on_copied=partial(self._intake.leave, job.job_id),
-            on_over=partial(self._happened, machine.Leave(job.job_id)),
+            on_over=partial(self._happened, text_queue.Leave(job.job_id)),
         )
 
     def _let_go(self, job: _Job) -> None:
@@ -247,17 +247,17 @@ class TextService:
         else:
             for placement in job.request.placements:
                 self._intake.releases.add(placement.ticket)
-        self._happened(machine.Leave(job.job_id))
+        self._happened(text_queue.Leave(job.job_id))
         self._jobs.pop(job.job_id, None)
 
-    def _happened(self, event: machine.Event) -> None:
+    def _happened(self, event: text_queue.Event) -> None:
         for effect in self._queue.handle(event, self._clock()):
             match effect:
-                case machine.StartPulls(job_id):
+                case text_queue.StartPulls(job_id):
                     self._jobs[job_id].may_pull.set()
-                case machine.StartRun(job_id):
+                case text_queue.StartRun(job_id):
                     self._jobs[job_id].may_run.set()
-                case machine.Refuse(_, reason):
+                case text_queue.Refuse(_, reason):
                     raise Overloaded(reason)
         self._changes.notify()
 
