@@ -140,6 +140,62 @@ def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() ->
     one.add("b", [0] * 3, 4, keyed=False)
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
     assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
+    one = engine(token_budget=8)
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Run(4, 8),))
+    one.add("b", [0] * 5, 4, keyed=False)
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
+        "the last of a prompt is no decode"
+    )
+
+
+def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_known() -> None:
+    batch = engine().batch
+    batch.add("a", choices=1, prompt_tokens=4, max_tokens=3)
+    batch.plan()
+    batch.advance("a", 0, 4)
+    assert batch.pending_tokens == 3
+    batch.extend("a", 0, 7)
+    batch.plan()
+    batch.advance("a", 0, 1)
+    assert batch.pending_tokens == 2
+
+
+def test_a_sequence_is_placed_with_room_for_its_answer_up_to_a_bound() -> None:
+    for max_tokens, behind in ((8, 3), (100, 5)):
+        one = engine(32)
+        one.add("a", [0] * 4, max_tokens, keyed=False)
+        one.add("b", [1] * 4, 4, keyed=False)
+        one.step()
+        assert one.batch.blocks.table("b/0")[0] == behind
+
+
+def test_choices_start_when_there_is_memory_for_all_of_them() -> None:
+    for blocks, starts in ((9, True), (8, False)):
+        one = engine(blocks)
+        one.add("a", [0] * 9, 2, choices=3, keyed=False)
+        assert bool(one.step().parts) == starts
+
+
+def test_what_was_computed_of_an_unsound_sequence_is_not_found() -> None:
+    for is_sound, first in ((True, 8), (False, 0)):
+        one = engine()
+        one.add("a", [0] * 9, 4)
+        one.step()
+        one.batch.remove("a", is_sound=is_sound)
+        one.add("b", [0] * 9, 4)
+        assert one.step().parts[0].first == first
+
+
+def test_one_that_was_put_back_computes_again_in_chunks() -> None:
+    one = engine(6, token_budget=4)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    one.run(100)
+    at = next(number for number, step in enumerate(one.steps) if step.put_back)
+    again = [part for step in one.steps[at:] for part in step.parts if part.request_id == "young"]
+    assert (again[0].first, again[0].count, again[1].first) == (0, 4, 4)
+    assert again[1].count > 1
 
 
 def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
@@ -155,6 +211,7 @@ def test_prompts_are_cut_unless_they_must_not_be() -> None:
     one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
     one.add("a", [0] * 20, 1)
     assert [part.count for part in one.step().parts] == [8]
+    assert one.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
     whole = engine(token_budget=10, is_cuttable=False)
     whole.add("a", [0] * 4, 1)
     whole.add("b", [0] * 7, 1)
