@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from math import ceil
 from typing import Any, Protocol
@@ -11,7 +11,6 @@ from triptych.domain.chat import Tokenized, ToolCall
 from triptych.domain.generation import (
     Alternative,
     ChoiceFinished,
-    FinishReason,
     TokenChunk,
     TokenLogprobs,
     ToolCallMade,
@@ -21,8 +20,9 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
 
-CHAT_PREFIX = "chatcmpl-"
-COMPLETION_PREFIX = "cmpl-"
+from .open_answer import WholeAnswer, WholeChoice
+from .request_ids import CHAT_PREFIX, COMPLETION_PREFIX
+
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -48,24 +48,6 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"image_tokens": usage.image_tokens},
     }
-
-
-@dataclass(frozen=True, slots=True)
-class WholeChoice:
-    """One choice that has ended. ``logprobs`` has an entry per token where they were asked for."""
-
-    text: str
-    reason: FinishReason
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    calls: tuple[ToolCall, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """An answer that has ended."""
-
-    choices: tuple[WholeChoice, ...]
-    usage: Usage
 
 
 class Form(Protocol):

@@ -105,7 +105,7 @@ async def serve(
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
         http=BoundedHttp,
-        timeout_keep_alive=settings.head_timeout_s,
+        timeout_keep_alive=settings.head_timeout_s,  # under this name uvicorn hands it to BoundedHttp
         ws="none",
         lifespan="off",
         log_config=None,

@@ -15,7 +15,7 @@ from triptych.runtime import logs
 
 from .answers import error_body, error_headers
 from .keys import KeyRing
-from .service import canonical
+from .request_ids import canonical
 
 logger = logging.getLogger(__name__)
 

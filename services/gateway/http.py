@@ -9,9 +9,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class BoundedHttp(HttpToolsProtocol):
     """Closes a connection that brings no whole head of a request within ``timeout_keep_alive`` seconds.
 
-    They count from when it is opened, and from the end of each answer: a client that sends nothing, a head byte by
-    byte, or the rest of a body that was refused, holds a connection no longer than that. uvicorn itself forgets its timer
-    at the first byte, and has none before. One that does not take its last answer is cut off.
+    That is uvicorn's name for it, and what each connection finds in uvicorn's configuration: ``app.py`` puts the setting
+    ``head_timeout_s`` there. The seconds count from when the connection is opened, and from the end of each answer: a
+    client that sends nothing, a head byte by byte, or the rest of a body that was refused, holds a connection no longer
+    than that. uvicorn itself forgets its timer at the first byte, and has none before. One that does not take its last
+    answer is cut off.
     """
 
     _waiting: asyncio.TimerHandle | None = None

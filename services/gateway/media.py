@@ -6,7 +6,7 @@ from collections.abc import Callable
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.media.fetch import Fetcher
 
-from .openai_api import ParsedChat, Remote
+from .openai_api import ParsedRequest, Remote
 
 
 class RemoteMedia:
@@ -16,7 +16,7 @@ class RemoteMedia:
         self._fetcher = fetcher
         self._max_urls = max_urls
 
-    async def complete(self, request: ParsedChat, took: Callable[[int], None]) -> ParsedChat:
+    async def complete(self, request: ParsedRequest, took: Callable[[int], None]) -> ParsedRequest:
         """The request with all of its media; ``took`` is told of every byte that comes in, and may raise.
 
         Raises InvalidMedia or InvalidRequest, naming the part at fault.

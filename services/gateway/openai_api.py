@@ -56,7 +56,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedChat:
+class ParsedRequest:
     """A request in domain types, without what the server adds (id, time limit, what is behind URLs)."""
 
     model: str
@@ -77,7 +77,7 @@ class ParsedChat:
     spelled: bool = False
     """Whether tokens are to be told as the vocabulary spells them."""
 
-    def with_media(self, found: Sequence[bytes]) -> "ParsedChat":
+    def with_media(self, found: Sequence[bytes]) -> "ParsedRequest":
         """The same with what is at the URLs of ``remote``, in their order."""
         messages = list(self.messages)
         for remote, data in zip(self.remote, found, strict=True):
@@ -87,7 +87,7 @@ class ParsedChat:
         return replace(self, messages=tuple(messages), remote=())
 
 
-def parse(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
+def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Read the body of a chat completion: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
@@ -95,7 +95,7 @@ def parse(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
     return _lifting(body, lambda lifted: _chat(lifted, max_item_bytes))
 
 
-def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
+def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedRequest:
     request = _read(lifted.rest, ChatCompletionRequest)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
@@ -103,7 +103,7 @@ def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     told = request.tools if request.tools and request.tool_choice != "none" else []
-    return ParsedChat(
+    return ParsedRequest(
         model=request.model,
         messages=messages,
         sampling=_sampling(request, limit, logprobs, _response_format(request.response_format)),
@@ -118,11 +118,11 @@ def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
     )
 
 
-def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
+def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Read the body of a plain completion. Raises InvalidRequest."""
     del max_item_bytes  # a raw prompt brings no items
     request = _read(body, CompletionRequest)
-    return ParsedChat(
+    return ParsedRequest(
         model=request.model,
         messages=(),
         prompt=request.prompt,
@@ -134,17 +134,17 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat
     )
 
 
-def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedChat:
+def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
     return _lifting(body, lambda lifted: _tokenize(lifted, max_item_bytes))
 
 
-def _tokenize(lifted: Lifted, max_item_bytes: int) -> ParsedChat:
+def _tokenize(lifted: Lifted, max_item_bytes: int) -> ParsedRequest:
     request = _read(lifted.rest, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     messages, remote = _messages(request.messages or [], max_item_bytes, lifted)
-    return ParsedChat(
+    return ParsedRequest(
         model=request.model or "",
         messages=messages,
         prompt=request.prompt,
@@ -162,7 +162,7 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(told, digest_size=32).digest()
 
 
-def _lifting(body: bytes | bytearray, read: Callable[[Lifted], ParsedChat]) -> ParsedChat:
+def _lifting(body: bytes | bytearray, read: Callable[[Lifted], ParsedRequest]) -> ParsedRequest:
     """Read a body with its large items apart; or all of it at once, where one lies in a field that has none."""
     lifted = lift(body)
     request = read(lifted)

@@ -37,9 +37,10 @@ from .answers import (
 from .keys import Caller
 from .lifetime import RequestLifetime
 from .observe import MetricsEndpoint
-from .openai_api import ParsedChat, parse, parse_completion, parse_tokenize
+from .open_answer import OpenAnswer
+from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
 from .openapi import document
-from .service import Gateway, OpenChat, Parse
+from .service import Gateway, Parse
 
 _GRACE_S = 0.5
 """The router keeps the time limit; the gateway only sees to it that nothing outlives it."""
@@ -69,7 +70,7 @@ def create_app(
 
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", Post(gateway, parse, Generate(gateway, ChatForm)), methods=["POST"]),
+            Route("/v1/chat/completions", Post(gateway, parse_chat, Generate(gateway, ChatForm)), methods=["POST"]),
             Route(
                 "/v1/completions", Post(gateway, parse_completion, Generate(gateway, CompletionForm)), methods=["POST"]
             ),
@@ -154,7 +155,7 @@ class Exchange:
         return self.lifetime.left_s - _GRACE_S
 
 
-Respond = Callable[[Exchange, ParsedChat], Awaitable[None]]
+Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
 
 
 class Post:
@@ -197,7 +198,7 @@ class Generate:
         self._gateway = gateway
         self._form = form
 
-    async def __call__(self, exchange: Exchange, request: ParsedChat) -> None:
+    async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
         form = self._form(
             exchange.request_id,
             request.model,
@@ -205,11 +206,11 @@ class Generate:
             include_usage=request.include_usage,
             logprobs=request.sampling.logprobs is not None,
         )
-        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s) as chat:
+        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s) as answer:
             if request.stream:
-                await _stream(exchange, form, chat)
+                await _stream(exchange, form, answer)
             else:
-                body = form.whole(await chat.collect())
+                body = form.whole(await answer.collect())
                 await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 
@@ -219,13 +220,13 @@ class Tokenize:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def __call__(self, exchange: Exchange, request: ParsedChat) -> None:
+    async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
         told, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
         body = tokens_body(told, model, spelled=request.spelled)
         await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 
-async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
+async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Server-sent events; a stream that breaks off ends without [DONE]."""
 
     async def write(data: bytes) -> None:
@@ -235,8 +236,8 @@ async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
     exchange.streaming = True
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
     # Each write is a system call, and wakes the client: what nobody waits for goes with what comes at once after it.
-    held = form.begin(chat.request.sampling.n)
-    async with aclosing(chat.events()) as events:
+    held = form.begin(answer.request.sampling.n)
+    async with aclosing(answer.events()) as events:
         async for event in events:
             match event:
                 case TokenChunk():
@@ -245,7 +246,7 @@ async def _stream(exchange: Exchange, form: Form, chat: OpenChat) -> None:
                 case ToolCallMade():
                     await write(held + form.call(event))
                     held = b""
-                case ChoiceFinished() if chat.request.sampling.n == 1:
+                case ChoiceFinished() if answer.request.sampling.n == 1:
                     held += form.finish(event)
                 case ChoiceFinished():
                     await write(held + form.finish(event))

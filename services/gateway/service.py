@@ -6,87 +6,24 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 
-from triptych.domain.chat import ChatRequest, Tokenized, ToolCall
-from triptych.domain.generation import (
-    ChatEvent,
-    ChatFinished,
-    ChoiceFinished,
-    FinishReason,
-    TokenChunk,
-    ToolCallMade,
-)
+from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InstanceLost, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
+from triptych.errors import ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
 from triptych.ports import Offload, Router
 
 from .admission import Admission, Hold
-from .answers import CHAT_PREFIX, COMPLETION_PREFIX, WholeAnswer, WholeChoice
 from .keys import Caller, KeyRing
 from .media import RemoteMedia
-from .openai_api import ParsedChat, tenant_salt
+from .open_answer import OpenAnswer
+from .openai_api import ParsedRequest, tenant_salt
+from .request_ids import canonical
 from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
-Parse = Callable[[bytearray, int], ParsedChat]
+Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
-
-
-class OpenChat:
-    """An answer whose first event has arrived: from here on nothing can be refused any more."""
-
-    def __init__(self, request: ParsedChat, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
-        self.request = request
-        self._first = first
-        self._rest = rest
-        self.spent_tokens = 0
-        """Those of the answer so far, and at its end those of the prompt too."""
-
-    async def events(self) -> AsyncGenerator[ChatEvent]:
-        """All events up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
-        event = self._first
-        while True:
-            match event:
-                case TokenChunk():
-                    self.spent_tokens += len(event.token_ids)
-                case ChatFinished(usage=usage):
-                    self.spent_tokens = usage.total_tokens
-            yield event
-            if isinstance(event, ChatFinished):
-                return
-            event = await _next(self._rest)
-
-    async def collect(self) -> WholeAnswer:
-        """The whole answer."""
-        chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
-        calls: list[list[ToolCall]] = [[] for _ in chunks]
-        reasons = [FinishReason.STOP] * len(chunks)
-        async with aclosing(self.events()) as events:
-            async for event in events:
-                match event:
-                    case TokenChunk():
-                        chunks[event.choice].append(event)
-                    case ToolCallMade():
-                        calls[event.choice].append(event.call)
-                    case ChoiceFinished():
-                        reasons[event.choice] = event.reason
-                    case ChatFinished():
-                        choices = map(_whole, chunks, calls, reasons)
-                        return WholeAnswer(tuple(choices), event.usage)
-        raise AssertionError("events() ends with ChatFinished or raises")
-
-
-def _whole(chunks: list[TokenChunk], calls: list[ToolCall], reason: FinishReason) -> WholeChoice:
-    logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs)
-    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs, tuple(calls))
-
-
-async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
-    try:
-        return await anext(events)
-    except StopAsyncIteration:
-        raise InstanceLost("the answer broke off before its end") from None
 
 
 class Gateway:
@@ -139,7 +76,7 @@ class Gateway:
             raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
         return body
 
-    async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedChat:
+    async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedRequest:
         """A request with all of its media. Raises InvalidRequest, InvalidMedia, or Overloaded."""
         if len(body) <= self._settings.parse_inline_bytes:
             request = how(body, self._settings.max_item_bytes)
@@ -149,8 +86,8 @@ class Gateway:
 
     @asynccontextmanager
     async def chat(
-        self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float
-    ) -> AsyncGenerator[OpenChat]:
+        self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
+    ) -> AsyncGenerator[OpenAnswer]:
         """Ask the router and wait for the first event; leaving the context cancels what still runs.
 
         Raises whatever error comes instead of a first event.
@@ -158,15 +95,14 @@ class Gateway:
         events = self._router.chat(self._to_router(request_id, request, caller, timeout_s))
         async with aclosing(events):
             with _naming_fields(request):
-                first = await _next(events)
-            chat = OpenChat(request, first, events)
+                answer = await OpenAnswer.begun(request, events)
             try:
-                yield chat
+                yield answer
             finally:
-                caller.charge(chat.spent_tokens)
+                caller.charge(answer.spent_tokens)
 
     async def tokenize(
-        self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float
+        self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
     ) -> tuple[Tokenized, ModelInfo]:
         """The ids that the model would see, and the model. Raises what a chat would be refused with."""
         models = await self._router.models()
@@ -177,7 +113,7 @@ class Gateway:
         with _naming_fields(request):
             return await self._router.tokenize(asked, spelled=request.spelled), model
 
-    def _to_router(self, request_id: str, request: ParsedChat, caller: Caller, timeout_s: float) -> ChatRequest:
+    def _to_router(self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float) -> ChatRequest:
         tenant = "" if self._settings.tenants_share else caller.name
         return ChatRequest(
             _at_router(request_id, caller),
@@ -222,7 +158,7 @@ class Gateway:
 
 
 @contextmanager
-def _naming_fields(request: ParsedChat) -> Iterator[None]:
+def _naming_fields(request: ParsedRequest) -> Iterator[None]:
     """Where the router names a part that is an item, name the field of the body that it came in."""
     try:
         yield
@@ -234,8 +170,3 @@ def _naming_fields(request: ParsedChat) -> Iterator[None]:
 def _at_router(request_id: str, caller: Caller) -> str:
     """Names of requests are each key's own: no key can ask for what another one did."""
     return f"{caller.name}/{request_id}" if caller.name else request_id
-
-
-def canonical(request_id: str) -> str:
-    """Both names of a request, ``x-request-id`` and the answer's ``id``, lead to the one the router knows."""
-    return request_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)

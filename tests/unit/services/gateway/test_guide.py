@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from services.gateway.keys import read_key_file
-from services.gateway.openai_api import parse, parse_completion, parse_tokenize
+from services.gateway.openai_api import parse_chat, parse_completion, parse_tokenize
 from services.gateway.settings import GatewaySettings
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
-PARSERS = {"chat/completions": parse, "v1/completions": parse_completion, "tokenize": parse_tokenize}
+PARSERS = {"chat/completions": parse_chat, "v1/completions": parse_completion, "tokenize": parse_tokenize}
 
 
 def bodies() -> list[tuple[str, str]]:

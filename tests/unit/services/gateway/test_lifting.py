@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.gateway import lifting
 from services.gateway.lifting import MIN_LIFTED_BYTES, lift
-from services.gateway.openai_api import MAX_JSON_BYTES, ParsedChat, parse
+from services.gateway.openai_api import MAX_JSON_BYTES, ParsedRequest, parse_chat
 from triptych.errors import InvalidMedia, InvalidRequest, RequestTooLarge
 
 DATA = bytes(range(256)) * 400
@@ -27,11 +27,11 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def apart_and_at_once(text: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[ParsedChat, ParsedChat]:
-    apart = parse(text, LIMIT)
+def apart_and_at_once(text: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[ParsedRequest, ParsedRequest]:
+    apart = parse_chat(text, LIMIT)
     with monkeypatch.context() as patched:
         patched.setattr(lifting, "MIN_LIFTED_BYTES", 1 << 40)
-        return apart, parse(text, LIMIT)
+        return apart, parse_chat(text, LIMIT)
 
 
 PARTS = [
@@ -89,7 +89,7 @@ def test_what_is_read_is_the_same(text: bytes, lifted: int, monkeypatch: pytest.
 )
 def test_what_is_wrong_is_refused_as_ever(text: bytes, error: type[InvalidRequest]) -> None:
     with pytest.raises(error) as caught:
-        parse(text, LIMIT)
+        parse_chat(text, LIMIT)
     assert "lifted:" not in caught.value.message
     assert len(caught.value.message) < 400
 
@@ -98,12 +98,12 @@ def test_padding_within_the_data_is_no_base64_wherever_pieces_end() -> None:
     pieces = base64.b64encode(bytes(3 * (64 << 10))).decode()
     for text in (pieces[:-4] + "AA==" + pieces, pieces[:-4] + "AAA=" + pieces):
         with pytest.raises(InvalidMedia, match="broken"):
-            parse(body(image(f"data:image/png;base64,{text}")), 1 << 30)
+            parse_chat(body(image(f"data:image/png;base64,{text}")), 1 << 30)
 
 
 def test_json_beside_items_is_bounded() -> None:
     with pytest.raises(RequestTooLarge, match="beside its items"):
-        parse(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
+        parse_chat(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
 
 
 def test_names_of_the_caller_s_own_stand_for_nothing() -> None:

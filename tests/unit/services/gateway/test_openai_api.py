@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from services.gateway.openai_api import (
     MAX_PARTS,
-    ParsedChat,
-    parse,
+    ParsedRequest,
+    parse_chat,
     parse_completion,
     tenant_salt,
 )
@@ -22,8 +22,8 @@ ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "h
 LIMIT = 1000
 
 
-def read(**fields: Any) -> ParsedChat:
-    return parse(json.dumps({**ASK, **fields}).encode(), LIMIT)
+def read(**fields: Any) -> ParsedRequest:
+    return parse_chat(json.dumps({**ASK, **fields}).encode(), LIMIT)
 
 
 def content(*parts: Any) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:
 )
 def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        parse(body, LIMIT)
+        parse_chat(body, LIMIT)
 
 
 def test_values_of_callers_are_cut_in_messages() -> None:
@@ -357,7 +357,7 @@ BODY = st.fixed_dictionaries(
 @example(b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]}')
 def test_any_body_is_read_or_refused_and_nothing_else(body: bytes) -> None:
     try:
-        parsed = parse(body, LIMIT)
+        parsed = parse_chat(body, LIMIT)
     except InvalidRequest as error:
         refusal = error.message
     else:

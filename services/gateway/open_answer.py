@@ -1,0 +1,100 @@
+"""An answer that has begun: its events as they come, or collected to the whole."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Self
+
+from triptych.domain.chat import ToolCall
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FinishReason,
+    TokenChunk,
+    TokenLogprobs,
+    ToolCallMade,
+    Usage,
+)
+from triptych.errors import InstanceLost
+
+from .openai_api import ParsedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """One choice that has ended. ``logprobs`` has an entry per token where they were asked for."""
+
+    text: str
+    reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that has ended."""
+
+    choices: tuple[WholeChoice, ...]
+    usage: Usage
+
+
+class OpenAnswer:
+    """An answer whose first event has arrived: from here on nothing can be refused any more."""
+
+    def __init__(self, request: ParsedRequest, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
+        self.request = request
+        self._first = first
+        self._rest = rest
+        self.spent_tokens = 0
+        """Those of the answer so far, and at its end those of the prompt too."""
+
+    @classmethod
+    async def begun(cls, request: ParsedRequest, events: AsyncGenerator[ChatEvent]) -> Self:
+        """Wait for the first event. Raises whatever error comes instead of it."""
+        return cls(request, await _next(events), events)
+
+    async def events(self) -> AsyncGenerator[ChatEvent]:
+        """All events up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
+        event = self._first
+        while True:
+            match event:
+                case TokenChunk():
+                    self.spent_tokens += len(event.token_ids)
+                case ChatFinished(usage=usage):
+                    self.spent_tokens = usage.total_tokens
+            yield event
+            if isinstance(event, ChatFinished):
+                return
+            event = await _next(self._rest)
+
+    async def collect(self) -> WholeAnswer:
+        """The whole answer."""
+        chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
+        calls: list[list[ToolCall]] = [[] for _ in chunks]
+        reasons = [FinishReason.STOP] * len(chunks)
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                match event:
+                    case TokenChunk():
+                        chunks[event.choice].append(event)
+                    case ToolCallMade():
+                        calls[event.choice].append(event.call)
+                    case ChoiceFinished():
+                        reasons[event.choice] = event.reason
+                    case ChatFinished():
+                        choices = map(_whole, chunks, calls, reasons)
+                        return WholeAnswer(tuple(choices), event.usage)
+        raise AssertionError("events() ends with ChatFinished or raises")
+
+
+def _whole(chunks: list[TokenChunk], calls: list[ToolCall], reason: FinishReason) -> WholeChoice:
+    logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs)
+    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs, tuple(calls))
+
+
+async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
+    try:
+        return await anext(events)
+    except StopAsyncIteration:
+        raise InstanceLost("the answer broke off before its end") from None
