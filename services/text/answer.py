@@ -9,7 +9,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores
 from triptych.tokens.stop import StopStrings
 
-from .engine_loop import Tokens
+from .sequences import Tokens
 
 
 class Detokenizer(Protocol):

@@ -20,9 +20,10 @@ from triptych.runtime.tasks import TaskScope
 
 from .answer import Answer, Detokenizer
 from .checks import check_request
-from .engine_loop import EngineLoop, Sequences
+from .engine_loop import EngineLoop
 from .intake import Arrived, Intake
 from .record import NoRecord, Record
+from .sequences import Sequences
 from .settings import TextSettings
 
 _SEED_BITS = 63

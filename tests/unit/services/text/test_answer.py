@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.text.answer import Answer
-from services.text.engine_loop import Tokens
+from services.text.sequences import Tokens
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
 from triptych.ports import ScoredToken, Scores

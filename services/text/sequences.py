@@ -1,0 +1,145 @@
+"""One request's tokens on their way from the engine's loop, which writes them, to whoever reads its choices."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from triptych.domain.generation import FinishReason
+from triptych.errors import TriptychError
+from triptych.ports import EngineOutput, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What was ready together of one choice. ``finish_reason`` is set with the last of it."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    scores: tuple[Scores, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class _Unread:
+    """What nobody has read yet of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    over: bool = False
+    """The engine will say no more of it."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.token_ids) or self.finish_reason is not None
+
+    def take(self, choice: int) -> Tokens:
+        tokens = Tokens(choice, tuple(self.token_ids), tuple(self.scores), self.finish_reason)
+        self.token_ids, self.scores, self.finish_reason = [], [], None
+        return tokens
+
+
+class Sequences:
+    """One request in the engine, with all its choices, between its reader and the engine's loop, which writes.
+
+    Tokens wait here until they are read: at most ``max_tokens`` of each choice, however slow the reader is.
+    """
+
+    def __init__(self, choices: int, on_over: Callable[[], None], on_gap: Callable[[float], None]) -> None:
+        """``on_over`` is called once, when the engine will say no more of any choice, for whatever reason.
+
+        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next.
+        """
+        self._choices = [_Unread() for _ in range(choices)]
+        self._on_gap = on_gap
+        self._on_over = on_over
+        self._error: TriptychError | None = None
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.joined_s: float | None = None
+        """When the engine took it in, on the loop's clock."""
+
+    def times_s(self, choice: int) -> tuple[float | None, float | None]:
+        """When the first and the last token of a choice came, on the loop's clock."""
+        unread = self._choices[choice]
+        return unread.first_token_s, unread.last_token_s
+
+    async def joined(self) -> None:
+        """Return once the engine has taken it in. Raises what the engine said when it did not."""
+        while self.joined_s is None and self._error is None:
+            await self._change()
+        if self.joined_s is None and self._error is not None:
+            raise self._error
+
+    async def next(self) -> list[Tokens]:
+        """All tokens that are ready, of one choice at least. Raises EngineFailure.
+
+        Not to be called any more once every choice has had its finish reason, or was cancelled.
+        """
+        while self._error is None and not any(unread.is_ready for unread in self._choices):
+            await self._change()
+        if self._error is not None:
+            raise self._error
+        return [unread.take(choice) for choice, unread in enumerate(self._choices) if unread.is_ready]
+
+    async def settled(self, within_s: float) -> None:
+        """Let tokens gather for so long, or until there will be no more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    # --- the writing end ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Every choice has had its finish reason or was dropped."""
+        return all(unread.over for unread in self._choices)
+
+    def join(self, now_s: float) -> None:
+        """The engine has taken it in."""
+        self.joined_s = now_s
+        self._changed.set()
+
+    def deliver(self, output: EngineOutput, now_s: float) -> None:
+        """What a step gave one choice; nothing changes for one that was dropped during the step."""
+        unread = self._choices[output.choice]
+        if unread.over:
+            return
+        if unread.first_token_s is None:
+            unread.first_token_s = now_s
+        if unread.last_token_s is not None:
+            self._on_gap(now_s - unread.last_token_s)
+        unread.last_token_s = now_s
+        unread.token_ids.extend(output.token_ids)
+        unread.scores.extend(output.scores)
+        self._changed.set()
+        if output.finish_reason is not None:
+            unread.finish_reason = output.finish_reason
+            unread.over = True
+            if self.is_over:
+                self.close()
+
+    def drop(self, choice: int) -> None:
+        """What the engine says of this choice is not wanted any more."""
+        if not self._choices[choice].over:
+            self._choices[choice].over = True
+            if self.is_over:
+                self.close()
+
+    def fail(self, error: TriptychError) -> None:
+        """The reader is told; nothing more comes."""
+        self._error = error
+        self._changed.set()
+        self.close()
+
+    def close(self) -> None:
+        """The request has no place in the engine any more: nothing more comes."""
+        self._ended.set()
+        self._on_over()
