@@ -78,6 +78,17 @@ class Soak:
         if link is not None:
             await self.reader.call("disconnect", peer=link)
 
+    async def replace(self, place: Place) -> None:
+        """Its process is killed; another one is there when this returns."""
+        async with asyncio.timeout(READY_S):
+            while place.remote is None:  # noqa: ASYNC110 - a process starts
+                await asyncio.sleep(0.05)
+            before = place.remote
+            before.signal(signal.SIGKILL)
+            place.die.set()
+            while place.remote is None or place.remote is before:  # noqa: ASYNC110 - a process ends, another starts
+                await asyncio.sleep(0.05)
+
     async def trouble(self) -> None:
         """Every so often something happens to one of them."""
         while self.running:
@@ -191,9 +202,14 @@ class Soak:
                 place.remote.signal(signal.SIGCONT)
 
     async def settle(self) -> dict[str, dict[str, int]]:
-        """No pull runs: no byte is set aside and no link is left. What the lasting processes still have."""
+        """No pull runs: no byte is set aside and no link is left. What the lasting processes still have.
+
+        UCX keeps its connections to who lives. So those who may die do so first: what is left is between the lasting.
+        """
         for place in self.places:
             await self.cut(place)
+        for place in self.places[1:]:
+            await self.replace(place)
         async with asyncio.timeout(20):
             while self.set_aside:
                 await self.end_quarantine()
