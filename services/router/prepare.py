@@ -20,8 +20,8 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import Prompt, PromptBuilder
 from triptych.tokens.tool_calls import call_grammar, read_tools
 
-from .calls import Calling
 from .shards import Cuttable
+from .tool_calls import Calling
 
 T = TypeVar("T")
 
@@ -33,14 +33,14 @@ _MAX_MESSAGES_INLINE = 16
 class Prompted:
     """A request as the pools take it. ``items[i]`` counts ``media[i]``.
 
-    ``calls`` is how the model calls the tools it was told of, as far as that can be told from text.
+    ``calling`` is how the model calls the tools it was told of, as far as that can be told from text.
     """
 
     token_ids: tuple[int, ...]
     items: tuple[CountedItem, ...]
     media: tuple[bytes, ...]
     sampling: SamplingParams
-    calls: Calling | None = None
+    calling: Calling | None = None
     cuttable: tuple[Cuttable | None, ...] = ()
     """For each item how it may be cut, if it can be."""
 
@@ -119,8 +119,8 @@ class ModelPrepare:
             self._cuttable(info, run, prompt, tensors)
             for info, run, tensors in zip(infos, prompt.runs, outputs, strict=True)
         )
-        calls, sampling = self._tools(request)
-        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calls, cuttable)
+        calling, sampling = self._tools(request)
+        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calling, cuttable)
 
     def _cuttable(
         self, info: MediaInfo, run: Placeholders, prompt: Prompt, outputs: tuple[TensorSpec, ...]

@@ -3,17 +3,15 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from uuid import uuid4
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.generation import (
-    ChatFinished,
     Finished,
     Ready,
     TextRequest,
@@ -77,9 +75,10 @@ from triptych.policy.sharding import ShardLimits
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
-from .calls import Spoken
+from .answer import Answer
 from .cluster import Cluster
 from .outbox import Outbox
+from .outgoing import OutgoingCalls
 from .prepare import Prepare, Prompted
 from .shards import in_pieces
 
@@ -119,17 +118,14 @@ class Run:
         self._clock = clock
         self._prompted = Prompted((), (), (), request.sampling)
         self._sampling = request.sampling
-        self._streamed_tokens = 0
-        self.finish_reason = ""
-        """Of the choice that ended last."""
+        self._answer: Answer | None = None
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._over = asyncio.Event()
-        self._calls: asyncio.TaskGroup | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._by_credit: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls_to: dict[str, set[asyncio.Task[object]]] = {}
-        self._given_up: set[asyncio.Task[object]] = set()
+        self._outgoing = OutgoingCalls()
 
     @property
     def number(self) -> int:
@@ -141,7 +137,12 @@ class Run:
         return self._machine.phase
 
     def timeline(self) -> Timeline:
-        return self._machine.timeline(self._clock(), self._streamed_tokens)
+        return self._machine.timeline(self._clock(), 0 if self._answer is None else self._answer.streamed_tokens)
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the choice that ended last; empty before one did."""
+        return "" if self._answer is None else self._answer.finish_reason
 
     def cancel(self) -> None:
         """The caller went away. What runs is stopped, what is held is given back; a request that is over stays so."""
@@ -160,9 +161,7 @@ class Run:
 
     def instance_silent(self, name: str) -> None:
         """What waits for it waits no longer, as if it had died."""
-        for task in self._calls_to.get(name, ()):
-            self._given_up.add(task)
-            task.cancel()
+        self._outgoing.give_up(name)
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +174,7 @@ class Run:
         alarm = asyncio.get_running_loop().call_later(self._left_s(), self._feed, DeadlinePassed())
         self._cluster.join(self._number, self)
         try:
-            async with asyncio.TaskGroup() as self._calls:
+            async with asyncio.TaskGroup() as self._group:
                 self._start(self._prepare, "prepare")
                 try:
                     await self._over.wait()
@@ -237,9 +236,9 @@ class Run:
             self._cluster.release(encoder, lease_ids, credits_)
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
-        if self._calls is None:
+        if self._group is None:
             raise AssertionError("nothing is asked of a request before it is driven")
-        task = self._calls.create_task(self._guarded(work), name=f"{self.request.request_id}/{name}")
+        task = self._group.create_task(self._guarded(work), name=f"{self.request.request_id}/{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if credit is not None:
@@ -253,24 +252,6 @@ class Run:
         except Exception:  # a defect ends its own request, never the process
             logger.exception("request %s", self.request.request_id)
             self._feed(Failed(InternalError("the router failed on this request")))
-
-    @contextmanager
-    def _call(self, name: str) -> Iterator[None]:
-        """Around a call to an instance: raises InstanceLost within it once the instance is found silent."""
-        task = asyncio.current_task()
-        if task is None:
-            raise AssertionError("calls are made by tasks")
-        self._calls_to.setdefault(name, set()).add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task not in self._given_up:
-                raise
-            task.uncancel()
-            raise InstanceLost("the instance does not answer any more") from None
-        finally:
-            self._calls_to[name].discard(task)
-            self._given_up.discard(task)
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
@@ -322,7 +303,7 @@ class Run:
             shard=item.shard,
         )
         try:
-            with self._call(effect.encoder):
+            with self._outgoing.to(effect.encoder):
                 result = await self._cluster.encoder(effect.encoder).encode(request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
@@ -343,7 +324,7 @@ class Run:
         asked_s = self._clock()
         request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
         try:
-            with self._call(effect.encoder):
+            with self._outgoing.to(effect.encoder):
                 ticket = await self._cluster.encoder(effect.encoder).lease(request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
@@ -358,7 +339,7 @@ class Run:
         for lease_id in effect.lease_ids:
             request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
             try:
-                with self._call(effect.encoder):
+                with self._outgoing.to(effect.encoder):
                     await self._cluster.encoder(effect.encoder).lease(request)
             except TriptychError as error:
                 self._cluster.call_failed(effect.encoder, _lost_if_cancelled(error))
@@ -394,7 +375,7 @@ class Run:
             tenant_salt=self.request.tenant_salt,
         )
         try:
-            with self._call(granted.text):
+            with self._outgoing.to(granted.text):
                 await self._stream(effect.attempt, granted.text, request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
@@ -405,9 +386,7 @@ class Run:
         """Pass the answer on, telling the machine only what changes the request's phase."""
         async with aclosing(self._cluster.text(text).generate(request)) as events:
             begun = False
-            unfinished = set(range(request.sampling.n))
-            completion_tokens = 0
-            spoken = Spoken(self._prompted.calls, request.sampling.n, _new_call_id)
+            answer = self._answer = self._new_answer()
             async for event in events:
                 if not begun and not isinstance(event, Ready):
                     begun = True  # what has been passed on cannot be taken back
@@ -417,30 +396,17 @@ class Run:
                     case Ready():
                         self._feed(TextReady(attempt, event))
                     case TokenChunk():
-                        self._streamed_tokens += len(event.token_ids)
-                        for told in spoken.chunk(event):
-                            self.outbox.put(told)
-                    case Finished() if event.choice in unfinished:
-                        unfinished.remove(event.choice)
-                        completion_tokens += event.completion_tokens
-                        self.finish_reason = event.reason.value
-                        for told in spoken.finished(event):
-                            self.outbox.put(told)
-                        if not unfinished:
-                            self.outbox.put(ChatFinished(self._usage(completion_tokens)))
-                        self._feed(TextFinished(attempt, event))
-                        if not unfinished:
-                            return
+                        answer.chunk(event)
                     case Finished():
-                        raise InternalError(f"the text instance ended choice {event.choice}, which does not run")
+                        answer.finished(event)
+                        self._feed(TextFinished(attempt, event))
+                        if answer.over:
+                            return
         raise InstanceLost(f"text instance {self._cluster.instance_id(text)} ended the answer before its end")
 
-    def _usage(self, completion_tokens: int) -> Usage:
-        return Usage(len(self._prompted.token_ids), completion_tokens, self._machine.image_tokens)
-
-
-def _new_call_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
+    def _new_answer(self) -> Answer:
+        usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
+        return Answer(self.outbox, self._prompted.calling, choices=self._sampling.n, usage=usage)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

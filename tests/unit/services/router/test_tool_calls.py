@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from services.router.calls import Calling, Spoken
+from services.router.tool_calls import Calling, Spoken
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
     Alternative,
