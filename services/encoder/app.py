@@ -20,8 +20,9 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.transport.start import start_transports
 
+from .gauges import watch
 from .holdings import Holdings
-from .record import EncoderRecord, watch
+from .record import EncoderRecord
 from .service import EncoderService
 from .servicer import SERVICE_NAME, EncoderServicer
 from .settings import EncoderSettings

@@ -1,17 +1,11 @@
 """What an encoder tells of its items: metrics, and the stages on the trace of the request they belong to."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
-from prometheus_client.core import Metric
-
 from triptych.domain.encoding import EncodeRequest, EncodeResult
-from triptych.domain.instance import EncoderLoad
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
-from triptych.runtime.metrics import Metrics, gauge
-
-from .holdings import Holdings
+from triptych.runtime.metrics import Metrics
 
 
 class Record(Protocol):
@@ -65,28 +59,3 @@ class EncoderRecord:
     def transport_reset(self, backend: str, cause: str) -> None:
         """``OnReset`` of this process's transports."""
         self._resets.labels(backend, cause).inc()
-
-
-class Loaded(Protocol):
-    """What says how much waits."""
-
-    def load(self) -> EncoderLoad: ...
-
-
-def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
-    """Read the encoder's state at every scrape."""
-
-    def read() -> Iterable[Metric]:
-        load, memory = service.load(), holdings.memory
-        leased = load.arena_leased_bytes
-        yield gauge(
-            "triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending_items
-        )
-        yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
-        yield gauge("triptych_arena_capacity_bytes", "Registered memory for embeddings", load.arena_bytes)
-        yield gauge("triptych_arena_leased_bytes", "... that is leased, being written, or set aside", leased)
-        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody leases now", memory.cached_bytes)
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", load.cached_embeddings)
-        yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
-
-    metrics.watch(read)

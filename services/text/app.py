@@ -27,10 +27,11 @@ from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.probe import PeerBook, TransportSet
 from triptych.transport.start import start_transports
 
+from .gauges import KvMemory, watch
 from .holders import HolderDirectory
 from .intake import Intake, IntakeLimits
 from .neighbours import Neighbours
-from .record import KvMemory, TextRecord, watch
+from .record import TextRecord
 from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer

@@ -1,19 +1,12 @@
 """What a text instance tells of its requests and pulls: metrics, and the stages on the trace of each request."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-from prometheus_client.core import Metric
+from typing import Protocol
 
 from triptych.domain.generation import Finished, Ready
-from triptych.domain.instance import ModelInfo, TextLoad
+from triptych.domain.instance import ModelInfo
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
-from triptych.runtime.metrics import Metrics, gauge, total
-
-if TYPE_CHECKING:
-    from .intake import Intake
+from triptych.runtime.metrics import Metrics
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _PULL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -124,68 +117,3 @@ class TextRecord:
 
     def token_gap(self, seconds: float) -> None:
         self._token.observe(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class KvMemory:
-    """The engine's, as it is now."""
-
-    usage: float
-    """From 0 to 1; what is only kept for later does not count."""
-    queries_tokens: int
-    """Tokens of prompts whose beginning was looked up so far."""
-    hits_tokens: int
-    """... and was there."""
-    preemptions: int
-
-
-class Loaded(Protocol):
-    """What says how much waits and runs."""
-
-    def load(self) -> TextLoad: ...
-
-
-def watch(
-    metrics: Metrics,
-    service: Loaded,
-    intake: "Intake",
-    *,
-    model: ModelInfo,
-    kv: Callable[[], KvMemory],
-    connections: Callable[[], dict[tuple[str, ...], int]],
-    preferred: str | None,
-) -> None:
-    """Read the instance's state at every scrape. ``connections`` are links by backend,
-    ``preferred`` is the backend that the operator wants tried first.
-    """
-    of_model = ("model_name",)
-
-    def per_model(value: float) -> dict[tuple[str, ...], float]:
-        return {(model.model_id,): value}
-
-    def read() -> Iterable[Metric]:
-        load, memory, pulls = service.load(), intake.memory, intake.queue
-        running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
-        yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
-        yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
-        memory_of_kv = kv()
-        usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
-        hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)
-        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", usage, of_model)
-        yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
-        yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
-        yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
-        yield gauge("triptych_text_tokens_pending", "Tokens to prefill or decode", load.pending_tokens)
-        yield gauge("triptych_arena_capacity_bytes", "Registered memory for pulled embeddings", memory.capacity_bytes)
-        yield gauge("triptych_arena_leased_bytes", "... that is needed, written to, or set aside", memory.pinned_bytes)
-        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody needs now", memory.cached_bytes)
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", memory.cached)
-        yield gauge("triptych_requests_waiting_for_memory", "Requests that wait for room in it", memory.waiting)
-        yield gauge("triptych_pulls_waiting", "Pulls that wait for their turn", pulls.waiting)
-        yield gauge("triptych_pulls_running", "Pulls under way", pulls.under_way)
-        yield gauge("triptych_pulls_running_bytes", "Their bytes", pulls.nbytes_under_way)
-        yield gauge("triptych_connections", "Links to holders' memory", connections(), ("backend",))
-        chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
-        yield gauge("triptych_transport_preferred", "The backend that is tried first by setting", chosen, ("backend",))
-
-    metrics.watch(read)

@@ -1,0 +1,36 @@
+"""What an encoder is at the moment of a scrape: items on their way, its arena, leases."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from triptych.domain.instance import EncoderLoad
+from triptych.runtime.metrics import Metrics, gauge
+
+from .holdings import Holdings
+
+
+class Loaded(Protocol):
+    """What says how much waits."""
+
+    def load(self) -> EncoderLoad: ...
+
+
+def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
+    """Read the encoder's state at every scrape."""
+
+    def read() -> Iterable[Metric]:
+        load, memory = service.load(), holdings.memory
+        leased = load.arena_leased_bytes
+        yield gauge(
+            "triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending_items
+        )
+        yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
+        yield gauge("triptych_arena_capacity_bytes", "Registered memory for embeddings", load.arena_bytes)
+        yield gauge("triptych_arena_leased_bytes", "... that is leased, being written, or set aside", leased)
+        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody leases now", memory.cached_bytes)
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", load.cached_embeddings)
+        yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
+
+    metrics.watch(read)

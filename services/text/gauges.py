@@ -1,0 +1,77 @@
+"""What a text instance is at the moment of a scrape: what waits and runs, KV memory, embeddings, pulls, links."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from triptych.domain.instance import ModelInfo, TextLoad
+from triptych.runtime.metrics import Metrics, gauge, total
+
+from .intake import Intake
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The engine's, as it is now."""
+
+    usage: float
+    """From 0 to 1; what is only kept for later does not count."""
+    queries_tokens: int
+    """Tokens of prompts whose beginning was looked up so far."""
+    hits_tokens: int
+    """... and was there."""
+    preemptions: int
+
+
+class Loaded(Protocol):
+    """What says how much waits and runs."""
+
+    def load(self) -> TextLoad: ...
+
+
+def watch(
+    metrics: Metrics,
+    service: Loaded,
+    intake: Intake,
+    *,
+    model: ModelInfo,
+    kv: Callable[[], KvMemory],
+    connections: Callable[[], dict[tuple[str, ...], int]],
+    preferred: str | None,
+) -> None:
+    """Read the instance's state at every scrape. ``connections`` are links by backend,
+    ``preferred`` is the backend that the operator wants tried first.
+    """
+    of_model = ("model_name",)
+
+    def per_model(value: float) -> dict[tuple[str, ...], float]:
+        return {(model.model_id,): value}
+
+    def read() -> Iterable[Metric]:
+        load, memory, pulls = service.load(), intake.memory, intake.queue
+        running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
+        yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
+        yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
+        memory_of_kv = kv()
+        usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
+        hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)
+        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", usage, of_model)
+        yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
+        yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
+        yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
+        yield gauge("triptych_text_tokens_pending", "Tokens to prefill or decode", load.pending_tokens)
+        yield gauge("triptych_arena_capacity_bytes", "Registered memory for pulled embeddings", memory.capacity_bytes)
+        yield gauge("triptych_arena_leased_bytes", "... that is needed, written to, or set aside", memory.pinned_bytes)
+        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody needs now", memory.cached_bytes)
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", memory.cached)
+        yield gauge("triptych_requests_waiting_for_memory", "Requests that wait for room in it", memory.waiting)
+        yield gauge("triptych_pulls_waiting", "Pulls that wait for their turn", pulls.waiting)
+        yield gauge("triptych_pulls_running", "Pulls under way", pulls.under_way)
+        yield gauge("triptych_pulls_running_bytes", "Their bytes", pulls.nbytes_under_way)
+        yield gauge("triptych_connections", "Links to holders' memory", connections(), ("backend",))
+        chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
+        yield gauge("triptych_transport_preferred", "The backend that is tried first by setting", chosen, ("backend",))
+
+    metrics.watch(read)
