@@ -6,7 +6,6 @@ import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from functools import partial
 
 import uvicorn
 
@@ -40,10 +39,15 @@ _STALL_S = 5.0
 class GatewayApp:
     """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
 
-    def __init__(self, server: "_Server", serving: TaskScope, port: int) -> None:
+    def __init__(self, gateway: Gateway, server: "_Server", serving: TaskScope, port: int) -> None:
+        self._gateway = gateway
         self._server = server
         self._serving = serving
         self.port = port
+
+    async def missing(self) -> tuple[str, ...]:
+        """What keeps the gateway from answering: what its router misses, or the router itself."""
+        return (await self._gateway.readiness()).missing
 
     async def drain(self) -> None:
         """Stop accepting and wait for the answers that are on their way."""
@@ -69,10 +73,12 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
     """The gateway in front of the router that the settings name."""
+    telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
     router = RouterStub(settings.router, tls)
     try:
         async with serve(settings, router, telemetry) as running:
+            telemetry.missing = running.missing
             yield running
     finally:
         await router.close()
@@ -82,7 +88,7 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
 async def serve(
     settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[GatewayApp]:
-    """The gateway in front of any router, in this process or another."""
+    """The gateway in front of any router, in this process or another. The caller says when the process is ready."""
     telemetry = telemetry or Telemetry()
     offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
     gateway = Gateway(
@@ -121,9 +127,8 @@ async def serve(
             if not settings.is_loopback and settings.keys is None:
                 logger.warning("%s is not a loopback address and there are no keys: anyone can ask", settings.host)
             logger.info("listening on http://%s:%d", settings.host, port)
-            telemetry.missing = partial(_missing, gateway)
             try:
-                yield GatewayApp(server, serving, port)
+                yield GatewayApp(gateway, server, serving, port)
             finally:
                 server.should_exit = True
                 gateway.admission.close()
@@ -131,10 +136,6 @@ async def serve(
     finally:
         listener.close()
         offload.close()
-
-
-async def _missing(gateway: Gateway) -> tuple[str, ...]:
-    return (await gateway.readiness()).missing
 
 
 def _keys(settings: GatewaySettings) -> KeyRing:

@@ -1,7 +1,8 @@
 """A gateway with a router in its own process: called as an object, its gRPC port open as ever.
 
-The one place where a service imports another ([ADR 8](../../docs/adr/0008-a-router-within-the-gateway.md)); it is
-imported only when the setting asks for it.
+The one place where a service imports another ([ADR 8](../../docs/adr/0008-a-router-within-the-gateway.md)), and where
+settings are read outside of a process's beginning: the router's, from the gateway's ``mount_router``. It is imported only
+when the setting asks for it.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
     """The gateway in front of a router of its own, which reads ``settings.mount_router`` as its command line.
 
     The router's environment and file count as in a process of its own. What belongs to a process (logs, traces, the
-    admin port, the time to drain) is the gateway's. Raises CannotStart.
+    admin port, the time to drain) is the gateway's. The process is ready when the gateway is, which asks the router: that
+    takes the place of what the router set by itself. Raises CannotStart.
     """
     telemetry = telemetry or Telemetry()
     try:
@@ -59,4 +61,5 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
         router.app(router_settings, telemetry) as mounted,
         serve(settings, mounted.service, telemetry) as gateway,
     ):
+        telemetry.missing = gateway.missing
         yield GatewayWithRouter(gateway, mounted)
