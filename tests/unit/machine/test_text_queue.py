@@ -74,7 +74,9 @@ def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -
 
 
 def test_what_fills_a_bound_to_its_last_byte_is_within_it() -> None:
-    queue = TextQueue(QueueLimits(max_waiting=9, max_running=3, max_pulling_nbytes=100, max_running_nbytes=100))
+    queue = TextQueue(
+        QueueLimits(max_waiting=9, max_running=3, max_pulling_requests_nbytes=100, max_running_nbytes=100)
+    )
     assert queue.handle(arrive("a", nbytes=60), 0.0) == [StartPulls("a")]
     assert queue.handle(arrive("b", nbytes=40), 0.0) == [StartPulls("b")]
     assert queue.handle(AllPulled("a"), 0.0) == [StartRun("a")]
