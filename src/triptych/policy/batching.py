@@ -2,11 +2,10 @@
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
 the token budget then leaves goes to prompts that are already being prefilled, in the order in which they came, and
-after them to prompts that wait. An instance that encodes too does so only in steps without prefill. The budgets bound
-the time of a step, and with it the time between two tokens.
+after them to prompts that wait. The budget bounds the time of a step, and with it the time between two tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from triptych.families.base import Run
@@ -93,22 +92,6 @@ def last_come(running: Sequence[str]) -> str:
     always gets to its end, and after it the next.
     """
     return running[-1]
-
-
-def plan_encodes(prefills: int, ongoing: Sequence[str], waiting: Iterable[str], *, image_budget: int) -> Iterator[str]:
-    """The items to encode in a step that has so many prefills: none beside a prefill, else up to the image budget.
-
-    ``ongoing`` are of requests that have begun, ``waiting`` of those that have not.
-    """
-    if prefills:
-        return
-    left = image_budget
-    for items in (ongoing, waiting):
-        for item in items:
-            if left <= 0:
-                return
-            yield item
-            left -= 1
 
 
 def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:

@@ -8,7 +8,6 @@ from triptych.policy.batching import (
     chunk,
     largest_within,
     last_come,
-    plan_encodes,
     plan_step,
 )
 
@@ -114,22 +113,11 @@ def test_choices_take_a_place_each() -> None:
     assert [one.request_id for one in plan.prefills] == ["p", "w"]
 
 
-# --- memory, encodes, budgets ----------------------------------------------------------------------------------------
+# --- memory, budgets -------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_taken_from_the_last_come() -> None:
     assert last_come(["old", "older than", "young"]) == "young"
-
-
-def test_encodes_run_beside_no_prefill_and_within_the_image_budget() -> None:
-    assert list(plan_encodes(1, ["a"], ["b"], image_budget=4)) == []
-    assert list(plan_encodes(0, ["a", "b"], ["c", "d"], image_budget=3)) == ["a", "b", "c"]
-    waiting = iter("cdef")
-    assert list(plan_encodes(0, ["a", "b"], waiting, image_budget=2)) == ["a", "b"]
-
-
-def test_a_batch_has_at_least_one_item() -> None:
-    assert largest_within(0.0, 8, float) == 1
 
 
 @given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))
