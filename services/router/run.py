@@ -20,7 +20,7 @@ from triptych.domain.generation import (
 )
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
-from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidMedia, TriptychError
+from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
 from triptych.machine.cluster_events import (
     CreditsAbandoned,
     CreditsWanted,
@@ -307,7 +307,7 @@ class Run:
                 result = await self._cluster.encoder(effect.encoder).encode(request)
         except TriptychError as caught:
             error = _lost_if_cancelled(caught)
-            if isinstance(error, InvalidMedia):
+            if isinstance(error, InvalidRequest | RequestTooLarge):
                 error.param = error.param or item.param
             self._cluster.call_failed(effect.encoder, error)
             self._cluster.feed(ItemEnded(effect.credit))

@@ -154,7 +154,10 @@ class InstanceLost(Unavailable):
 
 
 class TransferFailed(Unavailable):
-    """Embeddings could not be pulled: encode the named items again."""
+    """Embeddings could not be pulled: encode the named items again.
+
+    ``items`` are numbers of the request's placements, of which each shard of a large item is one.
+    """
 
     code = "transfer_failed"
 

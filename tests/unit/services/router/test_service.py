@@ -28,6 +28,7 @@ from triptych.errors import (
     ModelNotFound,
     NotFound,
     Overloaded,
+    RequestTooLarge,
     TransferFailed,
     TriptychError,
     Unavailable,
@@ -460,11 +461,14 @@ async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], 
         assert not any(encoder.encoded for encoder in made.encoders)
 
 
+@pytest.mark.parametrize(
+    "error", [InvalidMedia("cannot be decoded"), RequestTooLarge("has 9 bytes"), InvalidRequest("takes 3 tokens")]
+)
 @virtual
-async def test_an_encoder_that_cannot_decode_an_image_names_it_and_fails_nothing_else() -> None:
+async def test_an_image_that_an_encoder_does_not_take_is_named_and_fails_nothing_else(error: TriptychError) -> None:
     async with bench(encoders=1) as made:
-        made.encoders[0].failures.append(InvalidMedia("cannot be decoded"))
-        with pytest.raises(InvalidMedia) as caught:
+        made.encoders[0].failures.append(error)
+        with pytest.raises(type(error)) as caught:
             await collect(made.router, ask("r", [image(1), image(2)]))
         assert caught.value.param == "messages[0].content[0]"
         assert isinstance((await collect(made.router, ask("next", [image(1)])))[-1], ChatFinished)
