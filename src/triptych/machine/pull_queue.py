@@ -196,12 +196,14 @@ class PullQueue:
         limits, here = self._limits, self._under_way.values()
         assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_nbytes, "too many bytes"  # noqa: S101 - invariant
         assert self.nbytes_under_way == sum(pull.nbytes for pull in here), "bytes do not add up"  # noqa: S101 - invariant
-        for holder in {pull.holder for pull in here}:
+        holders = {pull.holder for pull in here}
+        assert self._pulls.keys() == self._nbytes.keys() == holders, "a holder is remembered for nothing"  # noqa: S101 - invariant
+        for holder in holders:
             sizes = [pull.nbytes for pull in here if pull.holder == holder]
             assert len(sizes) <= limits.max_holder_pulls, "too many pulls from a holder"  # noqa: S101 - invariant
             fits = len(sizes) == 1 or sum(sizes) <= limits.max_holder_nbytes
             assert fits, "too many bytes from a holder"  # noqa: S101 - invariant
         known = Counter(pull.request_id for pull in (*self._waiting.values(), *here))
         assert known == self._here, "pulls of requests do not add up"  # noqa: S101 - invariant
-        assert self._had.keys() <= known.keys(), "a request that is gone is remembered"  # noqa: S101 - invariant
+        assert self._here.keys() == known.keys() >= self._had.keys(), "a request that is gone is remembered"  # noqa: S101 - invariant
         assert self.under_way or not self._waiting, "pulls wait for nothing"  # noqa: S101 - invariant

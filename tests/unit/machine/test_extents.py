@@ -12,6 +12,7 @@ def test_every_extent_is_aligned_and_inside() -> None:
     offsets = [extents.allocate(n) for n in (1, 64, 65, 1000)]
     assert offsets == [128, 192, 256, 384]
     assert extents.size(256) == 128
+    assert (extents.start, extents.end, extents.capacity) == (128, 9984, 9856)
     extents.validate()
 
 

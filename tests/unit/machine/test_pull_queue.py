@@ -1,5 +1,6 @@
 """Turns to pull: urgency, fair shares, bounds in bytes, under any order of events."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -100,6 +101,15 @@ def test_pulls_and_bytes_from_one_holder_are_bounded_and_come_free_one_by_one() 
         pulls.handle(want(pull_id, nbytes=30), 0.0)
     assert (pulls.under_way, pulls.waiting) == (2, 1)
     assert begun(pulls.handle(Ended(1), 0.0)) == [2]
+
+
+def test_a_pull_is_wanted_once_whether_it_waits_or_is_under_way() -> None:
+    pulls = queue(PullLimits(20, 20, 1))
+    for pull_id in (0, 1):
+        pulls.handle(want(pull_id), 0.0)
+    for pull_id in (0, 1):
+        with pytest.raises(ValueError, match="here already"):
+            pulls.handle(want(pull_id), 0.0)
 
 
 def test_a_dropped_pull_never_begins() -> None:
