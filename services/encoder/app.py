@@ -53,7 +53,7 @@ async def app(
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
-        holdings = Holdings(arena, limits, clock=monotonic, offload=copy)
+        holdings = Holdings(arena, limits, clock=monotonic, copy=copy)
         try:
             transports = await start_transports(
                 settings.transports,
@@ -79,6 +79,7 @@ async def app(
                     scope=scope,
                     prepare=prepare,
                     compute=compute,
+                    copy=copy,
                     clock=monotonic,
                     record=record,
                 )

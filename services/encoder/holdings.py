@@ -23,13 +23,12 @@ class Holdings:
         limits: ArenaLimits,
         *,
         clock: Clock,
-        offload: Offload,
-        on_change: Callable[[], None] = lambda: None,
+        copy: Offload,
     ) -> None:
-        """``offload`` copies embeddings into the arena: best a pool that nothing slow waits in."""
+        """``copy`` is where embeddings are copied into the arena: best a pool that nothing slow waits in."""
         self.arena = arena
-        self.offload = offload
-        self.on_change = on_change
+        self._copy = copy
+        self._on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._machine = ArenaMachine(
             start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
@@ -39,6 +38,10 @@ class Holdings:
     def memory(self) -> ArenaMachine:
         """What is remembered, to be read only."""
         return self._machine
+
+    def when_changed(self, on_change: Callable[[], None]) -> None:
+        """Call ``on_change`` from now on whenever what is held or leased may be other than before."""
+        self._on_change = on_change
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
         """``ports.LeaseCheck`` for this instance's transports."""
@@ -67,7 +70,7 @@ class Holdings:
         """
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
             raise EngineFailure("the engine made other tensors than it had announced")
-        checksum = await self.offload.run(seal, self.arena, slot.offset, slot.generation, tensors)
+        checksum = await self._copy.run(seal, self.arena, slot.offset, slot.generation, tensors)
         self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
 
     def abandon(self, slot: arena_events.Slot) -> None:
@@ -116,5 +119,5 @@ class Holdings:
                     logger.warning("%s", reason)
                 case _:
                     answer = effect
-        self.on_change()
+        self._on_change()
         return answer

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from hashlib import blake2b
 from typing import Generic
 
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
+from triptych.domain.media import digest_of
 from triptych.domain.stage import Role
 from triptych.errors import (
     DeadlineExceeded,
@@ -42,20 +42,25 @@ class EncoderService(Generic[PreparedT]):
         scope: TaskScope,
         prepare: Offload,
         compute: Offload,
+        copy: Offload,
         clock: Clock,
         record: Record | None = None,
     ) -> None:
-        """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread."""
+        """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread.
+
+        ``copy`` is the holdings': items are hashed there, not behind others' preprocessing, for a hit needs none.
+        """
         self._record = record or NoRecord()
         self._engine = engine
         self._holdings = holdings
         self._settings = settings
         self._offers = offers
         self._scope = scope
+        self._copy = copy
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
-        holdings.on_change = self._changes.notify
+        holdings.when_changed(self._changes.notify)
         limits = BatchLimits(
             max_items=settings.max_waiting_items,
             max_nbytes=settings.max_prepared_bytes,
@@ -183,8 +188,7 @@ class EncoderService(Generic[PreparedT]):
 
     async def _key(self, request: EncodeRequest) -> bytes:
         """The identity of what the bytes are; what the caller says of them is only compared."""
-        # Not behind others' preprocessing: a hit needs none.
-        digest = await self._holdings.offload.run(_digest, request.media)
+        digest = await self._copy.run(digest_of, request.media)
         if digest != request.info.digest:
             raise InvalidRequest(f"item {request.item} does not have the digest that was announced")
         model = self._engine.model
@@ -203,10 +207,6 @@ class EncoderService(Generic[PreparedT]):
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             self._holdings.sweep()
-
-
-def _digest(media: bytes) -> bytes:
-    return blake2b(media, digest_size=32).digest()
 
 
 def _checked_lease_s(lease_s: float) -> float:

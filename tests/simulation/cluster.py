@@ -109,7 +109,8 @@ class EncoderNode(_Node):
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
         self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
-        self.holdings = Holdings(arena, limits, clock=cluster.clock, offload=InlineOffload())
+        copy = InlineOffload()
+        self.holdings = Holdings(arena, limits, clock=cluster.clock, copy=copy)
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.holdings.may_read)
         self.service = EncoderService(
             self.engine,
@@ -119,6 +120,7 @@ class EncoderNode(_Node):
             scope=scope,
             prepare=InlineOffload(2),
             compute=InlineOffload(),
+            copy=copy,
             clock=cluster.clock,
         )
         self.service.start()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 
 
 class Modality(Enum):
@@ -10,12 +11,17 @@ class Modality(Enum):
     AUDIO = "audio"
 
 
+def digest_of(media: bytes) -> bytes:
+    """The whole 32-byte BLAKE2b digest of an item's bytes. Router and encoder each compute it, and have to agree."""
+    return blake2b(media, digest_size=32).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
     """What is known of an item from its bytes alone, without decoding pixels.
 
-    ``width`` and ``height`` are in pixels, after the orientation is applied; 0 for audio. ``digest`` is the whole
-    32-byte BLAKE2b digest of the bytes: never truncated, never a client's. ``frames`` are all that a video has
+    ``width`` and ``height`` are in pixels, after the orientation is applied; 0 for audio. ``digest`` is that
+    of ``digest_of``: never truncated, never a client's. ``frames`` are all that a video has
     (1 for an image), shown over ``duration_s``; each has been turned by ``rotation_deg`` clockwise (0, 90, 180 or 270)
     to be ``width`` by ``height``. ``samples`` are those of one channel of audio at ``sample_rate_hz``.
     Decoders hold an item to what stands here: one that turns out otherwise is refused.

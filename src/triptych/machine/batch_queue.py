@@ -151,16 +151,6 @@ class BatchQueue:
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry in self._entries.values())
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a ``Take`` would find something."""
-        return bool(self._queue)
-
-    def wanted(self, key: Key) -> bool:
-        """Whether anyone still waits for the item."""
-        entry = self._entries.get(key)
-        return entry is not None and bool(entry.deadlines_s)
-
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Arrive():

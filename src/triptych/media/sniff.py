@@ -7,17 +7,14 @@ untrusted bytes to a decoder (ADR 11). A file whose header is sound but whose co
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
 from triptych.media.clips import Clip
 from triptych.media.headers import FORMATS, Header, read_header
 from triptych.media.mp4 import is_mp4, read_mp4
 from triptych.media.sound import is_mp3, read_flac, read_mp3, read_ogg, read_wav
 from triptych.media.webm import read_webm
-
-DIGEST_NBYTES = 32
 
 _KNOWN = f"images ({', '.join(FORMATS)}), videos (mp4, mov, webm) and audio (wav, flac, mp3, ogg, m4a)"
 
@@ -85,7 +82,7 @@ def _image_info(header: Header, data: bytes) -> MediaInfo:
         width=header.height if turned else header.width,
         height=header.width if turned else header.height,
         nbytes=len(data),
-        digest=_digest(data),
+        digest=digest_of(data),
     )
 
 
@@ -97,17 +94,13 @@ def _clip_info(clip: Clip, data: bytes) -> MediaInfo:
         width=clip.height if turned else clip.width,
         height=clip.width if turned else clip.height,
         nbytes=len(data),
-        digest=_digest(data),
+        digest=digest_of(data),
         frames=clip.frames,
         duration_s=clip.duration_s,
         samples=clip.samples,
         sample_rate_hz=clip.sample_rate_hz,
         rotation_deg=clip.rotation_deg,
     )
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_NBYTES).digest()
 
 
 def _read_clip(data: bytes) -> Clip:

@@ -145,12 +145,8 @@ async def encoder_panel(
     clock = asyncio.get_running_loop().time
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
-    holdings = Holdings(
-        arena,
-        ArenaLimits(max_pull_s=max_pull_s),
-        clock=clock,
-        offload=InlineOffload(2),
-    )
+    copy = InlineOffload(2)
+    holdings = Holdings(arena, ArenaLimits(max_pull_s=max_pull_s), clock=clock, copy=copy)
     transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=holdings.may_read)
     async with TaskScope(instance_id) as scope:
         service = EncoderService(
@@ -161,6 +157,7 @@ async def encoder_panel(
             scope=scope,
             prepare=InlineOffload(2),
             compute=InlineOffload(1),
+            copy=copy,
             clock=clock,
         )
         service.start()
