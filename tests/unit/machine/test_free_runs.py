@@ -16,7 +16,7 @@ def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
     assert runs.give(2) == FreeRun(0, 4)
     assert runs.give(4) == FreeRun(0, 8)
     assert runs.take_any() == 7
-    for wrong in (lambda: runs.give(0), lambda: runs.take(6, 2), lambda: runs.give(8)):
+    for wrong in (lambda: runs.give(0), lambda: runs.take(6, 2), lambda: runs.give(8), lambda: runs.give(-1)):
         with pytest.raises(ValueError, match="not"):
             wrong()
     runs.validate()
