@@ -17,9 +17,11 @@ from .openai_parts import ApiContent
 from .openai_tools import MAX_CALL_ID_CHARS, ApiToolCalls, ApiToolChoice, ApiTools
 
 MAX_STOP_STRINGS = 4
-MAX_STOP_TOKEN_IDS = 64
+"""The OpenAI API's."""
+MAX_NAMED_TOKENS = 4096
+"""Of stop_token_ids and of logit_bias: what is parsed is bounded in number. What a request may have, the router's settings
+say (``max_stop_token_ids``, ``max_logit_bias``)."""
 MAX_TOP_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
 MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4096
 
@@ -129,7 +131,7 @@ def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
 
 TokenIds = TypeAliasType(
     "TokenIds",
-    Annotated[list[Annotated[int, Field(ge=0, lt=INT31)]], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)],
+    Annotated[list[Annotated[int, Field(ge=0, lt=INT31)]], FailFast(), Field(max_length=MAX_NAMED_TOKENS)],
 )
 
 
@@ -162,7 +164,7 @@ class Generation(Api):
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_LOGIT_BIAS),
+            Field(max_length=MAX_NAMED_TOKENS),
             AfterValidator(_check_bias_keys),
         ]
         | None

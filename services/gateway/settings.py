@@ -49,7 +49,7 @@ class GatewaySettings(ServiceSettings):
     max_concurrent_requests: int = Field(default=2048, ge=1)
     """Most chat requests at the same time; one more is answered 429."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
-    """Largest body of one request; a larger one is answered 413."""
+    """Largest body of one request; a larger one is answered 413. Beside its images, videos and audio it may have 16 MiB."""
     head_timeout_s: int = Field(default=20, ge=1, le=3600)
     """Time for the head of a request to arrive, from when the connection is opened or its last answer has ended."""
     body_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)

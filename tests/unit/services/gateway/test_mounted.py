@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.mounted import app
 from services.gateway.settings import GatewaySettings
-from triptych.demo import MODEL_DIR
+from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.process import CannotStart
 
@@ -27,6 +27,29 @@ async def test_the_router_answers_through_the_gateway_and_on_its_own_port() -> N
         stub = RouterStub(f"127.0.0.1:{both.router_port}")
         assert (await stub.readiness()).missing == tuple(missing)
         await stub.close()
+        await both.drain()
+
+
+async def test_the_routers_settings_say_how_many_tokens_a_request_may_name() -> None:
+    command_line = f"--port 0 --model {shlex.quote(str(MODEL_DIR))} --max-stop-token-ids 70 --max-logit-bias 1030"
+    ask = {"model": MODEL_ID, "messages": [{"role": "user", "content": "Hi"}]}
+    async with (
+        app(GatewaySettings(port=0, mount_router=command_line)) as both,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{both.port}", trust_env=False) as client,
+    ):
+        for field, limit in (("stop_token_ids", 70), ("logit_bias", 1030)):
+
+            async def refused(count: int, field: str = field) -> tuple[int, str | None, str]:
+                tokens = list(range(count)) if field == "stop_token_ids" else {str(token): 1 for token in range(count)}
+                answer = await client.post("/v1/chat/completions", json={**ask, field: tokens})
+                error = answer.json()["error"]
+                return answer.status_code, error["param"], error["message"]
+
+            status, param, message = await refused(limit + 1)
+            assert (status, param) == (400, field)
+            assert f"at most {limit} are allowed" in message
+            status, param, _ = await refused(limit)
+            assert (status, param) == (503, None), "there are no instances"
         await both.drain()
 
 
