@@ -96,7 +96,6 @@ async def app(
                     max_message_nbytes=settings.max_message_bytes,
                     max_concurrent_calls=settings.max_concurrent_calls,
                 ) as server:
-                    telemetry.missing = partial(_missing, service)
                     yield RpcApp(service, server, scope)
         finally:
             await transports.close()
@@ -104,10 +103,6 @@ async def app(
         prepare.close()
         copy.close()
         compute.close()
-
-
-async def _missing(service: EncoderService[PreparedMedia]) -> tuple[str, ...]:
-    return ("it is draining",) if service.load().draining else ()
 
 
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:

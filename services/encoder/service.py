@@ -146,6 +146,10 @@ class EncoderService(Generic[PreparedT]):
             draining=self._draining,
         )
 
+    async def missing(self) -> tuple[str, ...]:
+        """What keeps the instance from taking work; empty when it is ready."""
+        return ("it is draining",) if self._draining else ()
+
     async def drain(self) -> None:
         """Refuse new items; return once nothing is encoded and every lease was given back or has ended."""
         self._draining = True

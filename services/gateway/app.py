@@ -73,12 +73,10 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
     """The gateway in front of the router that the settings name."""
-    telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
     router = RouterStub(settings.router, tls)
     try:
         async with serve(settings, router, telemetry) as running:
-            telemetry.missing = running.missing
             yield running
     finally:
         await router.close()
@@ -88,7 +86,7 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
 async def serve(
     settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[GatewayApp]:
-    """The gateway in front of any router, in this process or another. The caller says when the process is ready."""
+    """The gateway in front of any router, in this process or another."""
     telemetry = telemetry or Telemetry()
     offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
     gateway = Gateway(

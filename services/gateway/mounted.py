@@ -31,6 +31,10 @@ class GatewayWithRouter:
         self.port = gateway.port
         self.router_port = mounted.port
 
+    async def missing(self) -> tuple[str, ...]:
+        """What the gateway says, which asks the router."""
+        return await self._gateway.missing()
+
     async def drain(self) -> None:
         await self._gateway.drain()
         await self._router.drain()
@@ -49,8 +53,7 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
     """The gateway in front of a router of its own, which reads ``settings.mount_router`` as its command line.
 
     The router's environment and file count as in a process of its own. What belongs to a process (logs, traces, the
-    admin port, the time to drain) is the gateway's. The process is ready when the gateway is, which asks the router: that
-    takes the place of what the router set by itself. Raises CannotStart.
+    admin port, the time to drain) is the gateway's. Raises CannotStart.
     """
     telemetry = telemetry or Telemetry()
     try:
@@ -61,5 +64,4 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
         router.app(router_settings, telemetry) as mounted,
         serve(settings, mounted.service, telemetry) as gateway,
     ):
-        telemetry.missing = gateway.missing
         yield GatewayWithRouter(gateway, mounted)

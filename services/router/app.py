@@ -67,12 +67,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
                 tls=tls,
             )
         )
-        telemetry.missing = partial(_missing, service)
         yield RpcApp(service, server, scope)
-
-
-async def _missing(service: RouterService) -> tuple[str, ...]:
-    return (await service.readiness()).missing
 
 
 def _prepare(settings: RouterSettings) -> ModelPrepare:

@@ -166,6 +166,10 @@ class RouterService:
         readiness = self._cluster.readiness()
         return replace(readiness, ready=readiness.ready and not self._draining)
 
+    async def missing(self) -> tuple[str, ...]:
+        """What keeps the router from taking requests; empty when it is ready."""
+        return (await self.readiness()).missing
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _admit(self, request: ChatRequest) -> Run:

@@ -126,12 +126,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 max_concurrent_calls=settings.max_concurrent_calls,
             )
         )
-        telemetry.missing = partial(_missing, service)
         yield RpcApp(service, server, scope)
-
-
-async def _missing(service: TextService) -> tuple[str, ...]:
-    return ("it is draining",) if service.load().draining else ()
 
 
 async def _transports(

@@ -169,6 +169,10 @@ class TextService:
             draining=self._draining,
         )
 
+    async def missing(self) -> tuple[str, ...]:
+        """What keeps the instance from taking work; empty when it is ready."""
+        return ("it is draining",) if self._draining else ()
+
     async def drain(self) -> None:
         """Refuse new requests; return once those that are here have ended."""
         self._draining = True

@@ -1,18 +1,23 @@
 """A service object behind its gRPC server, as ``runtime.process`` runs it."""
 
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from triptych.rpc.server import RpcServer
 from triptych.runtime.tasks import TaskScope
 
 
-class Drains(Protocol):
+class Serves(Protocol):
+    async def missing(self) -> Sequence[str]:
+        """What keeps it from doing its work now; empty when it is ready."""
+        ...
+
     async def drain(self) -> None:
         """Refuse what is new; return once what runs has come to its end."""
         ...
 
 
-ServiceT = TypeVar("ServiceT", bound=Drains)
+ServiceT = TypeVar("ServiceT", bound=Serves)
 
 
 class RpcApp(Generic[ServiceT]):
@@ -23,6 +28,9 @@ class RpcApp(Generic[ServiceT]):
         self.port = server.port
         self._server = server
         self._scope = scope
+
+    async def missing(self) -> Sequence[str]:
+        return await self.service.missing()
 
     async def drain(self) -> None:
         """Health checks hear of it first, so that nothing new is sent while what runs ends."""

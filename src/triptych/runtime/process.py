@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NoReturn, Protocol
 
@@ -42,6 +42,10 @@ def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
 
 class App(Protocol):
     """A service wired up from its settings."""
+
+    async def missing(self) -> Sequence[str]:
+        """What keeps it from doing its work now; empty when it is ready."""
+        ...
 
     async def drain(self) -> None:
         """Stop accepting and let what runs come to its end."""
@@ -121,6 +125,7 @@ async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: floa
         loop.add_signal_handler(number, on_signal, number)
     async with telemetry.running(), app as running:
         up = True
+        telemetry.ready_when(running.missing)
         # What is there now stays: the collector need not walk it again, which takes long enough to be felt.
         gc.collect()
         gc.freeze()

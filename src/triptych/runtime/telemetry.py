@@ -15,6 +15,10 @@ from triptych.runtime.tracing import Tracing, TracingUnavailable
 _LOOP_LAG_WARN_S = 0.25
 
 
+Missing = Callable[[], Awaitable[Sequence[str]]]
+"""What keeps a process from doing its work now; empty when it is ready."""
+
+
 async def _starting() -> Sequence[str]:
     return ("it is starting",)
 
@@ -33,8 +37,7 @@ class Telemetry:
         """``admin_port`` 0 opens none."""
         self.metrics = metrics.Metrics()
         self.tracing = tracing
-        self.missing: Callable[[], Awaitable[Sequence[str]]] = _starting
-        """What keeps the process from doing its work now; set by the app once it is wired up. Empty: ready."""
+        self._missing: Missing = _starting
         self._admin_host = admin_host
         self._admin_port = admin_port
         self._lag = LoopLag(self.metrics, warn_s=loop_lag_warn_s)
@@ -52,6 +55,10 @@ class Telemetry:
             admin_port=settings.admin_port,
             loop_lag_warn_s=settings.loop_lag_warn_s,
         )
+
+    def ready_when(self, missing: Missing) -> None:
+        """The process is up: from now on ``/ready`` answers what ``missing`` does."""
+        self._missing = missing
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -73,7 +80,7 @@ class Telemetry:
         return admin.Answer.json(HTTPStatus.OK, {"status": "ok"})
 
     async def _ready(self) -> admin.Answer:
-        missing = list(await self.missing())
+        missing = list(await self._missing())
         status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
         return admin.Answer.json(status, {"ready": not missing, "missing": missing, "pid": os.getpid()})
 

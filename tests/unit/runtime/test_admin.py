@@ -109,6 +109,6 @@ async def test_ready_says_what_is_missing_and_health_does_not_care() -> None:
         async def nothing() -> tuple[str, ...]:
             return ()
 
-        telemetry.missing = nothing
+        telemetry.ready_when(nothing)
         assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": [], "pid": os.getpid()}
         assert "process_cpu_seconds_total" in (await client.get("/metrics")).text

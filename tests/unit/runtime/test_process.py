@@ -13,6 +13,9 @@ import asyncio, contextlib, sys
 from triptych.runtime.process import run
 
 class Service:
+    async def missing(self):
+        return ()
+
     async def drain(self):
         print("drain", flush=True)
         await asyncio.sleep(float(sys.argv[1]))
