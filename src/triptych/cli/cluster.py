@@ -2,37 +2,32 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import os
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 import httpx
 
-from triptych import demo
 from triptych.cli import ports
+from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.runtime.hub import model_directory, served_name
-from triptych.runtime.process import CannotStart
+from triptych.cli.plan import ENGINES, ClusterPlan, ProcessPlan
 from triptych.runtime.tasks import TaskScope
 
-_ENGINES = ("encoder", "text")
-_STOP_ORDER = (("gateway",), ("router",), _ENGINES)
+_STOP_ORDER = (("gateway",), ("router",), ENGINES)
 """Whoever sends requests goes first, so that those on their way can end."""
 _READY_POLL_S = 0.2
 _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""
 _LOG_TAIL_LINES = 12
-_LOOPBACK_DEVICE = "lo"
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -50,44 +45,9 @@ class Exit:
         return f"{self.name} ended with status {self.code}"
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A directory with a model, and the name under which it is served."""
-
-    path: Path
-    model_id: str
-
-    @classmethod
-    def named(cls, model: str | Path) -> Self:
-        """``demo`` is the model that comes with the package; else a directory, or ``OWNER/NAME[@REVISION]`` of a hub.
-
-        The latter is fetched first, once for all processes, which may take long. Raises ClusterError.
-        """
-        if model == "demo":
-            return cls(demo.MODEL_DIR, demo.MODEL_ID)
-        try:
-            path = model_directory(Path(model)).resolve()
-        except CannotStart as error:
-            raise ClusterError(str(error)) from None
-        if not (path / "config.json").is_file():
-            raise ClusterError(f"{model} is not a model: there is no config.json in it")
-        return cls(path, served_name(Path(model)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A process to be."""
-
-    name: str
-    service: str
-    port: int
-    arguments: tuple[str, ...]
-    admin_port: int = 0
-
-
 @dataclass(slots=True)
 class _Child:
-    plan: _Plan
+    plan: ProcessPlan
     process: asyncio.subprocess.Process
 
 
@@ -120,21 +80,23 @@ class LocalCluster:
         drain_s: float = 10.0,
     ) -> None:
         """Raises ClusterError when ``model`` is none, or the ports cannot be given out."""
-        self._model = Model.named(model)
-        self._threads = threads
-        self._options = options
+        self._plan = ClusterPlan.made(
+            Model.named(model),
+            encoders=encoders,
+            text=text,
+            port=port,
+            router_port=router_port,
+            admin_port=admin_port,
+            mount_router=mount_router,
+            threads=threads,
+            options=options,
+        )
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
-        self._mount_router = mount_router
         self.on_ready: Callable[[str], None] = lambda _: None
         """Told the name of each process that has become ready; to be set before the context is entered."""
-        asked_for = {port, router_port, *range(admin_port, admin_port + encoders + text + 2)}
-        *engine_ports, free_router_port, free_port = ports.free(encoders + text + 2, asked_for)
-        self._router_port = router_port or free_router_port
-        plans = self._plan(engine_ports[:encoders], engine_ports[encoders:], port or free_port)
-        self._plans = _with_admin_ports(plans, admin_port, {*engine_ports, free_router_port, free_port, *asked_for})
         self._children: dict[str, _Child] = {}
-        self._watchers = TaskScope("cluster", limit=len(self._plans))
+        self._watchers = TaskScope("cluster", limit=len(self._plan.processes))
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
         self._stopping = False
         self._failed = False
@@ -145,12 +107,12 @@ class LocalCluster:
 
     @property
     def url(self) -> str:
-        return f"http://{self._target('gateway')}"
+        return f"http://{self.targets['gateway']}"
 
     @property
     def router_target(self) -> str:
         """``host:port`` of the router's gRPC."""
-        return ports.address(self._router_port)
+        return ports.address(self._plan.router_port)
 
     @property
     def processes(self) -> Mapping[str, int]:
@@ -160,12 +122,12 @@ class LocalCluster:
     @property
     def targets(self) -> Mapping[str, str]:
         """``host:port`` of every process, by name."""
-        return {plan.name: ports.address(plan.port) for plan in self._plans}
+        return {plan.name: ports.address(plan.port) for plan in self._plan.processes}
 
     @property
     def admin_urls(self) -> Mapping[str, str]:
         """Where each process answers ``/health``, ``/ready`` and ``/metrics`` of its own, by name: the gateway first."""
-        return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in _front_first(self._plans)}
+        return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in self._plan.front_first}
 
     @property
     def log_dir(self) -> Path:
@@ -197,11 +159,11 @@ class LocalCluster:
         return await self._exits.get()
 
     async def __aenter__(self) -> Self:
-        ports.refuse_taken(self._wanted_ports())
+        ports.refuse_taken(self._plan.wanted_ports())
         try:
             try:
                 self.log_dir.mkdir(parents=True, exist_ok=True)
-                for plan in self._plans:
+                for plan in self._plan.processes:
                     await self._start(plan)
             except OSError as error:
                 raise ClusterError(f"cannot start {error.filename or 'a process'}: {error.strerror}") from None
@@ -246,75 +208,29 @@ class LocalCluster:
 
     # --- how ---
 
-    def _plan(self, encoder_ports: Sequence[int], text_ports: Sequence[int], port: int) -> tuple[_Plan, ...]:
-        """In the order in which they start; admin ports are yet to be given out."""
-        encoder_targets = ("--encoders", ",".join(map(ports.address, encoder_ports)))
-        text_targets = ("--text", ",".join(map(ports.address, text_ports)))
-        model = ("--model", str(self._model.path))
-        engine = (*model, "--model-id", self._model.model_id, "--torch-threads", str(self._threads))
-        pools = (("encoder", encoder_ports, engine), ("text", text_ports, (*engine, *encoder_targets)))
-        engines = (
-            _Plan(f"{service}-{number}", service, engine_port, ("--instance-id", f"{service}-{number}", *arguments))
-            for service, pool_ports, arguments in pools
-            for number, engine_port in enumerate(pool_ports, 1)
-        )
-        router = (*model, *encoder_targets, *text_targets)
-        if self._mount_router:
-            own = ("--host", ports.HOST, "--port", str(self._router_port), *self._options.get("router", ()))
-            mount = (f"--mount-router={shlex.join((*router, *own))}",)
-            return (*engines, _Plan("gateway", "gateway", port, mount))
-        return (
-            *engines,
-            _Plan("router", "router", self._router_port, router),
-            _Plan("gateway", "gateway", port, ("--router", self.router_target)),
-        )
-
-    def _target(self, name: str) -> str:
-        return self.targets[name]
-
-    async def _start(self, plan: _Plan) -> None:
-        command = [sys.executable, "-m", "triptych.cli.leash", str(os.getpid()), _module(plan.service), *plan.arguments]
-        command += [
-            "--host",
-            ports.HOST,
-            "--port",
-            str(plan.port),
-            "--admin-port",
-            str(plan.admin_port),
-            "--drain-s",
-            f"{self._drain_s:g}",
-            *self._options.get(plan.service, ()),
-        ]
+    async def _start(self, plan: ProcessPlan) -> None:
+        leash = (sys.executable, "-m", "triptych.cli.leash", str(os.getpid()))
+        command = (*leash, *plan.command(self._drain_s))
         with (self.log_dir / f"{plan.name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_environment(self._options.get(plan.service, ())),
+                env=plan.environment(),
                 start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which stops them in order
             )
         self._children[plan.name] = _Child(plan, process)
         self._watchers.spawn(self._watch(plan, process), name=plan.name)
 
-    async def _watch(self, plan: _Plan, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, plan: ProcessPlan, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         if not self._stopping:
             self._failed = True
             self._exits.put_nowait(Exit(plan.name, plan.service, code))
 
-    def _wanted_ports(self) -> Iterator[ports.Wanted]:
-        """Every port that is to be listened on; those that people ask for first."""
-        flags = {"gateway": "--port", "router": "--router-port"}
-        for plan in _front_first(self._plans):
-            yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
-        if self._mount_router:
-            yield ports.Wanted(self._router_port, "the router", flags["router"])
-        for plan in _front_first(self._plans):
-            yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
-
     async def _until_ready(self) -> None:
-        waiting = {plan.name: "it does not answer" for plan in self._plans}
+        waiting = {plan.name: "it does not answer" for plan in self._plan.processes}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._start_timeout_s), httpx.AsyncClient(trust_env=False) as client:
                 while True:
@@ -353,53 +269,13 @@ class LocalCluster:
                 return ""
             # It listens, as it says: what answers on its port is this gateway.
             public = (await client.get(f"{self.url}/ready", timeout=_READY_ANSWER_S)).json()
-            engines = {plan.name for plan in self._plans if plan.service in _ENGINES}
+            engines = {plan.name for plan in self._plan.processes if plan.service in ENGINES}
             ready = {line.removesuffix(": ready") for line in public["instances"] if line.endswith(": ready")}
         except httpx.HTTPError:
             return "it does not answer"
         except (ValueError, KeyError, TypeError, AttributeError):
             return "something else answers on its port"
         return f"missing: {', '.join(sorted(engines - ready))}" if engines - ready else ""
-
-
-def _module(service: str) -> str:
-    """A service's package: within the wheel ``triptych.services``, in a checkout ``services``."""
-    for module in (f"triptych.services.{service}", f"services.{service}"):
-        with contextlib.suppress(ModuleNotFoundError):
-            if importlib.util.find_spec(module) is not None:
-                return module
-    raise ClusterError(f"the {service} service is not installed here")
-
-
-def _environment(options: Sequence[str]) -> dict[str, str]:
-    """A child's: this process's own, and UCX kept to the loopback device as everything else is.
-
-    By itself UCX listens on every interface of the machine. What the operator has set stays, and so does UCX's way
-    where ``options`` choose another address to listen on.
-    """
-    environment = dict(os.environ)  # noqa: TID251 - a child process gets all of it
-    if not any(option.split("=")[0] in ("--host", "--advertise-host") for option in options):
-        environment.setdefault("UCX_NET_DEVICES", _LOOPBACK_DEVICE)
-    return environment
-
-
-def _front_first(plans: Sequence[_Plan]) -> list[_Plan]:
-    """As people think of them: gateway, router, encoders, text."""
-    engines = [plan for plan in plans if plan.service in _ENGINES]
-    return [*(plan for plan in reversed(plans) if plan.service not in _ENGINES), *engines]
-
-
-def _with_admin_ports(plans: Sequence[_Plan], first: int, others: Collection[int]) -> tuple[_Plan, ...]:
-    """With consecutive ones from ``first`` on, or free ones but ``others`` when it is 0. Raises ClusterError."""
-    if first + len(plans) - 1 > ports.MAX_PORT:
-        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many ports from there on")
-    chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
-    admin_ports = {plan.name: port for plan, port in zip(_front_first(plans), chosen, strict=True)}
-    return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)
-
-
-def _the(plan: _Plan) -> str:
-    return f"the {plan.name}" if plan.name == plan.service else plan.name
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

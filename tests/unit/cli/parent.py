@@ -4,14 +4,15 @@ import asyncio
 import sys
 from pathlib import Path
 
-from triptych.cli import cluster as module
+from triptych.cli import plan
+from triptych.cli.cluster import LocalCluster
 
-module._module = lambda service: "tests.unit.cli.stub_service"
+plan.package_of = lambda service: "tests.unit.cli.stub_service"
 
 
 async def main() -> None:
     instances = {"gateway": ("--instances", "encoder-1,text-1")}
-    async with module.LocalCluster("demo", encoders=1, options=instances, log_dir=Path(sys.argv[1])) as cluster:
+    async with LocalCluster("demo", encoders=1, options=instances, log_dir=Path(sys.argv[1])) as cluster:
         sys.stdout.write(" ".join(map(str, cluster.processes.values())) + "\n")
         sys.stdout.flush()
         await cluster.next_exit()

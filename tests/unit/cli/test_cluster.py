@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from triptych.cli import cluster as module
+from triptych.cli import plan
 from triptych.cli.cluster import Exit, LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
@@ -26,7 +27,7 @@ Make = Callable[..., LocalCluster]
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """A cluster of stubs; flags by service."""
-    monkeypatch.setattr(module, "_module", lambda service: "tests.unit.cli.stub_service")
+    monkeypatch.setattr(plan, "package_of", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def build(

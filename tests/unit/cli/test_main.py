@@ -23,8 +23,8 @@ from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
 from triptych.cli.chat import Asking, Conversation
-from triptych.cli.cluster import Model
 from triptych.cli.main import app
+from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.rest import Attachment, RestError
 from triptych.domain.chat import ChatRequest, TextPart

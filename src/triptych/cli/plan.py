@@ -1,0 +1,167 @@
+"""Which processes a cluster is made of: their ports, their flags and their environment. Nothing is started here."""
+
+import contextlib
+import importlib.util
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from triptych.cli import ports
+from triptych.cli.model import Model
+from triptych.cli.outcome import ClusterError
+
+ENGINES = ("encoder", "text")
+_LOOPBACK_DEVICE = "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A process to be. ``options`` are the flags that whoever starts the cluster adds to the service's own."""
+
+    name: str
+    service: str
+    port: int
+    arguments: tuple[str, ...]
+    options: tuple[str, ...]
+    admin_port: int = 0
+
+    def command(self, drain_s: float) -> list[str]:
+        """The module to run, and its command line. Raises ClusterError when the service is not installed."""
+        listen = ("--host", ports.HOST, "--port", str(self.port), "--admin-port", str(self.admin_port))
+        return [package_of(self.service), *self.arguments, *listen, "--drain-s", f"{drain_s:g}", *self.options]
+
+    def environment(self) -> dict[str, str]:
+        """This process's own, and UCX kept to the loopback device as everything else is.
+
+        By itself UCX listens on every interface of the machine. What the operator has set stays, and so does UCX's way
+        where the options choose another address to listen on.
+        """
+        environment = dict(os.environ)  # noqa: TID251 - a child process gets all of it
+        if not any(option.split("=")[0] in ("--host", "--advertise-host") for option in self.options):
+            environment.setdefault("UCX_NET_DEVICES", _LOOPBACK_DEVICE)
+        return environment
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """All of them, in the order in which they start. ``mounts_router``: the router's port is in the gateway's process."""
+
+    processes: tuple[ProcessPlan, ...]
+    router_port: int
+    mounts_router: bool
+
+    @classmethod
+    def made(
+        cls,
+        model: Model,
+        *,
+        encoders: int,
+        text: int,
+        port: int,
+        router_port: int,
+        admin_port: int,
+        mount_router: bool,
+        threads: int,
+        options: Mapping[str, Sequence[str]],
+    ) -> Self:
+        """As ``LocalCluster`` is told; where a port is 0, a free one is chosen. Raises ClusterError."""
+        asked_for = {port, router_port, *range(admin_port, admin_port + encoders + text + 2)}
+        *engine_ports, free_router_port, free_port = ports.free(encoders + text + 2, asked_for)
+        router_port = router_port or free_router_port
+        engines = _engines(model, engine_ports[:encoders], engine_ports[encoders:], threads, options)
+        front = _front(model, engines, port or free_port, router_port, options, mount_router=mount_router)
+        others = {*engine_ports, free_router_port, free_port, *asked_for}
+        return cls(_with_admin_ports((*engines, *front), admin_port, others), router_port, mount_router)
+
+    @property
+    def front_first(self) -> list[ProcessPlan]:
+        """As people think of them: gateway, router, encoders, text."""
+        return _front_first(self.processes)
+
+    def wanted_ports(self) -> Iterator[ports.Wanted]:
+        """Every port that is to be listened on; those that people ask for first."""
+        flags = {"gateway": "--port", "router": "--router-port"}
+        for plan in self.front_first:
+            yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
+        if self.mounts_router:
+            yield ports.Wanted(self.router_port, "the router", flags["router"])
+        for plan in self.front_first:
+            yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
+
+
+def _engines(
+    model: Model,
+    encoder_ports: Sequence[int],
+    text_ports: Sequence[int],
+    threads: int,
+    options: Mapping[str, Sequence[str]],
+) -> tuple[ProcessPlan, ...]:
+    shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
+    encoder_targets = ("--encoders", ",".join(map(ports.address, encoder_ports)))
+    pools = (("encoder", encoder_ports, shared), ("text", text_ports, (*shared, *encoder_targets)))
+    return tuple(
+        ProcessPlan(
+            f"{service}-{number}",
+            service,
+            port,
+            ("--instance-id", f"{service}-{number}", *arguments),
+            tuple(options.get(service, ())),
+        )
+        for service, pool_ports, arguments in pools
+        for number, port in enumerate(pool_ports, 1)
+    )
+
+
+def _front(
+    model: Model,
+    engines: Sequence[ProcessPlan],
+    port: int,
+    router_port: int,
+    options: Mapping[str, Sequence[str]],
+    *,
+    mount_router: bool,
+) -> tuple[ProcessPlan, ...]:
+    """The router and the gateway, or a gateway with a router in it."""
+
+    def targets(service: str) -> str:
+        return ",".join(ports.address(plan.port) for plan in engines if plan.service == service)
+
+    router = ("--model", str(model.path), "--encoders", targets("encoder"), "--text", targets("text"))
+    router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
+    if mount_router:
+        own = ("--host", ports.HOST, "--port", str(router_port), *router_options)
+        mount = (f"--mount-router={shlex.join((*router, *own))}",)
+        return (ProcessPlan("gateway", "gateway", port, mount, gateway_options),)
+    return (
+        ProcessPlan("router", "router", router_port, router, router_options),
+        ProcessPlan("gateway", "gateway", port, ("--router", ports.address(router_port)), gateway_options),
+    )
+
+
+def _front_first(plans: Sequence[ProcessPlan]) -> list[ProcessPlan]:
+    engines = [plan for plan in plans if plan.service in ENGINES]
+    return [*(plan for plan in reversed(plans) if plan.service not in ENGINES), *engines]
+
+
+def _with_admin_ports(plans: Sequence[ProcessPlan], first: int, others: Collection[int]) -> tuple[ProcessPlan, ...]:
+    """With consecutive ones from ``first`` on, or free ones but ``others`` when it is 0. Raises ClusterError."""
+    if first + len(plans) - 1 > ports.MAX_PORT:
+        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many ports from there on")
+    chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
+    admin_ports = {plan.name: port for plan, port in zip(_front_first(plans), chosen, strict=True)}
+    return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)
+
+
+def _the(plan: ProcessPlan) -> str:
+    return f"the {plan.name}" if plan.name == plan.service else plan.name
+
+
+def package_of(service: str) -> str:
+    """A service's package: within the wheel ``triptych.services``, in a checkout ``services``."""
+    for module in (f"triptych.services.{service}", f"services.{service}"):
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(module) is not None:
+                return module
+    raise ClusterError(f"the {service} service is not installed here")
