@@ -42,13 +42,12 @@ from triptych.machine.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.instance import Instance
 from triptych.policy.routing import (
     Choice,
     ClusterView,
     Content,
-    EncoderView,
     Shortage,
-    TextView,
     assign_items,
     choose_text,
 )
@@ -72,33 +71,6 @@ class ClusterLimits:
 
 
 @dataclass(slots=True)
-class _Instance:
-    name: str
-    stage: Stage
-    info: InstanceInfo | None = None
-    reachable: bool = False
-    state: str = "not seen yet"
-    """``ready``, or why it gets nothing."""
-    load: EncoderLoad | TextLoad | None = None
-    reports: int = 0
-    full_until_s: float = float("-inf")
-    engine_failures: int = 0
-    cooling_until_s: float = float("-inf")
-    # What the router itself has there now ...
-    own_tokens: int = 0
-    own_items: int = 0
-    own_bytes: int = 0
-    # ... and how that has changed since the last report.
-    new_tokens: int = 0
-    new_items: int = 0
-    new_bytes: int = 0
-
-    @property
-    def usable(self) -> bool:
-        return self.state == "ready"
-
-
-@dataclass(slots=True)
 class _Credit:
     name: str
     tokens: int
@@ -119,8 +91,8 @@ class ClusterMachine:
 
     def __init__(self, encoders: Iterable[str], texts: Iterable[str], limits: ClusterLimits) -> None:
         self._limits = limits
-        self._encoders = {name: _Instance(name, Stage.ENCODE) for name in sorted(encoders)}
-        self._texts = {name: _Instance(name, Stage.DECODE) for name in sorted(texts)}
+        self._encoders = {name: Instance(name, Stage.ENCODE) for name in sorted(encoders)}
+        self._texts = {name: Instance(name, Stage.DECODE) for name in sorted(texts)}
         self._instances = {**self._encoders, **self._texts}
         if len(self._instances) != len(self._encoders) + len(self._texts):
             raise ValueError("an encoder and a text instance have the same name")
@@ -177,8 +149,8 @@ class ClusterMachine:
     def snapshot(self, now_s: float) -> ClusterView:
         """All instances as the policies see them."""
         return ClusterView(
-            encoders=tuple(self._encoder_view(encoder, now_s) for encoder in self._encoders.values()),
-            texts=self._text_views(now_s),
+            encoders=tuple(encoder.encoder_view(now_s) for encoder in self._encoders.values()),
+            texts=tuple(text.text_view(now_s) for text in self._texts.values()),
             encoder_turn=self._encoder_turn,
             text_turn=self._text_turn,
         )
@@ -209,7 +181,7 @@ class ClusterMachine:
             assert instance.own_tokens == sum(credit.tokens for credit in working), f"{instance.name}: tokens"  # noqa: S101
             assert instance.own_items == len(working), f"{instance.name}: items"  # noqa: S101
             assert instance.own_bytes == sum(credit.nbytes for credit in own), f"{instance.name}: bytes"  # noqa: S101
-            assert instance.state == self._state_of(instance), f"{instance.name}: state"  # noqa: S101
+            assert instance.state == instance.state_under(self._model), f"{instance.name}: state"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting, "queue above its bound"  # noqa: S101
         assert len(self._hints) <= self._limits.max_hints, "hints above their bound"  # noqa: S101
 
@@ -241,11 +213,12 @@ class ClusterMachine:
             case ArenaRefused(name):
                 self._instances[name].full_until_s = now_s + self._limits.full_s
             case EngineFailed(name):
-                self._engine_failed(self._instances[name], now_s)
+                limits = self._limits
+                self._instances[name].engine_failed(now_s, limits.first_cooling_s, limits.longest_cooling_s)
             case TextWorked(name):
-                self._worked(self._instances[name])
+                self._instances[name].worked()
             case EmbeddingHeld(name, content):
-                self._worked(self._instances[name])
+                self._instances[name].worked()
                 self._hints[content] = name
                 self._hints.move_to_end(content)
                 while len(self._hints) > self._limits.max_hints:
@@ -261,13 +234,13 @@ class ClusterMachine:
                 self._wake_at_s = None
         return self._serve_waiting(now_s)
 
-    def _seen(self, instance: _Instance, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
+    def _seen(self, instance: Instance, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
         restarted = instance.info is not None and instance.info.epoch != info.epoch
         if restarted:
             for content in [content for content, name in self._hints.items() if name == instance.name]:
                 del self._hints[content]
             instance.load, instance.full_until_s = None, float("-inf")
-            self._worked(instance)
+            instance.worked()
         instance.info, instance.reachable = info, True
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
@@ -276,27 +249,14 @@ class ClusterMachine:
         self._review(now_s)
         return [Noticed(instance.name, f"restarted, {instance.state}" if restarted else instance.state)]
 
-    def _reported(self, instance: _Instance, load: EncoderLoad | TextLoad, now_s: float) -> None:
+    def _reported(self, instance: Instance, load: EncoderLoad | TextLoad, now_s: float) -> None:
         if instance.info is None:
             return  # a report is of the process that was seen
-        instance.load = load
-        instance.reports += 1
-        instance.new_tokens = instance.new_items = instance.new_bytes = 0
-        if instance.state != self._state_of(instance):
+        instance.reported(load)
+        if instance.state is not instance.state_under(self._model):
             self._review(now_s)
 
-    def _engine_failed(self, instance: _Instance, now_s: float) -> None:
-        if now_s < instance.cooling_until_s:
-            return  # one bad pass fails many requests at once
-        limits = self._limits
-        cooling_s = min(limits.first_cooling_s * 2 ** min(instance.engine_failures, 30), limits.longest_cooling_s)
-        instance.engine_failures += 1
-        instance.cooling_until_s = now_s + cooling_s
-
-    def _worked(self, instance: _Instance) -> None:
-        instance.engine_failures, instance.cooling_until_s = 0, float("-inf")
-
-    def _suspected(self, instance: _Instance, now_s: float) -> list[ClusterEffect]:
+    def _suspected(self, instance: Instance, now_s: float) -> list[ClusterEffect]:
         if not instance.reachable:
             return []
         instance.reachable = False
@@ -306,26 +266,12 @@ class ClusterMachine:
     def _review(self, now_s: float) -> None:
         """Where one instance changed, the model may have, and with it all states. No other event looks at them all."""
         for instance in self._instances.values():
-            instance.state = self._state_of(instance)
+            instance.state = instance.state_under(self._model)
         ready = frozenset(name for name, encoder in self._encoders.items() if encoder.usable)
         if not self._ready_encoders <= ready:
             self._encoder_lost_s = now_s
         self._ready_encoders = ready
         self._has_text = any(text.usable for text in self._texts.values())
-
-    def _state_of(self, instance: _Instance) -> str:
-        info = instance.info
-        if info is None:
-            return "not seen yet"
-        if not instance.reachable:
-            return "not reachable"
-        if not info.role.serves(instance.stage):
-            return f"does not serve {instance.stage.value}"
-        if info.model is not self._model and info.model != self._model:
-            return "serves another model"
-        if instance.load is not None and instance.load.draining:
-            return "draining"
-        return "ready"
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -379,7 +325,7 @@ class ClusterMachine:
     def _give(self, choice: Choice) -> int:
         return self._open(self._encoders[choice.encoder], choice.tokens, choice.nbytes)
 
-    def _open(self, instance: _Instance, tokens: int, nbytes: int) -> int:
+    def _open(self, instance: Instance, tokens: int, nbytes: int) -> int:
         self._next_credit += 1
         self._credits[self._next_credit] = _Credit(instance.name, tokens, nbytes, instance.reports)
         instance.own_tokens += tokens
@@ -413,7 +359,9 @@ class ClusterMachine:
         instance.new_bytes -= credit.nbytes
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        pool = ClusterView(texts=self._text_views(now_s), text_turn=self._text_turn)
+        pool = ClusterView(
+            texts=tuple(text.text_view(now_s) for text in self._texts.values()), text_turn=self._text_turn
+        )
         name = choose_text(pool, avoid=event.avoid)
         if name is None:
             return [TextRefused(event.run, self._no_text())]
@@ -452,35 +400,3 @@ class ClusterMachine:
         if shortage is Shortage.NO_CREDIT:
             return ArenaFull("the encoders' arenas are full", retry_after_s=self._limits.retry_after_s)
         return Unavailable("no encoder is available", retry_after_s=self._limits.retry_after_s)
-
-    # --- views -------------------------------------------------------------------------------------------------------
-
-    def _encoder_view(self, encoder: _Instance, now_s: float) -> EncoderView:
-        arena_bytes = encoder.info.arena_bytes if encoder.info is not None else 0
-        tokens, items, available = encoder.own_tokens, encoder.own_items, arena_bytes - encoder.own_bytes
-        if isinstance(encoder.load, EncoderLoad):
-            # Other routers' load is in the report alone; what is under way to the encoder is in the own books alone.
-            tokens = max(tokens, encoder.load.pending_tokens + encoder.new_tokens)
-            items = max(items, encoder.load.pending_items + encoder.new_items)
-            available = min(available, encoder.load.arena_available_bytes - encoder.new_bytes)
-        return EncoderView(
-            name=encoder.name,
-            usable=encoder.usable,
-            pending_tokens=tokens,
-            pending_items=items,
-            arena_bytes=arena_bytes,
-            available_bytes=0 if now_s < encoder.full_until_s else available,
-            max_items=encoder.info.max_items if encoder.info is not None else 0,
-            cooling=now_s < encoder.cooling_until_s,
-        )
-
-    def _text_views(self, now_s: float) -> tuple[TextView, ...]:
-        return tuple(self._text_view(text, now_s) for text in self._texts.values())
-
-    def _text_view(self, text: _Instance, now_s: float) -> TextView:
-        tokens, requests = text.own_tokens, text.own_items
-        if isinstance(text.load, TextLoad):
-            tokens = text.load.pending_tokens + text.new_tokens
-            reported = text.load.waiting_requests + text.load.running_requests
-            requests = max(requests, reported + text.new_items)
-        return TextView(text.name, text.usable, tokens, requests, cooling=now_s < text.cooling_until_s)
