@@ -115,8 +115,11 @@ class Mutant:
 
     @property
     def tests(self) -> str:
-        """The file of its module's own tests; messages of a machine are tested with that machine."""
-        return f"tests/unit/{self.path.parent.name}/test_{self.path.stem.removesuffix('_events')}.py"
+        """The file of its module's own tests, or of the module that it is a part of by name: request_events, request."""
+        folder, stem = Path("tests/unit") / self.path.parent.name, self.path.stem
+        while stem and not (ROOT / folder / f"test_{stem}.py").exists():
+            stem = stem.rpartition("_")[0]
+        return str(folder / f"test_{stem}.py" if stem else folder)
 
     def __str__(self) -> str:
         before, after = self.path.read_text().splitlines(), self.code.splitlines()
