@@ -159,6 +159,43 @@ class RpcServiceSettings(ServiceSettings):
         return self
 
 
+class InstanceSettings(RpcServiceSettings):
+    """What every instance can be told that runs a half of the model and keeps embeddings in registered memory."""
+
+    advertise_host: str = ""
+    """Address under which peers reach this instance's memory over TCP; empty takes ``host``, which it then has to be."""
+    instance_id: str = Field(default="", max_length=128)
+    """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
+
+    model: Path
+    """Directory of the model (configuration, weights, tokenizer, processor), or OWNER/NAME[@REVISION] of a repository on
+    a hub."""
+    model_id: str = ""
+    """Name under which the model is served; empty takes the directory's."""
+    device: str = "cpu"
+    """Where this instance's half of the model runs, as torch names it."""
+    dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
+    """What it computes in: float32, float16 or bfloat16. Encoders and text instances must use the same."""
+    torch_threads: int = Field(default=1, ge=1, le=256)
+    """Threads that one pass of the tower, or one step of the text engine, uses."""
+
+    transports: Strings = ("shm", "nixl", "tcp")
+    """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
+    arena: str = Field(default="host", pattern="^(host|device)$")
+    """Where embeddings lie: in the host's memory, or in that of ``device``, which then needs nixl or tcp to be reached."""
+    max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Longest time for finding an embedding's holder, connecting, pulling and checking. An encoder keeps a slot whose
+    lease has ended for so much longer, so that no text instance's may exceed the encoders'."""
+    sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
+    """How often memory is looked for that is free again: where leases were never given back, or where a late write could
+    still have reached."""
+
+    load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
+    """Load reports to one watcher are at least this far apart."""
+    load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
+    """A watcher hears of the load at least this often."""
+
+
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
