@@ -1,7 +1,7 @@
 """The encoder wired up: where real engines, memory, transports and threads are made."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from triptych.engine.device_arena import open_arena
@@ -18,6 +18,8 @@ from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
+from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
 from .gauges import watch
@@ -38,13 +40,17 @@ async def app(
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
-    compute = ThreadOffload(1, name="encoder-compute")
-    cores = usable_cores()
-    threads = settings.prepare_threads or len(cores)
-    prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
-    copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
-    try:
+    async with AsyncExitStack() as stack:
+        compute = ThreadOffload(1, name="encoder-compute")
+        stack.callback(compute.close)
+        copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
+        stack.callback(copy.close)
+        cores = usable_cores()
+        threads = settings.prepare_threads or len(cores)
+        prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
+        stack.callback(prepare.close)
         engine = await compute.run(partial(_load, settings))
+
         record = EncoderRecord(telemetry.metrics)
         epoch = new_epoch()
         instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
@@ -54,55 +60,58 @@ async def app(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
         holdings = Holdings(arena, limits, clock=monotonic, copy=copy)
-        try:
-            transports = await start_transports(
-                settings.transports,
-                arena,
-                machine=machine_name(),
+        transports = await _transports(settings, holdings, record, tls)
+        stack.push_async_callback(transports.close)
+
+        scope = await stack.enter_async_context(TaskScope("encoder"))
+        service = EncoderService(
+            engine,
+            holdings,
+            settings,
+            offers=transports.offers,
+            scope=scope,
+            prepare=prepare,
+            compute=compute,
+            copy=copy,
+            clock=monotonic,
+            record=record,
+        )
+        watch(telemetry.metrics, service, holdings)
+        service.start()
+        register = EncoderServicer(service).register
+        server = await stack.enter_async_context(
+            RpcServer(
                 host=settings.host,
-                advertise_host=settings.advertise_host,
-                check=holdings.may_read,
-                max_pull_s=settings.max_pull_s,
-                connect_timeout_s=_CONNECT_S,
+                port=settings.port,
+                service_name=SERVICE_NAME,
+                register=register,
+                telemetry=telemetry,
                 tls=tls,
-                on_reset=record.transport_reset,
+                max_message_nbytes=settings.max_message_bytes,
+                max_concurrent_calls=settings.max_concurrent_calls,
             )
-        except ValueError as error:
-            raise CannotStart(str(error)) from None
-        try:
-            async with TaskScope("encoder") as scope:
-                service = EncoderService(
-                    engine,
-                    holdings,
-                    settings,
-                    offers=transports.offers,
-                    scope=scope,
-                    prepare=prepare,
-                    compute=compute,
-                    copy=copy,
-                    clock=monotonic,
-                    record=record,
-                )
-                watch(telemetry.metrics, service, holdings)
-                service.start()
-                register = EncoderServicer(service).register
-                async with RpcServer(
-                    host=settings.host,
-                    port=settings.port,
-                    service_name=SERVICE_NAME,
-                    register=register,
-                    telemetry=telemetry,
-                    tls=tls,
-                    max_message_nbytes=settings.max_message_bytes,
-                    max_concurrent_calls=settings.max_concurrent_calls,
-                ) as server:
-                    yield RpcApp(service, server, scope)
-        finally:
-            await transports.close()
-    finally:
-        prepare.close()
-        copy.close()
-        compute.close()
+        )
+        yield RpcApp(service, server, scope)
+
+
+async def _transports(
+    settings: EncoderSettings, holdings: Holdings, record: EncoderRecord, tls: TlsIdentity | None
+) -> TransportSet:
+    try:
+        return await start_transports(
+            settings.transports,
+            holdings.arena,
+            machine=machine_name(),
+            host=settings.host,
+            advertise_host=settings.advertise_host,
+            check=holdings.may_read,
+            max_pull_s=settings.max_pull_s,
+            connect_timeout_s=_CONNECT_S,
+            tls=tls,
+            on_reset=record.transport_reset,
+        )
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
 
 
 def _load(settings: EncoderSettings) -> TransformersEncoderEngine:
