@@ -9,14 +9,13 @@ later for that item alone. Both go on until the deadline, with growing pauses.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
-from triptych.domain.encoding import EncodeResult
-from triptych.domain.generation import Finished, Placement, Ready
-from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
+from triptych.domain.embedding import LeaseId
+from triptych.domain.generation import Placement
+from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
     Cancelled,
@@ -31,8 +30,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.cluster_events import Grant
+from triptych.machine.request_books import Books
 from triptych.machine.request_events import (
-    Abort,
     Alarm,
     CallerLeft,
     CountedItem,
@@ -68,12 +67,10 @@ from triptych.machine.request_events import (
     TextReady,
     TextRefused,
 )
+from triptych.machine.request_item import RequestItem
 from triptych.policy.retrying import pause_s
 from triptych.policy.routing import Want
 
-KEY_NBYTES = 32
-_AS_GOOD_AS_S = 0.5
-"""A lease that ends so much before the request must is not worth more time."""
 _LAST_TRY_S = 0.5
 """With less left of a lease it is not asked again for more."""
 
@@ -91,10 +88,14 @@ class Phase(Enum):
 
     @property
     def over(self) -> bool:
-        return self in _OVER
+        return self in _OUTCOMES
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOMES.get(self, Outcome.RUNNING)
 
 
-_OVER = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
+_OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,66 +110,6 @@ class RequestLimits:
     max_lease_s: float
     min_lease_s: float
     """A ticket whose lease has less left is renewed before it is sent out."""
-
-
-@dataclass(slots=True)
-class _Item:
-    counted: CountedItem
-    grant: Grant | None = None
-    result: EncodeResult | None = None
-    """Of the embedding that is held now."""
-    served: EncodeResult | None = None
-    """Of the embedding that was held last, for the timeline."""
-    ticket: Ticket | None = None
-    """A reader's ticket that no text instance has had yet."""
-    lease_ids: tuple[LeaseId, ...] = ()
-    """Every lease on this item that may be held, answered or not: the router's own first."""
-    reader_lease: LeaseId = b""
-    """The newest that was asked for on behalf of a text instance."""
-    expires_s: float = 0.0
-    """When that ends, as far as is known."""
-    extend_s: float = inf
-    """When more time is to be asked for; never, where leases last as long as the request may."""
-    held_until_s: float = 0.0
-    """When the router's own lease ends."""
-    renewing: bool = False
-    renewed: bool = False
-    """The ticket that is there was renewed: a lease is renewed once per attempt, however short it is."""
-    attempts: int = 0
-    losses: int = 0
-    """Attempts after which the item had to be encoded again."""
-    refusals: int = 0
-    avoid: frozenset[str] = frozenset()
-    engine_failure: EngineFailure | None = None
-    """An engine may fail an item once; it goes to another encoder then, or nowhere."""
-    exclude: frozenset[str] = frozenset()
-    encoder_id: str = ""
-
-    @property
-    def encoding(self) -> bool:
-        return self.grant is not None and self.result is None
-
-
-@dataclass(slots=True)
-class _Times:
-    started_s: float
-    prepared_s: float | None = None
-    encoded_s: float | None = None
-    first_token_s: float | None = None
-    over_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Books:
-    """What the timeline needs and no decision does."""
-
-    times: _Times
-    instance_id: str = ""
-    ready: Ready | None = None
-    finished: dict[int, Finished] = field(default_factory=dict)
-    """By choice."""
-    error: str = ""
-    prompt_tokens: int = 0
 
 
 class RequestMachine:
@@ -187,13 +128,12 @@ class RequestMachine:
     ) -> None:
         """The request is done when so many ``choices`` have finished. ``new_lease`` gives an id never used before."""
         self._request_id = request_id
-        self._model = model
         self._deadline_s = deadline_s
         self._limits = limits
         self._new_lease = new_lease
         self._choices = choices
         self._phase = Phase.PREPARING
-        self._items: list[_Item] = []
+        self._items: list[RequestItem] = []
         self._alarm_s = inf
         """When ``LeasesDue`` will come."""
         # Items whose credits are asked for and not yet answered.
@@ -210,7 +150,7 @@ class RequestMachine:
         self._expired_attempts = 0
         # Why the last attempt failed: what the client is told when there is no other text instance.
         self._text_error: TriptychError | None = None
-        self._books = _Books(_Times(started_s=now_s))
+        self._books = Books(request_id, model, started_s=now_s)
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -229,32 +169,13 @@ class RequestMachine:
 
     def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
         """The request so far; of one that is over, for ever the same."""
-        books, times = self._books, self._books.times
-        end_s = now_s if times.over_s is None else times.over_s
-        prepared_s = end_s if times.prepared_s is None else times.prepared_s
-        encoded_s = end_s if times.encoded_s is None else times.encoded_s
-        finished = books.finished.values()
-        outcomes = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCELLED: Outcome.CANCELLED}
-        return Timeline(
-            request_id=self._request_id,
-            model=self._model,
-            outcome=outcomes.get(self._phase, Outcome.RUNNING),
-            items=tuple(_item_timeline(index, item, books.ready) for index, item in enumerate(self._items)),
-            text_instance=books.instance_id,
+        items = tuple(item.timeline(index, self._books.ready) for index, item in enumerate(self._items))
+        return self._books.timeline(
+            now_s,
+            self._phase.outcome,
+            items,
             text_attempts=self._text_attempt,
-            prompt_tokens=books.prompt_tokens,
-            completion_tokens=sum(one.completion_tokens for one in finished)
-            if self._phase is Phase.DONE
-            else completion_tokens,
-            prepare_s=prepared_s - times.started_s,
-            encode_s=encoded_s - prepared_s if self._items else 0.0,
-            queue_s=books.ready.queue_s if books.ready else 0.0,
-            pull_s=books.ready.pull_s if books.ready else 0.0,
-            prefill_s=max((one.prefill_s for one in finished), default=0.0),
-            decode_s=max((one.decode_s for one in finished), default=0.0),
-            ttft_s=0.0 if times.first_token_s is None else times.first_token_s - times.started_s,
-            total_s=end_s - times.started_s,
-            error=books.error,
+            completion_tokens=completion_tokens,
         )
 
     def validate(self) -> None:
@@ -317,7 +238,7 @@ class RequestMachine:
             case CallerLeft():
                 return self._end(Phase.CANCELLED, Cancelled("the caller went away"), now_s)
             case DeadlinePassed():
-                error = DeadlineExceeded(f"not done within {self._deadline_s - self._books.times.started_s:.3f} s")
+                error = DeadlineExceeded(f"not done within {self._deadline_s - self._books.started_s:.3f} s")
                 return self._end(Phase.FAILED, error, now_s)
             case _ if event.attempt != self._text_attempt or self._phase not in {Phase.DISPATCHING, Phase.STREAMING}:
                 return []
@@ -339,9 +260,9 @@ class RequestMachine:
         return []
 
     def _prepared(self, items: tuple[CountedItem, ...], prompt_tokens: int, now_s: float) -> list[RequestEffect]:
-        self._books.times.prepared_s = now_s
+        self._books.prepared_s = now_s
         self._books.prompt_tokens = prompt_tokens
-        self._items = [_Item(item) for item in items]
+        self._items = [RequestItem(item) for item in items]
         if not items:
             return self._dispatch(now_s, "nothing to encode")
         return self._queue("a new request")
@@ -434,13 +355,13 @@ class RequestMachine:
             return [Release(event.encoder, None, leases, "came too late")]
         item.result = item.served = event.result
         item.ticket, item.encoder_id = ticket, event.instance_id
-        fault = _fault(ticket, item.counted, event.instance_id)
+        fault = item.fault(ticket, event.instance_id)
         if leases != item.lease_ids:
             item.lease_ids += leases
             fault = "other leases than those that were asked for"
         if fault is not None:
             return self._end(Phase.FAILED, InternalError(f"encoder {item.encoder_id} returned {fault}"), now_s)
-        self._lasts(item, item.lease_ids, event.asked_s, event.lease_s)
+        item.lasts(item.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
         return [*self._set_alarm(now_s), *self._advance(now_s)]
 
     def _item_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -487,19 +408,11 @@ class RequestMachine:
             return self._encode_again([index], error, now_s)
         return self._end(Phase.FAILED, error, now_s)
 
-    def _lasts(self, item: _Item, lease_ids: tuple[LeaseId, ...], asked_s: float, lease_s: float) -> None:
-        """What was granted or extended, and when to ask again: at half its time, unless it outlasts the request."""
-        end_s = asked_s + lease_s
-        item.held_until_s = end_s
-        if item.reader_lease in lease_ids:
-            item.expires_s = end_s
-        item.extend_s = asked_s + lease_s / 2 if end_s < self._deadline_s - _AS_GOOD_AS_S else inf
-
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
         item = self._current(event.item, event.credit)
         if item is None or item.result is None:
             return []  # they were given back, and stay so
-        self._lasts(item, event.lease_ids, event.asked_s, event.lease_s)
+        item.lasts(event.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
         return self._set_alarm(now_s)
 
     def _leases_due(self, now_s: float) -> list[RequestEffect]:
@@ -532,7 +445,7 @@ class RequestMachine:
         self._alarm_s = due_s
         return [Alarm(max(0.0, due_s - now_s))]
 
-    def _current(self, index: int, credit: int) -> _Item | None:
+    def _current(self, index: int, credit: int) -> RequestItem | None:
         """The item, if the call that answers is the one it waits for."""
         item = self._items[index]
         return item if item.grant is not None and item.grant.credit == credit else None
@@ -564,18 +477,7 @@ class RequestMachine:
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
     def _give_up(self, index: int, reason: str) -> list[RequestEffect]:
-        item = self._items[index]
-        if item.grant is None:
-            return []
-        effects: list[RequestEffect] = []
-        if item.encoding or item.renewing:
-            effects.append(Abort(index, item.grant.credit, reason))
-        effects.append(Release(item.grant.encoder, item.grant.credit, item.lease_ids, reason))
-        item.grant = item.ticket = None
-        item.lease_ids, item.extend_s = (), inf
-        item.renewing = item.renewed = False
-        item.result = None
-        return effects
+        return self._items[index].let_go(index, reason)
 
     def _give_up_all(self, reason: str) -> list[RequestEffect]:
         return [effect for index in range(len(self._items)) for effect in self._give_up(index, reason)]
@@ -586,7 +488,8 @@ class RequestMachine:
         """Once every item is encoded: renew what leases are spent or short, then dispatch."""
         if any(item.result is None or item.renewing for item in self._items):
             return []
-        stale = [index for index, item in enumerate(self._items) if self._stale(item, now_s)]
+        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
+        stale = [index for index, item in enumerate(self._items) if item.stale(needed_until_s)]
         if not stale:
             return self._dispatch(now_s, "every item is encoded")
         effects: list[RequestEffect] = []
@@ -612,15 +515,9 @@ class RequestMachine:
             )
         return effects
 
-    def _stale(self, item: _Item, now_s: float) -> bool:
-        if item.ticket is None:
-            return True
-        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
-        return not item.renewed and item.expires_s < needed_until_s
-
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
-        self._books.times.encoded_s = now_s
+        self._books.encoded_s = now_s
         self._text_attempt += 1
         placements: list[Placement] = []
         for index, item in enumerate(self._items):
@@ -644,7 +541,7 @@ class RequestMachine:
         if self._phase is Phase.STREAMING:
             return []
         self._phase = Phase.STREAMING
-        self._books.times.first_token_s = now_s
+        self._books.first_token_s = now_s
         return self._give_up_all("the text instance has what it needs")
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
@@ -691,10 +588,10 @@ class RequestMachine:
             # Which lease was lost is between the services; to the client its images did not arrive.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
         effects += self._give_up_all(phase.value if error is None else error.message)
-        if self._books.times.first_token_s is None and phase is Phase.DONE:
-            self._books.times.first_token_s = now_s
+        if self._books.first_token_s is None and phase is Phase.DONE:
+            self._books.first_token_s = now_s
         self._phase = phase
-        self._books.times.over_s = now_s
+        self._books.over_s = now_s
         self._books.error = error.code if error is not None and phase is Phase.FAILED else ""
         return [*effects, End(error)]
 
@@ -703,43 +600,8 @@ class RequestMachine:
         return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
 
 
-def _fault(ticket: Ticket, counted: CountedItem, instance_id: str) -> str | None:
-    """What is wrong with a ticket, if anything: it came over a wire, and wrong memory must never be spliced in."""
-    if len(ticket.key) != KEY_NBYTES:
-        return f"a key of {len(ticket.key)} bytes instead of {KEY_NBYTES}"
-    if ticket.holder != instance_id:
-        return f"a ticket of {ticket.holder}"
-    if ticket.tokens != counted.tokens:
-        return f"{ticket.tokens} tokens for an item that was counted as {counted.tokens}"
-    if not ticket.tensors or payload_nbytes(ticket.tensors) != ticket.payload_nbytes:
-        return f"tensors that do not make up {ticket.payload_nbytes} bytes"
-    return None
-
-
 def _clear(error: TriptychError, instance_id: str) -> TriptychError:
     """What the client is told when a text instance fails the request."""
     if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
         return InstanceLost(f"text instance {instance_id} was lost while it worked on the request")
     return error
-
-
-def _item_timeline(index: int, item: _Item, ready: Ready | None) -> ItemTimeline:
-    pull = next((pull for pull in ready.pulls if pull.item == index), None) if ready else None
-    served = item.served
-    return ItemTimeline(
-        item=item.counted.item,
-        shard=str(item.counted.shard or ""),
-        modality=item.counted.info.modality.value,
-        width=item.counted.info.width,
-        height=item.counted.info.height,
-        tokens=item.counted.tokens,
-        encoder=item.encoder_id,
-        encode_attempts=item.attempts,
-        encoder_cached=served.cached if served else False,
-        queue_s=served.queue_s if served else 0.0,
-        encode_s=served.encode_s if served else 0.0,
-        pull_backend=pull.backend if pull else "",
-        pull_bytes=pull.nbytes if pull else 0,
-        pull_s=pull.duration_s if pull else 0.0,
-        text_cached=pull.cached if pull else False,
-    )
