@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import httpx
@@ -149,7 +149,11 @@ async def test_a_connection_that_brings_no_request_is_closed(router: FakeRouter,
         began_s = asyncio.get_running_loop().time()
         writer.write(before)
         sending = group.create_task(send_on())
-        answer = await reader.read()
+        answer = b""
+        # A byte that reaches the server as it closes is never read, and TCP then ends in a reset: it is closed all the same.
+        with suppress(ConnectionResetError) if trickle else nullcontext():
+            while piece := await reader.read(65536):
+                answer += piece
         took_s = asyncio.get_running_loop().time() - began_s
         sending.cancel()
         writer.close()
