@@ -104,10 +104,6 @@ class Cluster:
         return self._machine.kv_tokens
 
     @property
-    def has_text(self) -> bool:
-        return any(text.usable for text in self.view.texts)
-
-    @property
     def text_lost(self) -> bool:
         """Whether there has been no text instance for the whole grace."""
         return self._machine.text_lost

@@ -163,8 +163,11 @@ class RouterService:
         return timeline
 
     async def readiness(self) -> Readiness:
+        """A router that drains is itself what is missing, as one that cannot be reached is to a gateway."""
         readiness = self._cluster.readiness()
-        return replace(readiness, ready=readiness.ready and not self._draining)
+        if not self._draining:
+            return readiness
+        return replace(readiness, ready=False, missing=(*readiness.missing, "router"))
 
     async def missing(self) -> tuple[str, ...]:
         """What keeps the router from taking requests; empty when it is ready."""

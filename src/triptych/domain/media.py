@@ -72,13 +72,3 @@ class Shard:
     def __str__(self) -> str:
         """For people, who count from one."""
         return f"{self.first + 1}-{self.first + self.count}/{self.of}"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One item of a request: its bytes, what they are, and how many positions it takes in the prompt."""
-
-    index: int
-    media: bytes
-    info: MediaInfo
-    tokens: int
