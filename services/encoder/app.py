@@ -8,8 +8,7 @@ from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
-from triptych.rpc.app import RpcApp
-from triptych.rpc.server import RpcServer
+from triptych.rpc.app import RpcApp, server_of
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -80,16 +79,7 @@ async def app(
         service.start()
         register = EncoderServicer(service).register
         server = await stack.enter_async_context(
-            RpcServer(
-                host=settings.host,
-                port=settings.port,
-                service_name=SERVICE_NAME,
-                register=register,
-                telemetry=telemetry,
-                tls=tls,
-                max_message_nbytes=settings.max_message_bytes,
-                max_concurrent_calls=settings.max_concurrent_calls,
-            )
+            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
 

@@ -7,8 +7,7 @@ from functools import partial
 
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.media.sniff import MediaLimits
-from triptych.rpc.app import RpcApp
-from triptych.rpc.server import RpcServer
+from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import EncoderStub, TextStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.hub import model_directory
@@ -56,16 +55,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         stack.callback(service.close)
         register = RouterServicer(service).register
         server = await stack.enter_async_context(
-            RpcServer(
-                host=settings.host,
-                port=settings.port,
-                service_name=SERVICE_NAME,
-                register=register,
-                max_message_nbytes=settings.max_message_bytes,
-                max_concurrent_calls=settings.max_concurrent_calls,
-                telemetry=telemetry,
-                tls=tls,
-            )
+            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
 

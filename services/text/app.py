@@ -10,8 +10,7 @@ from triptych.engine.device_arena import open_arena
 from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.ports import Arena
-from triptych.rpc.app import RpcApp
-from triptych.rpc.server import RpcServer
+from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import EncoderStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -65,24 +64,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
 
         scope = await stack.enter_async_context(TaskScope("text"))
         holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
-        intake = Intake(
-            arena=arena,
-            transport=transports,
-            peers=peers,
-            holders=holders,
-            releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
-            limits=IntakeLimits(
-                max_waiting=settings.max_waiting_requests,
-                max_pulls_per_holder=settings.max_pulls_per_encoder,
-                max_pulling_nbytes=settings.max_pulling_bytes,
-                max_pull_s=settings.max_pull_s,
-                failure_grace_s=settings.failure_grace_s,
-            ),
-            scope=scope,
-            offload=checks,
-            clock=monotonic,
-            record=record,
-        )
+        intake = _intake(settings, arena, transports, peers, holders, scope=scope, checks=checks, record=record)
         service = TextService(
             engine,
             intake,
@@ -102,12 +84,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             service,
             intake,
             model=engine.model,
-            kv=lambda: KvMemory(
-                1 - engine.kv_free_slots / engine.kv_slots,
-                engine.prefix_queries_tokens,
-                engine.prefix_hits_tokens,
-                engine.preemptions,
-            ),
+            kv=partial(_kv_memory, engine),
             connections=peers.by_backend,
             preferred=transports.preferred,
         )
@@ -115,18 +92,49 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
         register = TextServicer(service).register
         server = await stack.enter_async_context(
-            RpcServer(
-                host=settings.host,
-                port=settings.port,
-                service_name=SERVICE_NAME,
-                register=register,
-                telemetry=telemetry,
-                tls=tls,
-                max_message_nbytes=settings.max_message_bytes,
-                max_concurrent_calls=settings.max_concurrent_calls,
-            )
+            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
+
+
+def _intake(
+    settings: TextSettings,
+    arena: Arena,
+    transports: TransportSet,
+    peers: PeerBook,
+    holders: HolderDirectory,
+    *,
+    scope: TaskScope,
+    checks: ThreadOffload,
+    record: TextRecord,
+) -> Intake:
+    return Intake(
+        arena=arena,
+        transport=transports,
+        peers=peers,
+        holders=holders,
+        releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
+        limits=IntakeLimits(
+            max_waiting=settings.max_waiting_requests,
+            max_pulls_per_holder=settings.max_pulls_per_encoder,
+            max_pulling_nbytes=settings.max_pulling_bytes,
+            max_pull_s=settings.max_pull_s,
+            failure_grace_s=settings.failure_grace_s,
+        ),
+        scope=scope,
+        offload=checks,
+        clock=monotonic,
+        record=record,
+    )
+
+
+def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
+    return KvMemory(
+        1 - engine.kv_free_slots / engine.kv_slots,
+        engine.prefix_queries_tokens,
+        engine.prefix_hits_tokens,
+        engine.preemptions,
+    )
 
 
 async def _transports(

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from triptych.rpc.server import RpcServer
+from triptych.rpc.server import Register, RpcServer
+from triptych.runtime.settings import RpcServiceSettings
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 
 
 class Serves(Protocol):
@@ -15,6 +18,27 @@ class Serves(Protocol):
     async def drain(self) -> None:
         """Refuse what is new; return once what runs has come to its end."""
         ...
+
+
+def server_of(
+    settings: RpcServiceSettings,
+    service_name: str,
+    register: Register,
+    *,
+    telemetry: Telemetry,
+    tls: TlsIdentity | None,
+) -> RpcServer:
+    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken."""
+    return RpcServer(
+        host=settings.host,
+        port=settings.port,
+        service_name=service_name,
+        register=register,
+        max_message_nbytes=settings.max_message_bytes,
+        max_concurrent_calls=settings.max_concurrent_calls,
+        telemetry=telemetry,
+        tls=tls,
+    )
 
 
 ServiceT = TypeVar("ServiceT", bound=Serves)

@@ -142,10 +142,12 @@ class RpcServiceSettings(ServiceSettings):
 
     host: str = "127.0.0.1"
     """IP address to listen on."""
+    port: int = Field(ge=0, le=65535)
+    """TCP port for calls; each service has a default of its own, 0 takes a free one and logs it."""
     allow_network: bool = False
     """Listen on an address that is not loopback, without TLS: calls are neither encrypted nor authenticated then."""
-    max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 30)
-    """Largest message of a call; what is in it is bounded more tightly where it is read."""
+    max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=256 << 20)
+    """Largest message of a call; what is in it is bounded more tightly where it is read. Callers send no larger ones."""
     max_concurrent_calls: int = Field(default=4096, ge=1)
     """Most calls at the same time, watches included; one more is refused before it is read."""
 
