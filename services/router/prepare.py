@@ -10,8 +10,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
-from triptych.families.base import Run as Placeholders
-from triptych.families.base import as_in_request, filled_positions, refuse_unless, units_of
+from triptych.families.base import Span, as_in_request, filled_positions, refuse_unless, units_of
 from triptych.machine.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
@@ -122,9 +121,7 @@ class ModelPrepare:
         calling, sampling = self._tools(request)
         return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calling, cuttable)
 
-    def _cuttable(
-        self, info: MediaInfo, run: Placeholders, prompt: Prompt, outputs: tuple[TensorSpec, ...]
-    ) -> Cuttable | None:
+    def _cuttable(self, info: MediaInfo, run: Span, prompt: Prompt, outputs: tuple[TensorSpec, ...]) -> Cuttable | None:
         family = self.builder.family
         units = units_of(family, info)
         if len(units) < 2:

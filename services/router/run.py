@@ -34,12 +34,16 @@ from triptych.machine.cluster_events import (
 )
 from triptych.machine.request import Phase, RequestMachine
 from triptych.machine.request_events import (
+    AbandonCredits,
     Abort,
     Alarm,
     CallerLeft,
     CountedItem,
+    CreditsGranted,
+    CreditsRefused,
     DeadlinePassed,
     Dispatch,
+    EmbeddingMissing,
     Encode,
     End,
     Extend,
@@ -51,24 +55,20 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    LeaveQueue,
-    Misplaced,
+    NoText,
     Pause,
-    Placed,
-    PlacementRefused,
     PoolLost,
     Prepared,
     Release,
     Renew,
     RequestEffect,
     RequestEvent,
-    Reserve,
     Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
     TextReady,
-    TextRefused,
+    WantCredits,
 )
 from triptych.policy import admission
 from triptych.policy.sharding import ShardLimits
@@ -151,10 +151,10 @@ class Run:
     # --- as an applicant for credits ---------------------------------------------------------------------------------
 
     def placed(self, granted: Granted) -> None:
-        self._feed(Placed(granted.grants))
+        self._feed(CreditsGranted(granted.grants))
 
     def refused(self, error: TriptychError) -> None:
-        self._feed(PlacementRefused(error))
+        self._feed(CreditsRefused(error))
 
     def pool_lost(self, error: TriptychError) -> None:
         self._feed(PoolLost(error))
@@ -217,13 +217,13 @@ class Run:
                     self._by_credit[credit].cancel()
                 case Release(encoder):
                     releases.setdefault(encoder, []).append(effect)
-                case Misplaced(encoder, content):
+                case EmbeddingMissing(encoder, content):
                     self._cluster.feed(EmbeddingGone(encoder, content))
-                case Reserve(wants, wait):
+                case WantCredits(wants, wait):
                     self._cluster.feed(CreditsWanted(self._number, wants, wait, self.request.priority))
                 case Pause():
                     self._start(partial(self._pause, effect), "pause")
-                case LeaveQueue():
+                case AbandonCredits():
                     self._cluster.feed(CreditsAbandoned(self._number))
                 case Dispatch():
                     self._dispatch(effect)
@@ -357,7 +357,7 @@ class Run:
         try:
             granted = self._cluster.choose_text(self._number, tokens, effect.avoid)
         except TriptychError as error:
-            self._feed(TextRefused(effect.attempt, error))
+            self._feed(NoText(effect.attempt, error))
             return
         self._feed(TextChosen(effect.attempt, granted.text, self._cluster.instance_id(granted.text)))
         task = self._start(partial(self._generate, effect, granted), "generate")

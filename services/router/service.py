@@ -138,7 +138,7 @@ class RouterService:
             run.cancel()
 
     async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
-        """The ids that ``chat`` would prefill. Raises what ``chat`` refuses a request with."""
+        """As ``ports.Router`` has it."""
         media_bytes = self._check(request)
         model = self._model(request.model)
         self._tokenizing += 1

@@ -130,7 +130,7 @@ def _intake(
 
 def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
     return KvMemory(
-        1 - engine.kv_free_slots / engine.kv_slots,
+        1 - engine.kv_free_tokens / engine.kv_tokens,
         engine.prefix_queries_tokens,
         engine.prefix_hits_tokens,
         engine.preemptions,

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from triptych.domain.embedding import TensorSpec, joined
 from triptych.domain.generation import Placement, TextRequest
 from triptych.errors import ContextTooLong, InternalError, InvalidRequest, ModelNotFound
-from triptych.families.base import Run, filled_positions
+from triptych.families.base import Span, filled_positions
 from triptych.ports import TextEngine
 from triptych.transport.slot import check_ticket
 
@@ -72,9 +72,9 @@ def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> No
             raise InvalidRequest(f"item {placement.item} has {placement.tokens} tokens, it needs at least 1")
         if placement.start < end:
             raise InvalidRequest(f"item {placement.item} starts at {placement.start}, before {end} where it may")
-        filled = filled_positions(request.token_ids, Run(placement.start, placement.tokens), placeholder_ids)
+        filled = filled_positions(request.token_ids, Span(placement.start, placement.tokens), placeholder_ids)
         if placement.continues and before is not None:
-            run = Run(before.start, before.tokens + 1)
+            run = Span(before.start, before.tokens + 1)
             if filled_positions(request.token_ids, run, placeholder_ids)[-1] != placement.start:
                 raise InvalidRequest(f"item {placement.item} does not start where the one before it ends")
         end = filled[-1] + 1

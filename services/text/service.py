@@ -115,7 +115,7 @@ class TextService:
             model=self._engine.model,
             arena_bytes=self._intake.memory.capacity_bytes,
             offers=self._offers(),
-            kv_tokens=self._engine.kv_slots,
+            kv_tokens=self._engine.kv_tokens,
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:

@@ -42,7 +42,10 @@ class Router(Protocol):
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
     async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
-        """The ids that ``chat`` would prefill, placeholders included. Raises what ``chat`` refuses a request with."""
+        """The ids that ``chat`` would prefill, placeholders included.
+
+        Raises what ``chat`` refuses messages, items and tools with; how to sample is not looked at.
+        """
         ...
 
     async def timeline(self, request_id: str) -> Timeline:
@@ -337,7 +340,7 @@ class TextEngine(Protocol):
     def model(self) -> ModelInfo: ...
 
     @property
-    def kv_slots(self) -> int:
+    def kv_tokens(self) -> int:
         """Tokens that its memory has room for: of prompt and answer, once for each choice."""
         ...
 

@@ -85,7 +85,10 @@ class ChatRequest:
     """A JSON array of tools for the chat template, in the OpenAI API's form; empty for none."""
     tool_choice: ToolChoice = ToolChoice()
     priority: int = 0
-    """Where requests wait, lower ones go first; those of equal priority by the time they have left."""
+    """Where requests wait for encoders or the engine, lower ones go first; equal ones by the time they have left.
+
+    Pulls go by that time alone: they are done before a request waits for the engine.
+    """
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

@@ -49,8 +49,9 @@ class Timeline:
     prepare_s: float = 0.0
     """Router: sniffing, hashing, templating, tokenizing."""
     encode_s: float = 0.0
-    """From admission until the last item had its ticket, waits and repeats included."""
+    """From the end of preparation until the last item had its ticket, waits and repeats included."""
     queue_s: float = 0.0
+    """At the text instance; each item has its own at its encoder."""
     pull_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

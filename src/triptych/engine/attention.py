@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from triptych.engine.flash import PagedLayout, paged_attention
 from triptych.engine.kv import KvCache
-from triptych.families.base import Run
+from triptych.families.base import Span
 
 PACKED_ATTENTION = "triptych_packed"
 SHORT_TOKENS = 96
@@ -44,7 +44,7 @@ class Chunk:
     row: int
     count: int
     context: Context
-    whole: tuple[Run, ...] = ()
+    whole: tuple[Span, ...] = ()
     _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
@@ -232,7 +232,7 @@ def _chunk(
     return attended.reshape(heads, part.count, head_size).transpose(0, 1)
 
 
-def _within(positions: torch.Tensor, run: Run) -> torch.Tensor:
+def _within(positions: torch.Tensor, run: Span) -> torch.Tensor:
     return (positions >= run.start) & (positions < run.start + run.tokens)
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from triptych.engine.halves import PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.plain import PlainText
 from triptych.engine.tiles import TileEncoder
-from triptych.families.base import Run
+from triptych.families.base import Span
 
 
 class Gemma3Encoder(TileEncoder):
@@ -16,4 +16,4 @@ class Gemma3Encoder(TileEncoder):
 class Gemma3Text(PlainText):
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
         rows = embedding_rows(items)
-        return PromptPlan(rows=rows, whole=tuple(Run(start, len(embeds)) for start, embeds in sorted(rows.items())))
+        return PromptPlan(rows=rows, whole=tuple(Span(start, len(embeds)) for start, embeds in sorted(rows.items())))

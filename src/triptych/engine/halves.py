@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.domain.media import MediaInfo, Shard
-from triptych.families.base import Run
+from triptych.families.base import Span
 
 Features = Mapping[str, torch.Tensor]
 """One item after preprocessing: named tensors on the CPU, without a batch dimension."""
@@ -67,7 +67,7 @@ class PromptPlan:
     """[axes, prompt length] of rotary positions; None: one axis, 0, 1, 2, ..."""
     next_position: int | None = None
     """Rotary position of the first generated token, the same on every axis; None: the prompt's length."""
-    whole: tuple[Run, ...] = ()
+    whole: tuple[Span, ...] = ()
     """Runs whose positions attend to each other both ways; no pass may cut through one."""
     extra: Any = None
     """What else the half keeps for ``inputs``: its own, read-only."""

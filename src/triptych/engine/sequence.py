@@ -10,7 +10,7 @@ from triptych.engine.halves import PlacedItem, PromptPlan, TextHalf
 from triptych.engine.sampling import Sampler
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
-from triptych.families.base import Run, filled_positions
+from triptych.families.base import Span, filled_positions
 from triptych.machine.prefix_chain import KeyedItem
 from triptych.ports import EmbeddingInput, EngineRequest
 
@@ -144,7 +144,7 @@ def _place(
     items: list[PlacedItem] = []
     filled: set[int] = set()
     for given in embeddings:
-        positions = filled_positions(token_ids, Run(given.start, given.tokens), placeholder_ids)
+        positions = filled_positions(token_ids, Span(given.start, given.tokens), placeholder_ids)
         if not filled.isdisjoint(positions):
             raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
         filled.update(positions)

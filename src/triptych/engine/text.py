@@ -124,12 +124,12 @@ class TransformersTextEngine:
         return self._batch.limits.token_budget
 
     @property
-    def kv_free_slots(self) -> int:
-        """Tokens that the KV cache has room for now, of ``kv_slots``; what is only kept for later counts as room."""
+    def kv_free_tokens(self) -> int:
+        """Tokens that the KV cache has room for now, of ``kv_tokens``; what is only kept for later counts as room."""
         return self._batch.blocks.available * self._limits.block_tokens
 
     @property
-    def kv_slots(self) -> int:
+    def kv_tokens(self) -> int:
         return self._limits.kv_blocks * self._limits.block_tokens
 
     @property

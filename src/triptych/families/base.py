@@ -16,7 +16,7 @@ from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.model_files import ModelFiles
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Where an item is in a prompt: the first ``tokens`` placeholders at or after position ``start``.
 
     They are neighbours in most families; some put marks between the parts of an item (rows of tiles, frames).
@@ -179,7 +179,7 @@ def refuse_unless(item: MediaInfo | MediaPart, *modalities: Modality) -> None:
         raise InvalidMedia(f"the model takes {taken}, not {_PLURALS[item.modality]}")
 
 
-def filled_positions(token_ids: Sequence[int], run: Run, placeholder_ids: AbstractSet[int]) -> tuple[int, ...]:
+def filled_positions(token_ids: Sequence[int], run: Span, placeholder_ids: AbstractSet[int]) -> tuple[int, ...]:
     """The prompt positions that an item fills, in order.
 
     Raises InvalidRequest unless ``run.start`` is a placeholder's and the prompt has as many from there on.

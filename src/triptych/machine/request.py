@@ -32,11 +32,15 @@ from triptych.errors import (
 from triptych.machine.cluster_events import Grant
 from triptych.machine.request_books import Books
 from triptych.machine.request_events import (
+    AbandonCredits,
     Alarm,
     CallerLeft,
     CountedItem,
+    CreditsGranted,
+    CreditsRefused,
     DeadlinePassed,
     Dispatch,
+    EmbeddingMissing,
     Encode,
     End,
     Extend,
@@ -48,24 +52,20 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    LeaveQueue,
-    Misplaced,
+    NoText,
     Pause,
-    Placed,
-    PlacementRefused,
     PoolLost,
     Prepared,
     Release,
     Renew,
     RequestEffect,
     RequestEvent,
-    Reserve,
     Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
     TextReady,
-    TextRefused,
+    WantCredits,
 )
 from triptych.machine.request_item import RequestItem
 from triptych.policy.retrying import pause_s
@@ -211,15 +211,15 @@ class RequestMachine:
                 return self._lease_granted(event, now_s)
             case LeasesExtended():
                 return self._leases_extended(event, now_s)
-            case Placed(grants) if self._phase.over:
+            case CreditsGranted(grants) if self._phase.over:
                 return [Release(grant.encoder, grant.credit, (), "the request is over") for grant in grants]
             case _ if self._phase.over:
                 return []
             case Prepared(items, prompt_tokens):
                 return self._prepared(items, prompt_tokens, now_s)
-            case Placed(grants):
+            case CreditsGranted(grants):
                 return self._placed(grants, now_s)
-            case PlacementRefused(error):
+            case CreditsRefused(error):
                 return self._placement_refused(error, now_s)
             case ItemFailed(item, credit, error):
                 return self._item_failed(item, credit, error, now_s)
@@ -246,7 +246,7 @@ class RequestMachine:
                 self._text, self._books.instance_id = text, instance_id
                 for sent in self._items:
                     sent.ticket = None
-            case TextRefused(_, error):
+            case NoText(_, error):
                 return self._text_refused(error, now_s)
             case TextReady(_, ready):
                 self._books.ready = ready
@@ -271,7 +271,7 @@ class RequestMachine:
         self._phase = Phase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason=reason)]
 
-    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> Reserve:
+    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> WantCredits:
         wanted = frozenset(items)
         self._reserving |= wanted
         wants = tuple(
@@ -285,7 +285,7 @@ class RequestMachine:
             )
             for index in sorted(wanted)
         )
-        return Reserve(wants, wait, reason)
+        return WantCredits(wants, wait, reason)
 
     def _placed(self, grants: tuple[Grant, ...], now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
@@ -456,7 +456,7 @@ class RequestMachine:
         for index in indices:
             item = self._items[index]
             if item.grant is not None:
-                effects.append(Misplaced(item.grant.encoder, item.counted.content))
+                effects.append(EmbeddingMissing(item.grant.encoder, item.counted.content))
                 if not isinstance(error, LeaseLost):
                     # An evicted embedding says nothing against its encoder.
                     item.avoid |= {item.grant.encoder}
@@ -582,7 +582,7 @@ class RequestMachine:
     def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
         if self._phase is Phase.WAITING:
-            effects.append(LeaveQueue(phase.value))
+            effects.append(AbandonCredits(phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Which lease was lost is between the services; to the client its images did not arrive.

@@ -39,14 +39,14 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class CreditsGranted:
     """Credits for every item that was asked for."""
 
     grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRefused:
+class CreditsRefused:
     error: TriptychError
 
 
@@ -113,7 +113,7 @@ class TextChosen:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRefused:
+class NoText:
     """There is no text instance to be had."""
 
     attempt: int
@@ -176,8 +176,8 @@ class DeadlinePassed:
 
 RequestEvent = (
     Prepared
-    | Placed
-    | PlacementRefused
+    | CreditsGranted
+    | CreditsRefused
     | ItemEncoded
     | ItemFailed
     | LeaseGranted
@@ -185,7 +185,7 @@ RequestEvent = (
     | LeasesDue
     | LeasesExtended
     | TextChosen
-    | TextRefused
+    | NoText
     | TextReady
     | FirstToken
     | TextFinished
@@ -201,7 +201,7 @@ RequestEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class WantCredits:
     """Ask the cluster for credits. ``wait`` only where nothing is held."""
 
     wants: tuple[Want, ...]
@@ -219,7 +219,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveQueue:
+class AbandonCredits:
     reason: str
 
 
@@ -298,7 +298,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Misplaced:
+class EmbeddingMissing:
     """The encoder does not have the embedding any more that it was believed to hold."""
 
     encoder: str
@@ -313,5 +313,16 @@ class End:
 
 
 RequestEffect = (
-    Reserve | Pause | LeaveQueue | Encode | Renew | Alarm | Extend | Dispatch | Abort | Release | Misplaced | End
+    WantCredits
+    | Pause
+    | AbandonCredits
+    | Encode
+    | Renew
+    | Alarm
+    | Extend
+    | Dispatch
+    | Abort
+    | Release
+    | EmbeddingMissing
+    | End
 )

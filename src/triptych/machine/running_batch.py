@@ -16,7 +16,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych.families.base import Run
+from triptych.families.base import Span
 from triptych.machine.kv_blocks import Copy, KvBlocks
 from triptych.machine.prefix_chain import PrefixChain
 from triptych.policy.batching import Prefill, last_come, plan_step
@@ -44,7 +44,7 @@ class Progress:
     order: tuple[int, int]
     prompt_tokens: int
     max_tokens: int
-    whole: tuple[Run, ...]
+    whole: tuple[Span, ...]
     chain: PrefixChain | None
     length: int
     """Tokens of prompt and answer."""
@@ -154,7 +154,7 @@ class RunningBatch:
         choices: int,
         prompt_tokens: int,
         max_tokens: int,
-        whole: tuple[Run, ...] = (),
+        whole: tuple[Span, ...] = (),
         chain: PrefixChain | None = None,
     ) -> None:
         """A request waits from now on. ``chain`` says what its prompt is, where others may make use of it.
@@ -214,7 +214,7 @@ class RunningBatch:
             max_sequences=self.limits.max_sequences,
         )
         parts = [_part(units[name], 1) for name in step.decodes]
-        parts += [_part(units[work.request_id], work.tokens) for work in step.prefills]
+        parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
         return Step(tuple(parts), tuple(copies), tuple(put_back))
 
     def advance(self, request_id: str, choice: int, count: int) -> None:
@@ -362,7 +362,7 @@ class RunningBatch:
         return self.blocks_for(most)
 
     def _prefill(self, one: Progress) -> Prefill:
-        whole = one.whole if self.limits.is_cuttable else (Run(0, one.length),)
+        whole = one.whole if self.limits.is_cuttable else (Span(0, one.length),)
         return Prefill(one.sequence_id, one.length - one.computed, one.computed, whole, 1 + len(one.followers))
 
     def _leave(self, one: Progress) -> None:

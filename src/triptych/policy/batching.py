@@ -8,7 +8,7 @@ after them to prompts that wait. The budget bounds the time of a step, and with 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.families.base import Run
+from triptych.families.base import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Prefill:
     ``whole``: runs of positions that attend to each other both ways, so that one pass has to compute all of one.
     """
 
-    request_id: str
+    sequence_id: str
     tokens: int
     first: int = 0
-    whole: tuple[Run, ...] = ()
+    whole: tuple[Span, ...] = ()
     sequences: int = 1
     """Places that it takes: one for each answer to it."""
 
@@ -62,7 +62,7 @@ def plan_step(
         if not tokens and not prefills:
             tokens = chunk(work, _first_end(work) - work.first)
         if tokens:
-            prefills.append(Prefill(work.request_id, tokens, work.first, work.whole, work.sequences))
+            prefills.append(Prefill(work.sequence_id, tokens, work.first, work.whole, work.sequences))
         return tokens
 
     for work in prefilling:

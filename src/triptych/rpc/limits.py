@@ -5,6 +5,7 @@ MAX_MESSAGE_NBYTES = 256 * 2**20
 DESCRIBE_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 5.0
 QUERY_TIMEOUT_S = 10.0
+"""Outer bounds: no call is without one; callers have tighter ones in their settings."""
 WATCH_TIMEOUT_S = 3600.0
 """A watch is renewed at least this often: no call is made without a deadline."""
 DEFAULT_CALL_TIMEOUT_S = 120.0

@@ -161,7 +161,7 @@ class FakeTextEngine:
 
     vocabulary: range
     model: ModelInfo = FAKE_MODEL
-    kv_slots: int = 1 << 20
+    kv_tokens: int = 1 << 20
     max_running: int = 16
     step_s: float = 0.005
     prefill_token_s: float = 0.00005

@@ -8,7 +8,7 @@ from typing import Self
 from triptych.domain.chat import Message, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.families.base import Family, Layout, Positions, Run
+from triptych.families.base import Family, Layout, Positions, Span
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.template import ChatTemplate, local_time
@@ -23,7 +23,7 @@ class Prompt:
     """``runs[i]`` are the positions that item ``i`` fills; ``token_ids`` has a placeholder at each of them."""
 
     token_ids: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class PromptBuilder:
         """Repeat each placeholder, of which ``token_ids`` has one for every ``Positions``, as often as that says."""
         expected = self._positions(layouts)
         expanded: list[int] = []
-        runs: list[Run] = []
+        runs: list[Span] = []
         for token_id in token_ids:
             if token_id not in self.placeholders:
                 expanded.append(token_id)
@@ -140,8 +140,8 @@ class PromptBuilder:
             if positions.token_id != token_id:
                 raise self._placeholder_in_text(self.placeholders[token_id], 1)
             if item == len(runs):
-                runs.append(Run(len(expanded), 0))
-            runs[item] = Run(runs[item].start, runs[item].tokens + positions.count)
+                runs.append(Span(len(expanded), 0))
+            runs[item] = Span(runs[item].start, runs[item].tokens + positions.count)
             expanded.extend([token_id] * positions.count)
         if next(expected, None) is not None:
             raise InvalidRequest("the model's chat template joins an item with the text around it", param="messages")

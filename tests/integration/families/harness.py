@@ -283,7 +283,7 @@ class Case:
     @cached_property
     def slot_nbytes(self) -> int:
         """KV bytes of one token."""
-        return (1 << 22) // self.engine(kv_cache_bytes=1 << 22).kv_slots
+        return (1 << 22) // self.engine(kv_cache_bytes=1 << 22).kv_tokens
 
     def engine(self, **changes: Any) -> TransformersTextEngine:
         options: dict[str, Any] = {"kv_cache_bytes": 32 << 20, "max_sequences": 16, "token_budget": 512}

@@ -24,7 +24,7 @@ from triptych.engine.cached_passes import CachedPasses
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.start import KvOptions
 from triptych.errors import EngineFailure
-from triptych.families.base import Run
+from triptych.families.base import Span
 from triptych.families.model_files import BadModel
 
 WINDOW = 12
@@ -64,7 +64,7 @@ def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
         for name, question in questions.items():
             engine.add(engine_request(name, question, reference, encoder, greedy(16, ignore_eos=True)))
         assert run(engine) == expected
-        assert engine.kv_free_slots == engine.kv_slots
+        assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_decoder_that_cannot_be_run_is_refused_at_start(model_dir: Path, monke
 @pytest.mark.parametrize("first", [0, 3, 6])
 @pytest.mark.parametrize("window", [None, 4])
 def test_masks_are_causal_within_a_window_and_both_ways_within_a_run(first: int, window: int | None) -> None:
-    length, run_ = 14, Run(6, 5)
+    length, run_ = 14, Span(6, 5)
     chunk = Chunk(0, length - first, Context(length, (0,), is_contiguous=True), (run_,))
     mask = chunk.mask(window, torch.zeros(1))
     assert mask is not None

@@ -153,8 +153,8 @@ def serve(model_dir: Path, contiguous: bool) -> Served:
         dict(Counter(outcomes.values())),
         engine.preemptions,
         engine.prefix_hits_tokens,
-        engine.kv_free_slots,
-        engine.kv_slots,
+        engine.kv_free_tokens,
+        engine.kv_tokens,
         (engine.embedding_nbytes, engine.pending_tokens, len(engine._sequences)),
         *resident,
     )

@@ -51,7 +51,7 @@ def test_answers_of_those_that_were_put_back_equal_generate(
         name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
     }
     assert engine.preemptions
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
@@ -97,7 +97,7 @@ def test_known_beginnings_are_taken_over(
     assert answers["longer"] == reference.answer(longer, 12)
     assert engine.prefix_hits_tokens == (prompt - 1) // 4 * 4 + prompt // 4 * 4
     assert engine.prefix_queries_tokens == 3 * prompt + 2
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_other_images_other_tenants_and_items_without_identity_share_nothing_of_theirs(

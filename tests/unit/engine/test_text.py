@@ -270,14 +270,14 @@ def test_choices_get_their_memory_together_or_wait_holding_none(model_dir: Path)
     choices = replace(text_request("choices", 10, 5), sampling=replace(greedy(5, ignore_eos=True), n=3))
     engine.add(choices)
     engine.step()
-    assert engine.kv_free_slots == 29  # two of the three would fit
+    assert engine.kv_free_tokens == 29  # two of the three would fit
     assert {name: len(answer) for name, answer in by_choice(engine).items()} == {
         ("runs", 0): 9,
         ("choices", 0): 5,
         ("choices", 1): 5,
         ("choices", 2): 5,
     }
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_choices_wait_for_places_for_all_of_them(model_dir: Path) -> None:
@@ -312,7 +312,7 @@ def test_one_choice_can_be_cancelled_and_the_prompt_is_still_computed(model_dir:
     assert engine.pending_tokens == 20 + 12  # the next in line begins with the prompt again
     left = by_choice(engine)
     assert left == {key: answer for key, answer in whole.items() if key[1]}
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_a_choice_that_fails_ends_its_request_once(model_dir: Path) -> None:
@@ -343,15 +343,15 @@ def test_a_choice_that_fails_ends_its_request_once(model_dir: Path) -> None:
     assert [(output.request_id, type(output.error)) for output in errors] == [("bad", InvalidRequest)]
     assert outputs.index(errors[0]) == max(i for i, output in enumerate(outputs) if output.request_id == "bad")
     assert sum(len(output.token_ids) for output in outputs if output.request_id == "fine") == 4
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_kv_cache_is_bounded_in_bytes(model_dir: Path) -> None:
-    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES + 1, kv=BY_TOKEN).kv_slots == 100
-    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES).kv_slots == 96
+    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES + 1, kv=BY_TOKEN).kv_tokens == 100
+    assert text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES).kv_tokens == 96
     with pytest.raises(ValueError, match="holds no block of 16 tokens"):
         text_engine(model_dir, kv_cache_bytes=SLOT_NBYTES - 1)
 
@@ -364,10 +364,10 @@ def test_a_sequence_that_finds_no_memory_waits_holding_none(model_dir: Path, ref
     engine.add(make("second", question, greedy(12)))
     (output,) = engine.step()
     assert output.request_id == "first"
-    assert engine.kv_free_slots == 9
+    assert engine.kv_free_tokens == 9
     answers = run(engine, [output])
     assert answers["second"] == reference.answer(question, 12)
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_nobody_overtakes_a_sequence_that_waits_for_memory(model_dir: Path) -> None:
@@ -386,10 +386,10 @@ def test_cancelling_frees_memory_at_once(model_dir: Path) -> None:
     engine.add(text_request("runs", 20, 20))
     engine.add(text_request("waits", 20, 20))
     engine.step()
-    assert engine.kv_free_slots == 19
+    assert engine.kv_free_tokens == 19
     engine.cancel("runs")
     engine.cancel("unknown")
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
     assert engine.pending_tokens == 40
     assert set(run(engine)) == {"waits"}
     assert engine.pending_tokens == 0
@@ -413,7 +413,7 @@ def test_random_requests_with_cancellations_leave_the_memory_whole(model_dir: Pa
         finished |= {o.request_id for o in engine.step() if o.finish_reason}
     assert finished | cancelled == {str(number) for number in range(200)}
     assert not finished & cancelled
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
     engine.add(text_request("all of it", 56, 40))
     assert len(run(engine)["all of it"]) == 40
 
@@ -559,7 +559,7 @@ def test_only_the_culprit_of_a_failure_fails(
     answers = run(engine, [output for output in outputs if output.error is None])
     expected = reference.answer(question, 12)
     assert answers == {"good": expected, "also good": expected}
-    assert engine.kv_free_slots == engine.kv_slots
+    assert engine.kv_free_tokens == engine.kv_tokens
 
 
 def test_nothing_to_do_is_an_empty_step(model_dir: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.errors import InvalidRequest
-from triptych.families.base import Run, filled_positions
+from triptych.families.base import Span, filled_positions
 
 PLACEHOLDERS = frozenset({1, 2})
 
@@ -17,10 +17,10 @@ def test_an_item_fills_its_placeholders_and_skips_what_stands_between(
     prompt = [*before, 1, *item, 2]
     places = [at for at, token in enumerate(prompt) if token in PLACEHOLDERS]
     tokens = data.draw(st.integers(1, len(places)))
-    assert filled_positions(prompt, Run(len(before), tokens), PLACEHOLDERS) == tuple(places[:tokens])
+    assert filled_positions(prompt, Span(len(before), tokens), PLACEHOLDERS) == tuple(places[:tokens])
 
 
-@pytest.mark.parametrize("run", [Run(-1, 1), Run(0, 1), Run(1, 0), Run(9, 1), Run(1, 4)])
-def test_a_run_that_is_not_in_the_prompt_is_refused(run: Run) -> None:
+@pytest.mark.parametrize("run", [Span(-1, 1), Span(0, 1), Span(1, 0), Span(9, 1), Span(1, 4)])
+def test_a_run_that_is_not_in_the_prompt_is_refused(run: Span) -> None:
     with pytest.raises(InvalidRequest):
         filled_positions([5, 1, 2, 6, 1, 7], run, PLACEHOLDERS)

@@ -29,12 +29,16 @@ from triptych.errors import (
 from triptych.machine.cluster_events import Grant
 from triptych.machine.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.request_events import (
+    AbandonCredits,
     Abort,
     Alarm,
     CallerLeft,
     CountedItem,
+    CreditsGranted,
+    CreditsRefused,
     DeadlinePassed,
     Dispatch,
+    EmbeddingMissing,
     Encode,
     End,
     Extend,
@@ -46,24 +50,20 @@ from triptych.machine.request_events import (
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    LeaveQueue,
-    Misplaced,
+    NoText,
     Pause,
-    Placed,
-    PlacementRefused,
     PoolLost,
     Prepared,
     Release,
     Renew,
     RequestEffect,
     RequestEvent,
-    Reserve,
     Resumed,
     TextChosen,
     TextFailed,
     TextFinished,
     TextReady,
-    TextRefused,
+    WantCredits,
 )
 
 LIMITS = RequestLimits(
@@ -105,8 +105,8 @@ class World:
         self.leases: dict[LeaseId, str] = {}
         self.serial = 0
         self.named: set[LeaseId] = set()
-        self.calls: list[Encode | Renew | Dispatch | Reserve] = []
-        self.aborted: list[Encode | Renew | Dispatch | Reserve] = []
+        self.calls: list[Encode | Renew | Dispatch | WantCredits] = []
+        self.aborted: list[Encode | Renew | Dispatch | WantCredits] = []
         self.pauses: list[Pause] = []
         self.alarmed = False
         self.extending: list[Extend] = []
@@ -120,7 +120,7 @@ class World:
         self.effects += effects
         for effect in effects:
             match effect:
-                case Encode() | Renew() | Dispatch() | Reserve():
+                case Encode() | Renew() | Dispatch() | WantCredits():
                     self.calls.append(effect)
                 case Pause():
                     self.pauses.append(effect)
@@ -132,8 +132,8 @@ class World:
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
-                case LeaveQueue():
-                    self.calls = [one for one in self.calls if not isinstance(one, Reserve)]
+                case AbandonCredits():
+                    self.calls = [one for one in self.calls if not isinstance(one, WantCredits)]
                 case Release(_, credit, lease_ids):
                     if credit is not None:
                         del self.credits[credit]
@@ -144,10 +144,10 @@ class World:
         return effects
 
     @staticmethod
-    def is_for(call: Encode | Renew | Dispatch | Reserve, credit: int) -> bool:
+    def is_for(call: Encode | Renew | Dispatch | WantCredits, credit: int) -> bool:
         return isinstance(call, Encode | Renew) and call.credit == credit
 
-    def take(self, kind: type) -> list[Encode | Renew | Dispatch | Reserve]:
+    def take(self, kind: type) -> list[Encode | Renew | Dispatch | WantCredits]:
         found = [call for call in self.calls if isinstance(call, kind)]
         self.calls = [call for call in self.calls if not isinstance(call, kind)]
         return found
@@ -169,14 +169,14 @@ class World:
 
     # One answer each.
 
-    def place(self, call: Reserve, encoder: str = "") -> None:
+    def place(self, call: WantCredits, encoder: str = "") -> None:
         grants = []
         for number, want in enumerate(call.wants):
             self.serial += 1
             name = encoder or f"e{number % 2}"
             self.credits[self.serial] = name
             grants.append(Grant(self.serial, want.item, name, "test"))
-        self.feed(Placed(tuple(grants)))
+        self.feed(CreditsGranted(tuple(grants)))
 
     def encoded(self, call: Encode) -> None:
         ticket = self.ticket(call.item, call.encoder, call.reader_lease, call.lease_s)
@@ -193,8 +193,8 @@ class World:
     # Whole steps.
 
     def place_all(self) -> None:
-        for call in self.take(Reserve):
-            assert isinstance(call, Reserve)
+        for call in self.take(WantCredits):
+            assert isinstance(call, WantCredits)
             self.place(call)
 
     def encode_all(self) -> None:
@@ -232,7 +232,7 @@ class World:
         assert not self.calls_left
 
     @property
-    def calls_left(self) -> list[Encode | Renew | Dispatch | Reserve]:
+    def calls_left(self) -> list[Encode | Renew | Dispatch | WantCredits]:
         """Calls nobody has cancelled; the text call ends with the request."""
         return [call for call in self.calls if not isinstance(call, Dispatch)]
 
@@ -379,12 +379,12 @@ def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
             world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
         else:
             world.encoded(call)
-    again = world.take(Reserve)
-    wants = [want for call in again if isinstance(call, Reserve) for want in call.wants]
+    again = world.take(WantCredits)
+    wants = [want for call in again if isinstance(call, WantCredits) for want in call.wants]
     assert [(want.item, want.avoid) for want in wants] == [(0, frozenset({"e0"})), (2, frozenset({"e0"}))]
-    assert not any(call.wait for call in again if isinstance(call, Reserve))
+    assert not any(call.wait for call in again if isinstance(call, WantCredits))
     for call in again:
-        assert isinstance(call, Reserve)
+        assert isinstance(call, WantCredits)
         world.place(call, "e1")
     world.encode_all()
     assert len(world.dispatched().placements) == 4
@@ -438,11 +438,11 @@ def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_un
 
 def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_why() -> None:
     world = World(1)
-    (call,) = world.take(Reserve)
-    assert isinstance(call, Reserve)
+    (call,) = world.take(WantCredits)
+    assert isinstance(call, WantCredits)
     assert call.wait
     error = InvalidMedia("too large for every arena")
-    world.feed(PlacementRefused(error))
+    world.feed(CreditsRefused(error))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -454,8 +454,8 @@ def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_bac
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    (repair,) = world.take(Reserve)
-    assert isinstance(repair, Reserve)
+    (repair,) = world.take(WantCredits)
+    assert isinstance(repair, WantCredits)
     world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
     world.place(repair)
     assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
@@ -470,8 +470,8 @@ def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_seco
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    (repair,) = world.take(Reserve)
-    assert isinstance(repair, Reserve)
+    (repair,) = world.take(WantCredits)
+    assert isinstance(repair, WantCredits)
     world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
     world.resume()
     world.place(repair)
@@ -491,7 +491,7 @@ def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
     world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
     one, everything = world.pauses
     assert world.feed(Resumed(one.number)) == []
-    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, Reserve)]
+    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, WantCredits)]
     assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
 
 
@@ -533,8 +533,8 @@ def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
     assert all(0.5 <= pause.delay_s <= 1.0 for pause in world.pauses)
     for item in (0, 1):
         world.resume()
-        (again,) = world.take(Reserve)
-        assert isinstance(again, Reserve)
+        (again,) = world.take(WantCredits)
+        assert isinstance(again, WantCredits)
         assert [want.item for want in again.wants] == [item]
         world.place(again)
     assert world.feed(Resumed(1)) == [], "a pause is over once"
@@ -553,8 +553,8 @@ def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> N
         world.feed(ItemFailed(second.item, second.credit, Overloaded("busy")))
         assert len(world.credits) == 1
         world.resume()
-        (again,) = world.take(Reserve)
-        assert isinstance(again, Reserve)
+        (again,) = world.take(WantCredits)
+        assert isinstance(again, WantCredits)
         assert ([want.item for want in again.wants], again.wait) == ([1], False)
         assert second.encoder in again.wants[0].avoid
         world.place(again)
@@ -571,8 +571,8 @@ def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
     (first,) = world.take(Encode)
     assert isinstance(first, Encode)
     world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
-    (again,) = world.take(Reserve)
-    assert isinstance(again, Reserve)
+    (again,) = world.take(WantCredits)
+    assert isinstance(again, WantCredits)
     assert again.wants[0].exclude == {first.encoder}
     world.place(again, "other")
     (second,) = world.take(Encode)
@@ -588,8 +588,8 @@ def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None
     (first,) = world.take(Encode)
     assert isinstance(first, Encode)
     world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
-    world.take(Reserve)
-    world.feed(PlacementRefused(Unavailable("none")))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, EngineFailure)
 
@@ -612,8 +612,8 @@ def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
     assert isinstance(second, Encode)
     world.encoded(second)
     world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    world.take(Reserve)
-    world.feed(PlacementRefused(ArenaFull("full")))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(ArenaFull("full")))
     assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
 
 
@@ -624,17 +624,17 @@ def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: 
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
-    world.take(Reserve)
-    world.feed(PlacementRefused(error))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(error))
     assert (world.machine.phase, world.credits) == (phase, {})
-    assert world.feed(PlacementRefused(error)) == [], "an answer that nobody waits for"
+    assert world.feed(CreditsRefused(error)) == [], "an answer that nobody waits for"
 
 
 def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
     world = World(3)
     first = world.up_to_text()
     world.feed(TextFailed(first.attempt, TransferFailed("broken", items=(1,))))
-    assert [effect.content[0][0] for effect in world.effects if isinstance(effect, Misplaced)] == [1]
+    assert [effect.content[0][0] for effect in world.effects if isinstance(effect, EmbeddingMissing)] == [1]
     world.place_all()
     assert [call.item for call in world.calls if isinstance(call, Encode)] == [1]
     world.encode_all()
@@ -649,8 +649,8 @@ def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> 
 def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...], again: list[int]) -> None:
     world = World(2)
     world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=named)))
-    (call,) = world.take(Reserve)
-    assert isinstance(call, Reserve)
+    (call,) = world.take(WantCredits)
+    assert isinstance(call, WantCredits)
     assert [want.item for want in call.wants] == again
 
 
@@ -660,7 +660,7 @@ def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure
     for _ in range(2):
         world.now_s += 30.0
         world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0,))))
-        assert not world.take(Reserve)
+        assert not world.take(WantCredits)
         world.renew_all()
         attempt = world.dispatched().attempt
     for _ in range(2):
@@ -680,7 +680,7 @@ def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() 
     world.renew_all()
     (second,) = world.take(Dispatch)
     assert isinstance(second, Dispatch)
-    world.feed(TextRefused(second.attempt, Unavailable("none")))
+    world.feed(NoText(second.attempt, Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -693,7 +693,7 @@ def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_
         world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0, 1))))
         if world.ends:
             break
-        assert not world.take(Reserve)
+        assert not world.take(WantCredits)
         world.renew_all()
     world.feed(FirstToken(world.dispatched().attempt))
     assert [item.encode_attempts for item in world.machine.timeline(world.now_s, 0).items] == [1, 1]
@@ -729,7 +729,7 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world.renew_all()
     (second,) = world.take(Dispatch)
     assert isinstance(second, Dispatch)
-    world.feed(TextRefused(second.attempt, Unavailable("none")))
+    world.feed(NoText(second.attempt, Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
@@ -742,7 +742,7 @@ def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_a
     for _ in range(5):
         (call,) = world.take(Dispatch)
         assert isinstance(call, Dispatch)
-        world.feed(TextRefused(call.attempt, Unavailable("none")))
+        world.feed(NoText(call.attempt, Unavailable("none")))
         delays_s.append(world.pauses[0].delay_s)
         world.resume()
         world.renew_all()
@@ -785,8 +785,8 @@ def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
     assert isinstance(second, Renew)
     world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over")))
     world.renewed(second)
-    (again,) = world.take(Reserve)
-    assert isinstance(again, Reserve)
+    (again,) = world.take(WantCredits)
+    assert isinstance(again, WantCredits)
     assert [(want.item, want.avoid) for want in again.wants] == [(0, frozenset())]
 
 
@@ -825,7 +825,7 @@ def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
     world.now_s = 49.0
     world.feed(TextFailed(call.attempt, TransferFailed("broken", items=(0,))))
     assert not world.take(Renew), "it had a second left: the transfer failed for another reason"
-    assert world.take(Reserve)
+    assert world.take(WantCredits)
 
 
 def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -> None:
@@ -898,8 +898,8 @@ def test_what_comes_after_the_end_is_given_back() -> None:
 def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
     world = World(2)
     (call,) = world.calls
-    assert isinstance(call, Reserve)
-    assert any(isinstance(effect, LeaveQueue) for effect in world.feed(DeadlinePassed()))
+    assert isinstance(call, WantCredits)
+    assert any(isinstance(effect, AbandonCredits) for effect in world.feed(DeadlinePassed()))
     world.place(call)
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
@@ -1069,7 +1069,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.ends:
             break
         # A request that does not want to wait for credits is answered before anything else happens.
-        repairs = [call for call in world.calls if isinstance(call, Reserve) and not call.wait]
+        repairs = [call for call in world.calls if isinstance(call, WantCredits) and not call.wait]
         if repairs:
             world.calls.remove(repairs[0])
             _answer(world, repairs[0], chance, failing)
@@ -1119,14 +1119,16 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert timeline.outcome is not Outcome.RUNNING
 
 
-def _answer(world: World, call: Encode | Renew | Dispatch | Reserve, chance: Random, failing: float) -> Dispatch | None:
+def _answer(
+    world: World, call: Encode | Renew | Dispatch | WantCredits, chance: Random, failing: float
+) -> Dispatch | None:
     fails = chance.random() < failing
     match call:
-        case Reserve(wait=wait):
+        case WantCredits(wait=wait):
             if wait or not fails:
                 world.place(call)
             else:
-                world.feed(PlacementRefused(chance.choice([ArenaFull("full"), Unavailable("none")])))
+                world.feed(CreditsRefused(chance.choice([ArenaFull("full"), Unavailable("none")])))
         case Encode(item, credit):
             if fails:
                 world.feed(ItemFailed(item, credit, some_error(chance)))
@@ -1139,7 +1141,7 @@ def _answer(world: World, call: Encode | Renew | Dispatch | Reserve, chance: Ran
                 world.renewed(call)
         case Dispatch(attempt):
             if chance.random() < 0.1:
-                world.feed(TextRefused(attempt, Unavailable("none")))
+                world.feed(NoText(attempt, Unavailable("none")))
             else:
                 world.feed(TextChosen(attempt, f"t{attempt}", f"i-t{attempt}"))
                 return call

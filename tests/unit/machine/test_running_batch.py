@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.families.base import Run
+from triptych.families.base import Span
 from triptych.machine.kv_blocks import KvBlocks
 from triptych.machine.prefix_chain import PrefixChain
 from triptych.machine.running_batch import BatchLimits, RunningBatch, Step
@@ -35,7 +35,7 @@ class Engine:
         *,
         choices: int = 1,
         keyed: bool = True,
-        whole: tuple[Run, ...] = (),
+        whole: tuple[Span, ...] = (),
         salt: bytes = b"",
     ) -> None:
         chain = PrefixChain(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
@@ -136,12 +136,12 @@ def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None
 
 def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() -> None:
     one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, whole=(Run(4, 8),))
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
     one.add("b", [0] * 3, 4, keyed=False)
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
     assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
     one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, whole=(Run(4, 8),))
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
     one.add("b", [0] * 5, 4, keyed=False)
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
@@ -301,15 +301,15 @@ def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
 
 def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
     one = engine()
-    one.add("a", list(range(12)), 1, whole=(Run(0, 8),))
+    one.add("a", list(range(12)), 1, whole=(Span(0, 8),))
     one.run(3)
-    one.add("b", list(range(12)), 1, whole=(Run(0, 8),))
+    one.add("b", list(range(12)), 1, whole=(Span(0, 8),))
     assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
 
 
 def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
     one = engine()
-    whole = (Run(3, 6),)
+    whole = (Span(3, 6),)
     one.add("a", list(range(12)), 1, whole=whole)
     one.run(3)
     one.add("b", list(range(12)), 1, whole=whole)
@@ -319,7 +319,7 @@ def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
 
 def test_passes_cut_through_no_whole_run() -> None:
     one = engine(token_budget=8)
-    one.add("a", list(range(30)), 1, whole=(Run(5, 6), Run(14, 12)))
+    one.add("a", list(range(30)), 1, whole=(Span(5, 6), Span(14, 12)))
     one.run(10)
     assert [(part.first, part.count) for step in one.steps for part in step.parts] == [
         (0, 5),
@@ -395,7 +395,7 @@ def test_everybody_gets_through_whatever_the_lengths(
     )
     for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
         start = 0 if prompt < 12 else 5
-        whole = (Run(start, min(7, prompt - start)),) if number % 3 == 0 else ()
+        whole = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
         one.add(str(number), ids, answer, choices=choices, keyed=keyed, whole=whole)
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)

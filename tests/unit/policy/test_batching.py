@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.families.base import Run
+from triptych.families.base import Span
 from triptych.policy.batching import (
     Prefill,
     StepPlan,
@@ -41,7 +41,7 @@ def test_nothing_is_left_for_prefills_when_decodes_fill_the_budget() -> None:
 
 def test_new_sequences_join_only_while_there_are_places() -> None:
     plan = plan_step(["d0"], works("p", [1]), works("w", [1, 1, 1]), token_budget=99, max_sequences=3)
-    assert [prefill.request_id for prefill in plan.prefills] == ["p0", "w0"]
+    assert [prefill.sequence_id for prefill in plan.prefills] == ["p0", "w0"]
 
 
 def test_waiting_is_read_no_further_than_needed() -> None:
@@ -63,12 +63,12 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
     plan = plan_step(ids, ongoing, new, token_budget=token_budget, max_sequences=max_sequences)
     assert list(plan.decodes) == ids
     assert plan.tokens <= token_budget
-    order = [work.request_id for work in (*ongoing, *new)]
-    assert [prefill.request_id for prefill in plan.prefills] == order[: len(plan.prefills)]
-    left = {work.request_id: work.tokens for work in (*ongoing, *new)}
-    assert all(1 <= prefill.tokens <= left[prefill.request_id] for prefill in plan.prefills)
-    assert all(prefill.tokens == left[prefill.request_id] for prefill in plan.prefills[:-1])
-    assert sum(prefill.request_id.startswith("w") for prefill in plan.prefills) <= extra
+    order = [work.sequence_id for work in (*ongoing, *new)]
+    assert [prefill.sequence_id for prefill in plan.prefills] == order[: len(plan.prefills)]
+    left = {work.sequence_id: work.tokens for work in (*ongoing, *new)}
+    assert all(1 <= prefill.tokens <= left[prefill.sequence_id] for prefill in plan.prefills)
+    assert all(prefill.tokens == left[prefill.sequence_id] for prefill in plan.prefills[:-1])
+    assert sum(prefill.sequence_id.startswith("w") for prefill in plan.prefills) <= extra
     assert plan.tokens or not (ids or ongoing or (new and extra))
 
 
@@ -82,10 +82,10 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
     st.integers(0, 30),
 )
 def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: int, length: int, first: int) -> None:
-    runs: list[Run] = []
+    runs: list[Span] = []
     for gap, tokens in gaps:
         start = (runs[-1].start + runs[-1].tokens if runs else 0) + gap
-        runs.append(Run(start, tokens))
+        runs.append(Span(start, tokens))
     inside = {position for run in runs for position in range(run.start + 1, run.start + run.tokens)}
     while first in inside:
         first -= 1
@@ -97,20 +97,20 @@ def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: i
 
 
 def test_a_run_that_is_larger_than_the_budget_goes_first_or_waits() -> None:
-    large = Prefill("large", 30, whole=(Run(0, 20),))
+    large = Prefill("large", 30, whole=(Span(0, 20),))
     plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
-    assert plan.prefills == (Prefill("large", 20, whole=(Run(0, 20),)),)
-    rest = Prefill("rest", 30, 10, whole=(Run(10, 20),))
+    assert plan.prefills == (Prefill("large", 20, whole=(Span(0, 20),)),)
+    rest = Prefill("rest", 30, 10, whole=(Span(10, 20),))
     plan = plan_step(["d"], [rest], [], token_budget=8, max_sequences=8)
-    assert plan.prefills == (Prefill("rest", 20, 10, whole=(Run(10, 20),)),)
+    assert plan.prefills == (Prefill("rest", 20, 10, whole=(Span(10, 20),)),)
     plan = plan_step(["d"], [Prefill("p", 3), large], works("w", [9]), token_budget=8, max_sequences=8)
-    assert [(one.request_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
+    assert [(one.sequence_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
 
 
 def test_choices_take_a_place_each() -> None:
     waiting = [Prefill("w", 1, sequences=3), Prefill("v", 1)]
     plan = plan_step([], [Prefill("p", 1, sequences=2)], waiting, token_budget=9, max_sequences=5)
-    assert [one.request_id for one in plan.prefills] == ["p", "w"]
+    assert [one.sequence_id for one in plan.prefills] == ["p", "w"]
 
 
 # --- memory, budgets -------------------------------------------------------------------------------------------------
