@@ -18,8 +18,9 @@ from triptych.runtime.telemetry import Telemetry
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
+from .gauges import watch
 from .prepare import ModelPrepare, SmallInline
-from .record import RouterRecord, watch
+from .record import RouterRecord
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
 from .settings import RouterSettings

@@ -5,17 +5,15 @@ that dashboards for vLLM ask for; in a cluster the router alone has those that a
 """
 
 import logging
-from collections.abc import Iterable
 from typing import Protocol
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import Metric
 
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import TriptychError
 from triptych.runtime import tracing
 from triptych.runtime.logs import FIELDS
-from triptych.runtime.metrics import Metrics, gauge
+from triptych.runtime.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -153,44 +151,3 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
     }
     durations = ("prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s")
     return fields | {name: round(float(getattr(timeline, name)), 4) for name in durations}
-
-
-class State(Protocol):
-    """The numbers that the router's service has at any time."""
-
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def media_bytes(self) -> int: ...
-
-    @property
-    def cluster(self) -> "ClusterState": ...
-
-
-class ClusterState(Protocol):
-    @property
-    def waiting_for_credits(self) -> int: ...
-
-    @property
-    def outstanding_credits(self) -> int: ...
-
-    def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
-
-
-def watch(metrics: Metrics, state: State) -> None:
-    """Read ``state`` at every scrape."""
-
-    def read() -> Iterable[Metric]:
-        cluster = state.cluster
-        yield gauge("triptych_requests_running", "Requests that the router has taken on", state.running)
-        yield gauge("triptych_router_media_bytes", "Bytes of items kept for running requests", state.media_bytes)
-        yield gauge(
-            "triptych_requests_waiting_for_credits", "... that wait for room in arenas", cluster.waiting_for_credits
-        )
-        yield gauge("triptych_credits_outstanding", "Credits that are out", cluster.outstanding_credits)
-        yield gauge(
-            "triptych_instances", "Instances by what they are and how", cluster.instances_by_state(), ("pool", "state")
-        )
-
-    metrics.watch(read)
