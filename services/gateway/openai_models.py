@@ -26,8 +26,18 @@ MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4096
 
 
+def _known_role(value: object) -> object:
+    """What is no assistant's and no tool's message is held to be one that is spoken: name all roles where it is not."""
+    roles = ("system", "developer", "user", "assistant", "tool")
+    if value not in roles:
+        raise PydanticCustomError(
+            "part_type", "must be one of {roles}, not {got}", {"roles": ", ".join(roles), "got": shown(value)}
+        )
+    return value
+
+
 class ApiSpokenMessage(Api):
-    role: Literal["system", "developer", "user"]
+    role: Annotated[Literal["system", "developer", "user"], BeforeValidator(_known_role)]
     content: ApiContent
 
 

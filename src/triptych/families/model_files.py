@@ -40,7 +40,8 @@ class ModelFiles:
             raise BadModel(f"model directory {root.name!r} does not exist")
         config = _read_json(root / "config.json")
         if not config:
-            raise BadModel(f"model directory {root.name!r} has no config.json")
+            fault = "says nothing in its" if (root / "config.json").is_file() else "has no"
+            raise BadModel(f"model directory {root.name!r} {fault} config.json")
         processor = _read_json(root / "processor_config.json")
         tokenizer_config = _read_json(root / "tokenizer_config.json")
         preprocessor = _read_json(root / "preprocessor_config.json")

@@ -8,6 +8,15 @@ from triptych.runtime.process import CannotStart
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Weights as safetensors only, and the small files that say what they mean: no pickle and no code."""
+_REASONS = {
+    "LocalEntryNotFoundError": "no hub answers, and it was not fetched before",
+    "ConnectionError": "no hub answers",
+    "ConnectError": "no hub answers",
+    "RepositoryNotFoundError": "there is no such repository, or it asks for a login",
+    "GatedRepoError": "it asks for a login, and for its terms to be accepted",
+    "RevisionNotFoundError": "the repository has no such revision",
+}
+"""By the class of what the hub's client raises."""
 
 
 def model_directory(model: Path, *, weights: bool = True) -> Path:
@@ -29,7 +38,8 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
     except Exception as error:  # noqa: BLE001 - whatever the client's network layers raise
-        reason = type(error).__name__
+        kind = type(error).__name__
+        reason = _REASONS.get(kind, kind)
         raise CannotStart(f"model {name!r} is no directory here, and cannot be fetched from a hub: {reason}") from None
 
 

@@ -63,6 +63,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BadModel, match=r"config\.json is not valid JSON"):
         ModelFiles.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadModel, match=r"says nothing in its config\.json"):
+        ModelFiles.load(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadModel, match="is not a JSON object"):
         ModelFiles.load(tmp_path)

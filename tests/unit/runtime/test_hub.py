@@ -62,7 +62,7 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=unreachable))
     with pytest.raises(
-        CannotStart, match="'owner/model' is no directory here, and cannot be fetched from a hub"
+        CannotStart, match="'owner/model' is no directory here, and cannot be fetched from a hub: no hub answers"
     ) as said:
         model_directory(Path("owner/model"))
     assert "secret" not in str(said.value)

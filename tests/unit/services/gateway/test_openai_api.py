@@ -43,6 +43,7 @@ def url(value: Any) -> dict[str, Any]:
         ({"messages": [5]}, "messages[0]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": ["x"]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -363,3 +364,8 @@ def test_any_body_is_read_or_refused_and_nothing_else(body: bytes) -> None:
     else:
         refusal = parsed.model.encode().decode()[:500]
     assert len(refusal) <= 500
+
+
+def test_a_role_that_nobody_knows_is_answered_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="must be one of system, developer, user, assistant, tool"):
+        read(messages=[{"role": "robot", "content": "x"}])
