@@ -1,10 +1,13 @@
 """How requests and processes look in a terminal."""
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.bar import Bar
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +21,12 @@ _STAGES = (
     ("decode", "decode_s", "bright_green", "all tokens after it"),
 )
 """In the order in which they happen."""
-_BAR_CELLS = 60
+_WIDEST_BAR, _NARROWEST_BAR = 60, 16
+"""In cells."""
+_GAP = 2
+_EXPLAINED_FROM = 70
+"""Columns of a terminal below which bars go without their explanations."""
+_ALL_OF_ITEMS_FROM = 95
 _MOST_BARS = 16
 
 
@@ -31,38 +39,69 @@ def timeline(document: dict[str, Any]) -> RenderableType:
     """What ``/v1/requests/{id}/timeline`` answered: a line per item, then the stages of the request."""
     parts: list[RenderableType] = []
     if document["items"]:
-        parts.append(_items(document["items"]))
+        parts.append(_Items([_item_cells(item) for item in document["items"]]))
     parts.append(_stages(document))
     return Group(*parts)
 
 
-def _items(items: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("item")
-    for name in ("size", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_column("encoder")
-    for name in ("decode, wait", "encode"):
-        table.add_column(name, justify="right")
-    table.add_column("pulled over")
-    for name in ("bytes", "in"):
-        table.add_column(name, justify="right")
-    for item in items:
-        attempts = f" (attempt {item['encode_attempts']})" if item["encode_attempts"] > 1 else ""
-        encoded = not item["encoder_cached"]
-        pulled = not item["text_cached"]
-        table.add_row(
-            _name(item),
-            f"{item['width']}x{item['height']}" if item["width"] else "-",
-            str(item["tokens"]),
-            Text(item["encoder"] + attempts, style="cyan"),
-            _ms(item["queue_s"]) if encoded else "-",
-            _ms(item["encode_s"]) if encoded else "cached",
-            item["pull_backend"] if pulled else "cached",
-            f"{item['pull_bytes']:,}" if pulled else "-",
-            _ms(item["pull_s"]) if pulled else "-",
-        )
-    return table
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    justify: JustifyMethod = "left"
+    from_width: int = 0
+    """Columns of a terminal below which this one is left out: what matters least goes first."""
+    whole: bool = True
+    style: str = ""
+
+
+_ITEM_COLUMNS = (
+    _Column("item"),
+    _Column("size", "right", _ALL_OF_ITEMS_FROM),
+    _Column("tokens", "right", _EXPLAINED_FROM),
+    _Column("encoder", whole=False, style="cyan"),
+    _Column("decode, wait", "right"),
+    _Column("encode", "right"),
+    _Column("pulled over", from_width=_EXPLAINED_FROM),
+    _Column("bytes", "right", _ALL_OF_ITEMS_FROM),
+    _Column("in", "right"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """A line per item, with as many columns as the width has room for; names and times are always whole."""
+
+    rows: Sequence[tuple[str, ...]]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        shown = [index for index, column in enumerate(_ITEM_COLUMNS) if options.max_width >= column.from_width]
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+        for column in (_ITEM_COLUMNS[index] for index in shown):
+            least = max(map(len, column.name.split()))  # a title may have two lines
+            table.add_column(column.name, justify=column.justify, overflow="fold", min_width=least)
+        for cells in self.rows:
+            table.add_row(
+                *(Text(cells[i], no_wrap=_ITEM_COLUMNS[i].whole, style=_ITEM_COLUMNS[i].style) for i in shown)
+            )
+        yield table
+
+
+def _item_cells(item: dict[str, Any]) -> tuple[str, ...]:
+    """In the order of ``_ITEM_COLUMNS``."""
+    attempts = f" (attempt {item['encode_attempts']})" if item["encode_attempts"] > 1 else ""
+    encoded = not item["encoder_cached"]
+    pulled = not item["text_cached"]
+    return (
+        _name(item),
+        f"{item['width']}x{item['height']}" if item["width"] else "-",
+        str(item["tokens"]),
+        item["encoder"] + attempts,
+        _ms(item["queue_s"]) if encoded else "-",
+        _ms(item["encode_s"]) if encoded else "cached",
+        item["pull_backend"] if pulled else "cached",
+        f"{item['pull_bytes']:,}" if pulled else "-",
+        _ms(item["pull_s"]) if pulled else "-",
+    )
 
 
 def _stages(document: dict[str, Any]) -> Text:
@@ -86,41 +125,85 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of ``bars``. Without a length there is no bar, but ``said`` where its duration would be."""
+
+    name: str
+    begin_s: float = 0.0
+    took_s: float | None = None
+    colour: str = ""
+    said: str = ""
+    note: str = ""
+
+    @property
+    def time(self) -> str:
+        return self.said if self.took_s is None else _ms(self.took_s)
+
+    def bar(self, total_s: float, cells: int) -> RenderableType:
+        if self.took_s is None:
+            return ""
+        begin_s, end_s = min(self.begin_s, total_s), min(self.begin_s + self.took_s, total_s)
+        return Bar(total_s, begin_s, end_s, width=cells, color=self.colour)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bars:
+    """Rows, drawn as the width allows: bars shrink first, then there are no notes; names and times are always whole."""
+
+    rows: Sequence[_Row]
+    total_s: float
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        explained = options.max_width >= _EXPLAINED_FROM
+        left = options.max_width - 2 * _GAP
+        left -= max((cell_len(row.name) for row in self.rows), default=0)
+        left -= max((cell_len(row.time) for row in self.rows), default=0)
+        if explained:
+            left -= _GAP + max((cell_len(row.note) for row in self.rows), default=0)
+        cells = min(_WIDEST_BAR, max(_NARROWEST_BAR if explained else 1, left))
+        table = Table.grid(padding=(0, _GAP, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(width=cells)
+        table.add_column(justify="right", no_wrap=True)
+        if explained:
+            table.add_column(style="dim", overflow="fold")
+        for row in self.rows:
+            line = [row.name, row.bar(self.total_s, cells), row.time]
+            table.add_row(*line, *([row.note] if explained else []))
+        yield table
+
+
 def bars(document: dict[str, Any]) -> RenderableType:
     """The request from left to right: a bar per stage with what it is, and under the encode stage one per item.
 
     Durations are all that a timeline has (no clock leaves its process), so stages are drawn one after the other, and
     an item's bar after what it waited; an item that an encoder had already has none.
     """
-    total_s = max(float(document["total_s"]), 1e-9)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(width=_BAR_CELLS)
-    table.add_column(justify="right")
-    table.add_column(style="dim", overflow="fold")
+    rows: list[_Row] = []
     at_s = 0.0
-
-    def row(name: str, begin_s: float, took_s: float, colour: str, note: str) -> None:
-        bar = Bar(total_s, min(begin_s, total_s), min(begin_s + took_s, total_s), width=_BAR_CELLS, color=colour)
-        table.add_row(name, bar, _ms(took_s), note)
-
     for name, field, colour, note in _STAGES:
         took_s = float(document[field])
         if took_s <= 0:
             continue
         cached = name == "encode" and all(item["encoder_cached"] for item in document["items"])
-        row(name, at_s, took_s, colour, "asking: everything was encoded before" if cached else note)
+        rows.append(_Row(name, at_s, took_s, colour, note="asking: everything was encoded before" if cached else note))
         if name == "encode":
-            for item in document["items"][:_MOST_BARS]:
-                if item["encoder_cached"]:
-                    table.add_row(f"  {_name(item)}", "", "cached", item["encoder"])
-                else:
-                    begin_s = at_s + min(item["queue_s"], max(0.0, took_s - item["encode_s"]))
-                    row(f"  {_name(item)}", begin_s, item["encode_s"], "bright_black", item["encoder"])
-            if len(document["items"]) > _MOST_BARS:
-                table.add_row(f"  and {len(document['items']) - _MOST_BARS} more")
+            rows += _item_rows(document["items"], at_s, took_s)
         at_s += took_s
-    return table
+    return _Bars(rows, max(float(document["total_s"]), 1e-9))
+
+
+def _item_rows(items: list[dict[str, Any]], at_s: float, stage_s: float) -> Iterator[_Row]:
+    for item in items[:_MOST_BARS]:
+        name, encoder = f"  {_name(item)}", item["encoder"]
+        if item["encoder_cached"]:
+            yield _Row(name, said="cached", note=encoder)
+        else:
+            begin_s = at_s + min(item["queue_s"], max(0.0, stage_s - item["encode_s"]))
+            yield _Row(name, begin_s, item["encode_s"], "bright_black", note=encoder)
+    if len(items) > _MOST_BARS:
+        yield _Row(f"  and {len(items) - _MOST_BARS} more")
 
 
 def plain_console(*, stderr: bool = False) -> Console:

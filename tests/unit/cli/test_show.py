@@ -4,6 +4,7 @@ import re
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from triptych.cli import show
@@ -34,9 +35,9 @@ def document(*items: dict[str, Any], **durations: float) -> dict[str, Any]:
     return {"items": list(items), "text_instance": "text-1", "ttft_s": 0.06, "total_s": 0.08, **took, **durations}
 
 
-def seen(part: RenderableType) -> list[str]:
+def seen(part: RenderableType, width: int = 200) -> list[str]:
     out = StringIO()
-    Console(file=out, width=200, highlight=False).print(part)
+    Console(file=out, width=width, highlight=False).print(part)
     return out.getvalue().splitlines()
 
 
@@ -111,3 +112,28 @@ def test_the_parts_of_an_item_have_a_line_each() -> None:
     _, first, second, _ = seen(show.timeline(document(*parts)))
     assert first.startswith("video 1 1-2/4")
     assert second.startswith("video 1 3-4/4")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_bars_fit_the_terminal_and_cut_no_name_and_no_time(width: int) -> None:
+    asked = document({**ITEM, "encode_s": 12.3456}, CACHED, encode_s=23.4567, total_s=24.0)
+    rows = seen(show.bars(asked), width)
+    assert all(len(row) <= width for row in rows)
+    begun = [row for row in rows if row[:3].strip()]
+    assert [row.split()[0] for row in begun] == ["prepare", "encode", "image", "image", *STAGES[2:]]
+    assert [match[0] for row in begun if (match := re.search(r"[\d.]+ ms|cached", row))] == [
+        *("10.0 ms", "23456.7 ms", "12345.6 ms", "cached"),
+        *["10.0 ms"] * 4,
+    ]
+    assert sum("\u2588" in row for row in begun) >= 2, "there are bars"
+    assert len(rows) <= 3 * len(begun), "explanations take few lines"
+    assert any("router: check" in row for row in rows) == (width >= 70)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_items_fit_the_terminal_and_cut_no_name_and_no_time(width: int) -> None:
+    rows = seen(show.timeline(document({**ITEM, "encode_s": 12.3456, "pull_bytes": 12_345_678}, CACHED)), width)
+    assert all(len(row) <= width for row in rows)
+    (first,) = (row for row in rows if row.startswith("image 1"))
+    for said in ("encoder-1", "2.0 ms", "12345.6 ms", "1.0 ms"):
+        assert said in first
