@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import httpx
 from rich.console import Group, RenderableType
@@ -75,18 +76,17 @@ class LiveView:
 
     def _processes(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column("process")
-        table.add_column("pid", justify="right")
-        table.add_column("address")
-        table.add_column("metrics")
-        table.add_column("state")
+        table.add_column("process", no_wrap=True)
+        table.add_column("pid", justify="right", no_wrap=True)
+        for name in ("address", "metrics", "state"):
+            table.add_column(name, no_wrap=True)
         table.add_column("load")
         alive = self._cluster.processes
         for name, pid in self._pids.items():
             samples = self._loads.get(name)
             state = Text("up", style="green") if name in alive else Text("gone", style="bold red")
             load = load_line(samples) if samples is not None and name in alive else ""
-            metrics = f"{self._cluster.admin_urls[name]}/metrics"
+            metrics = f":{urlsplit(self._cluster.admin_urls[name]).port}"  # a whole URL leaves no room for the load
             table.add_row(name, str(pid), self._cluster.targets[name], metrics, state, load)
         return table
 

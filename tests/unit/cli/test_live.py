@@ -42,17 +42,20 @@ class StubCluster:
     def __init__(self) -> None:
         self.processes: dict[str, int] = {"encoder-1": 11, "router": 12}
         self.targets = {"encoder-1": "127.0.0.1:1", "router": "127.0.0.1:2"}
-        self.admin_urls: Mapping[str, str] = {"encoder-1": "http://encoder", "router": "http://router"}
+        self.admin_urls: Mapping[str, str] = {
+            "encoder-1": "http://127.0.0.1:29410",
+            "router": "http://127.0.0.1:29411",
+        }
 
 
 def answer(request: httpx.Request) -> httpx.Response:
-    pages = {"http://router/metrics": ROUTER, "http://encoder/metrics": ENCODER}
+    pages = {"http://127.0.0.1:29411/metrics": ROUTER, "http://127.0.0.1:29410/metrics": ENCODER}
     return httpx.Response(200, text=pages[str(request.url)])
 
 
-def seen(view: Any) -> str:
+def seen(view: Any, width: int = 150) -> str:
     out = StringIO()
-    Console(file=out, width=150).print(view)
+    Console(file=out, width=width).print(view)
     return out.getvalue()
 
 
@@ -80,7 +83,8 @@ async def test_the_view_shows_processes_load_requests_and_problems() -> None:
         text = seen(view)
         assert "3 running, 9 ended (0.0/s), 2 failed, 0 refused" in text
         assert "4 items pending, arena 25%" in text
-        assert "http://router/metrics" in text
+        assert " :29410 " in text
+        assert " :29411 " in text
         assert "problems" not in text
         del cluster.processes["encoder-1"]
         view.ended(Exit("encoder-1", "encoder", -signal.SIGKILL))
@@ -89,6 +93,19 @@ async def test_the_view_shows_processes_load_requests_and_problems() -> None:
     assert "gone" in text
     assert "4 items pending" not in text
     assert "encoder-1 was killed by SIGKILL; its log is /logs/encoder-1.log" in text
+
+
+async def test_addresses_are_whole_in_a_terminal_of_the_usual_width() -> None:
+    cluster: Any = StubCluster()
+    cluster.processes = {"encoder-1": 4194303, "router": 4194304}
+    cluster.targets = {"encoder-1": "127.0.0.1:29400", "router": "127.0.0.1:50051"}
+    view = LiveView(cluster)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        await view.refresh(http, 1.0)
+    lines = seen(view, 80).splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("router"))
+    assert lines[at].split()[:5] == ["router", "4194304", "127.0.0.1:50051", ":29411", "up"]
+    assert " ".join("\n".join(lines[at : at + 2]).split()).endswith("3 requests, 100 MiB, worst loop lag 1.5 ms")
 
 
 @pytest.mark.parametrize("status", [404, 500])
