@@ -54,17 +54,17 @@ def _read(path: Path, what: str) -> bytes:
     try:
         nbytes = path.stat().st_size
         if nbytes > MAX_MESSAGE_NBYTES:
-            raise InvalidMedia(f"the {what} {path.name} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
+            raise InvalidMedia(f"the {what} {path} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name that no path can have
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidMedia(f"cannot read the {what} {path.name}: {reason}") from None
+        raise InvalidMedia(f"cannot read the {what} {path}: {reason}") from None
 
 
 def _saved(image: Savable) -> bytes:
     out = BytesIO()
     try:
         image.save(out, format="PNG")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InvalidMedia(f"the image cannot be written as PNG: {error}; convert it to RGB first") from None
     return out.getvalue()

@@ -37,7 +37,7 @@ def test_a_pillow_image_is_sent_losslessly() -> None:
         ("HTTP://example.org/cat.png", "fetches nothing"),
         ("data:image/png,cat", "does not have the form"),
         ("nowhere.png", "cannot read the image nowhere.png: No such file"),
-        (DIGIT.parent, "cannot read the image digits: Is a directory"),
+        (DIGIT.parent, f"cannot read the image {DIGIT.parent}: Is a directory"),
         ("a\0b", "cannot read the image"),
         (PillowImage.new("CMYK", (2, 2)), "convert it to RGB"),
         (7, "not int"),
