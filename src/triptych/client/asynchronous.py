@@ -12,11 +12,13 @@ from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
 from triptych import errors
+from triptych.client import checks
 from triptych.client.answers import Answer, Choice
 from triptych.client.images import Image
-from triptych.client.messages import Prompt, RawPrompt, user
-from triptych.client.options import ChatOptions, SamplingOptions
+from triptych.client.messages import Prompt, RawPrompt, conversation, user
+from triptych.client.options import ChatOptions, given
 from triptych.client.retries import Retries, RetryPolicy
+from triptych.client.sampling import sampling_params
 from triptych.domain.chat import ChatRequest, Message, ToolCall, ToolChoice
 from triptych.domain.generation import (
     ChatEvent,
@@ -28,8 +30,8 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.domain.instance import ModelInfo
-from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.policy.admission import MAX_PRIORITY, MIN_PRIORITY
 from triptych.ports import Chance, Router
 from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 from triptych.rpc.stubs import RouterStub
@@ -132,15 +134,16 @@ class AsyncClient:
         tls: TlsIdentity | None = None,
         chance: Chance | None = None,
     ) -> None:
-        if isinstance(target, str) and not _TARGET.fullmatch(target):
+        if not (_TARGET.fullmatch(target) if isinstance(target, str) else callable(getattr(target, "chat", None))):
             raise errors.InvalidRequest(
                 f"{target!r} is not HOST:PORT of a router's gRPC (a URL is what the gateway has)", param="target"
             )
         self._target = target
-        self._tls = tls
-        self._model = model
-        self._timeout_s = timeout_s
-        self._retries = Retries(retry, chance or random.SystemRandom())
+        self._tls = None if tls is None else checks.of_type("tls", tls, TlsIdentity, "a triptych.client.TlsIdentity")
+        self._model = None if model is None else checks.text("model", model)
+        self._timeout_s = checks.duration_s("timeout_s", timeout_s)
+        policy = checks.of_type("retry", retry, RetryPolicy, "a triptych.client.RetryPolicy")
+        self._retries = Retries(policy, chance or random.SystemRandom())
         self._opened: Router | None = None
         self._exit = AsyncExitStack()
         self._closed = False
@@ -171,17 +174,16 @@ class AsyncClient:
     ) -> AsyncGenerator[ChatStream]:
         """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
         now_s = asyncio.get_running_loop().time
-        model, timeout_s = options.pop("model", None), options.pop("timeout_s", None)
-        end_s = now_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        said = given(options)
+        end_s = now_s() + checks.duration_s("timeout_s", said.get("timeout_s", self._timeout_s))
         asked = replace(
-            await _asked(prompt, images, options.pop("tools", ())),
-            tenant_salt=options.pop("tenant_salt", b""),
-            priority=options.pop("priority", 0),
-            tool_choice=options.pop("tool_choice", ToolChoice()),
+            await _asked(prompt, images, said.get("tools", ())),
+            sampling=sampling_params(said),
+            tenant_salt=checks.of_type("tenant_salt", said.get("tenant_salt", b""), bytes, "bytes"),
+            priority=checks.integer("priority", said.get("priority", 0), MIN_PRIORITY, MAX_PRIORITY),
+            tool_choice=_tool_choice(said.get("tool_choice", ToolChoice())),
         )
-        sampling: SamplingOptions = options
-        asked = replace(asked, sampling=SamplingParams(**sampling))
-        asked = replace(asked, model=await self._model_for(model, end_s))
+        asked = replace(asked, model=await self._model_for(said.get("model"), end_s))
 
         async with AsyncExitStack() as stack:
 
@@ -210,7 +212,7 @@ class AsyncClient:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """The token ids that ``chat`` would prefill, a placeholder for each position of an image included."""
-        end_s = asyncio.get_running_loop().time() + timeout_s
+        end_s = asyncio.get_running_loop().time() + checks.duration_s("timeout_s", timeout_s)
         asked = await _asked(prompt, images, tools)
         name = await self._model_for(model, end_s)
         request = replace(asked, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
@@ -226,7 +228,8 @@ class AsyncClient:
 
     async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
         """Where a request ran, stage by stage. Raises NotFound once the router's bounded history let it go."""
-        return await self._query(lambda: self._router().timeline(request_id), timeout_s)
+        name = checks.text("request_id", request_id)
+        return await self._query(lambda: self._router().timeline(name), timeout_s)
 
     # --- how ---
 
@@ -244,7 +247,9 @@ class AsyncClient:
 
     async def _model_for(self, model: str | None, end_s: float) -> str:
         """The model asked for, the client's own, or the first that is served, which is looked up once."""
-        if model is None and self._model is None:
+        if model is not None:
+            checks.text("model", model)
+        elif self._model is None:
             models = await self._attempts(lambda: self._router().models(), end_s)
             if not models:
                 raise errors.Unavailable("no model is served yet")
@@ -252,7 +257,8 @@ class AsyncClient:
         return model or self._model or ""
 
     async def _query(self, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-        return await self._attempts(call, asyncio.get_running_loop().time() + timeout_s)
+        end_s = asyncio.get_running_loop().time() + checks.duration_s("timeout_s", timeout_s)
+        return await self._attempts(call, end_s)
 
     async def _attempts(self, call: Callable[[], Awaitable[T]], end_s: float) -> T:
         """Make a call until it succeeds, within deadline, attempts and budget."""
@@ -293,19 +299,19 @@ class AsyncClient:
 
 async def _asked(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:
     """What is asked, in a request without a name, a model or a deadline. Raises InvalidRequest and its kin."""
-    if isinstance(images, str | bytes):
-        raise errors.InvalidRequest("images is a list of images, not one of them", param="images")
+    images = () if images is None else checks.several("images", images, "a list of images")
     if isinstance(prompt, RawPrompt):
         if images or tools:
             raise errors.InvalidRequest("a raw prompt has neither images nor tools", param="prompt")
-        return ChatRequest("", "", (), prompt=prompt.text)
+        return ChatRequest("", "", (), prompt=checks.text("prompt", prompt.text))
     messages: tuple[Message, ...]
     if isinstance(prompt, str):
+        checks.text("prompt", prompt)
         messages = (await asyncio.to_thread(user, prompt, images) if images else user(prompt),)
     elif images:
         raise errors.InvalidRequest("a conversation has its images in its messages", param="images")
     else:
-        messages = tuple(prompt)
+        messages = conversation(prompt)
     asked = ChatRequest("", "", messages, tools=_tools(tools))
     nbytes = sum(len(part.data) for part in asked.media)
     limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
@@ -319,8 +325,17 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
         raise errors.InvalidRequest("tools is a list of tools, each a mapping", param="tools")
     try:
         return json.dumps(list(tools)) if tools else ""
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
+
+
+def _tool_choice(choice: Any) -> ToolChoice:
+    wanted = 'a triptych.client.ToolChoice, as ToolChoice(required=True), ToolChoice(name="...") or left out'
+    found = checks.of_type("tool_choice", choice, ToolChoice, wanted)
+    for part, cls in ((found.required, bool), (found.parallel, bool), (found.name, str)):
+        checks.of_type("tool_choice", part, cls, f"made of other types, here a {cls.__name__}")
+    checks.text("tool_choice", found.name)
+    return found
 
 
 async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:

@@ -1,0 +1,81 @@
+"""What a caller hands in, looked at before anything is sent: a mistake is InvalidRequest, its ``param`` the argument."""
+
+import os
+import reprlib
+from collections.abc import Iterable
+from math import isfinite
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+from triptych.errors import InvalidRequest
+
+T = TypeVar("T")
+
+MAX_UNSIGNED = 2**32 - 1
+"""Of the counts and token ids of a message."""
+MAX_TIMEOUT_S = 1e9
+"""About thirty years; deadlines further off overflow."""
+
+
+def wrong(name: str, wanted: str, value: object) -> InvalidRequest:
+    """The error for an argument that is not what it should be."""
+    return InvalidRequest(f"{name} is {wanted}, not {reprlib.repr(value)}", param=name)
+
+
+def of_type(name: str, value: Any, cls: type[T], wanted: str) -> T:
+    """The argument as it is, an instance of ``cls``."""
+    if not isinstance(value, cls):
+        raise wrong(name, wanted, value)
+    return value
+
+
+def text(name: str, value: Any, wanted: str = "text") -> str:
+    """The argument as it is: a string that has a form in UTF-8, which lone surrogates have not."""
+    if not isinstance(value, str):
+        raise wrong(name, wanted, value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name} has a lone surrogate at character {error.start}", param=name) from None
+    return value
+
+
+def integer(name: str, value: Any, low: int = 0, high: int = MAX_UNSIGNED) -> int:
+    """An integer of any kind but bool, within its bounds."""
+    try:
+        found = index(value)
+    except TypeError:
+        raise wrong(name, "an integer", value) from None
+    if isinstance(value, bool):
+        raise wrong(name, "an integer", value)
+    if not low <= found <= high:
+        raise InvalidRequest(f"{name} is {reprlib.repr(found)}, must be from {low} to {high}", param=name)
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """A number of any kind but bool; whether it is within bounds is for the router to say."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise wrong(name, "a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise wrong(name, "a number that a float can hold", value) from None
+
+
+def duration_s(name: str, value: Any) -> float:
+    """A time to wait, in seconds."""
+    found = number(name, value)
+    if not (isfinite(found) and 0 < found <= MAX_TIMEOUT_S):
+        raise InvalidRequest(f"{name} is {found}, must be above 0 and at most {MAX_TIMEOUT_S:.0f}", param=name)
+    return found
+
+
+def several(name: str, value: Any, wanted: str = "a list") -> tuple[Any, ...]:
+    """The members of a list, a tuple or the like; text, bytes and paths are one thing each."""
+    if isinstance(value, str | bytes | bytearray | memoryview | os.PathLike):
+        raise InvalidRequest(f"{name} is {wanted}, not one of them", param=name)
+    if not isinstance(value, Iterable):
+        raise wrong(name, wanted, value)
+    return tuple(value)

@@ -1,0 +1,106 @@
+"""How a request is sampled, from what the caller says of it."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triptych.client import checks
+from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.errors import InvalidRequest
+from triptych.policy.admission import MAX_SEED, MIN_SEED
+
+_FORMATS = "a triptych.domain.sampling.ResponseFormat or a mapping whose type is text, json_object or json_schema"
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """The parameters among ``given``, others aside, in the forms that a message can carry. Raises InvalidRequest."""
+    return SamplingParams(**{name: take(name, given[name]) for name, take in _TAKEN.items() if name in given})
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    return checks.integer(name, value, low=1)
+
+
+def _seed(name: str, value: Any) -> int:
+    return checks.integer(name, value, MIN_SEED, MAX_SEED)
+
+
+def _switch(name: str, value: Any) -> bool:
+    return checks.of_type(name, value, bool, "True or False")
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    """One string counts as a list of one, as in the OpenAI API."""
+    if isinstance(value, str):
+        value = (value,)
+    return tuple(
+        checks.text(name, entry, "a string or a list of strings")
+        for entry in checks.several(name, value, "a string or a list of strings")
+    )
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(checks.integer(name, entry) for entry in checks.several(name, value, "a list of token ids"))
+
+
+def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """From token id to bias: a mapping, in which ids may be text as in JSON, or pairs."""
+    wanted = "a mapping from token ids to biases, or pairs of both"
+    pairs = value.items() if isinstance(value, Mapping) else checks.several(name, value, wanted)
+    biases = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise checks.wrong(name, wanted, value)
+        token_id, bias = pair
+        if isinstance(token_id, str) and token_id.isascii() and token_id.isdigit() and len(token_id) <= 10:
+            token_id = int(token_id)
+        biases.append((checks.integer(name, token_id), checks.number(name, bias)))
+    return tuple(biases)
+
+
+def _response_format(name: str, value: Any) -> ResponseFormat | None:
+    if isinstance(value, ResponseFormat):
+        checks.of_type(name, value.grammar, Grammar, "of a triptych.domain.sampling.Grammar")
+        checks.text(name, value.schema)
+        return value
+    if isinstance(value, Mapping):
+        match value.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return ResponseFormat(Grammar.JSON_OBJECT)
+            case "json_schema":
+                return ResponseFormat(Grammar.JSON_SCHEMA, _schema(name, value.get("json_schema")))
+    raise checks.wrong(name, _FORMATS, value)
+
+
+def _schema(name: str, described: Any) -> str:
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if not isinstance(schema, Mapping):
+        wanted = "of type json_schema and needs {'json_schema': {'schema': {...}}}"
+        raise checks.wrong(name, wanted, described)
+    try:
+        return checks.text(name, json.dumps(schema, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: the schema cannot be written as JSON: {error}", param=name) from None
+
+
+_TAKEN: dict[str, Callable[[str, Any], Any]] = {
+    "temperature": checks.number,
+    "top_p": checks.number,
+    "top_k": checks.integer,
+    "min_p": checks.number,
+    "seed": _seed,
+    "n": _at_least_one,
+    "max_tokens": _at_least_one,
+    "min_tokens": checks.integer,
+    "stop": _strings,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _switch,
+    "repetition_penalty": checks.number,
+    "frequency_penalty": checks.number,
+    "presence_penalty": checks.number,
+    "logit_bias": _biases,
+    "logprobs": checks.integer,
+    "response_format": _response_format,
+}
