@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,16 @@ from rich.console import Console
 
 from triptych.cli import show
 from triptych.cli.rest import Attachment, RestClient, RestError, Turn
+from triptych.errors import ContextTooLong
 
 HELP = """/image PATH   show it an image along with your next line; may be repeated
 /video PATH   the same with a video, /audio PATH with audio, for models that take them
 /timeline     where the last answer was made, and how long it took
 /clear        forget the conversation
 /quit         leave (so does Ctrl-D); Ctrl-C stops an answer"""
+
+_REFUSED_FOR_WHAT_IT_SAYS = frozenset({400, 413, 422})
+"""Statuses that the same line and files would get again; a missing key or a full server may have gone by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,10 @@ class Conversation:
     open: bool = True
 
     async def take(self, line: str) -> None:
-        """One line of input: a command or the next turn. Raises RestError; the conversation is then as it was."""
+        """One line of input: a command or the next turn. Raises RestError; the conversation is then as it was.
+
+        Files that wait for the next line go with what is refused for what it says.
+        """
         command, _, argument = line.strip().partition(" ")
         match command:
             case "":
@@ -131,10 +139,17 @@ class Conversation:
         await _print_timeline(self.client, self.last_request_id, self.console)
 
     async def _say(self, text: str) -> None:
-        turn = Turn.user(text, self.files)
         said = _Said()
         try:
+            turn = Turn.user(text, self.files)
+        except RestError as error:
+            raise self._taken_back(error) from None
+        try:
             await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
+        except RestError as error:
+            if error.status not in _REFUSED_FOR_WHAT_IT_SAYS:
+                raise
+            raise self._taken_back(error) from None
         finally:
             if said.text:  # an answer that was stopped is part of the conversation, too
                 self.turns += [turn, Turn.assistant(said.text)]
@@ -142,6 +157,19 @@ class Conversation:
                 self.last_request_id = said.request_id
         if self.asking.show_timeline:
             await self._timeline()
+
+    def _taken_back(self, error: RestError) -> RestError:
+        """Forget the files that wait, so that the next line is not refused for them, too; the error that says so."""
+        line = "your line and its files are" if self.files else "your line is"
+        self.files = []
+        remedy = f"{line} not part of the conversation"
+        if error.code == ContextTooLong.code or self._is_of_an_earlier_turn(error):
+            remedy += "; /clear begins a new one"
+        return error.saying(f"{error} ({remedy})")
+
+    def _is_of_an_earlier_turn(self, error: RestError) -> bool:
+        place = re.match(r"messages\[(\d{1,9})\]", error.param)
+        return place is not None and int(place[1]) < len(self.turns)
 
 
 @dataclass(slots=True)

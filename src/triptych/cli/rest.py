@@ -23,10 +23,18 @@ _PLACE = re.compile(r"messages\[(\d{1,9})\]\.content\[(\d{1,9})\]")
 class RestError(CliError):
     """The question was not answered."""
 
-    def __init__(self, message: str, *, caller: bool, param: str = "") -> None:
+    def __init__(self, message: str, *, caller: bool, param: str = "", status: int = 0, code: str = "") -> None:
         super().__init__(message, caller=caller)
         self.param = param
         """The field of the request at fault, as the gateway names it."""
+        self.status = status
+        """Of the answer; 0 when there was none."""
+        self.code = code
+        """The kind of error, as the gateway names it."""
+
+    def saying(self, message: str) -> "RestError":
+        """The same error in other words."""
+        return RestError(message, caller=self.caller, param=self.param, status=self.status, code=self.code)
 
 
 class Attachment(NamedTuple):
@@ -253,22 +261,30 @@ def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
         if place is None or int(place[2]) >= len(files):
             raise
         reason = re.sub(rf"{re.escape(place[0])}[^:\s]*: ", "", str(error), count=1)
-        raise RestError(f"{files[int(place[2])].path}: {reason}", caller=error.caller, param=error.param) from None
+        raise error.saying(f"{files[int(place[2])].path}: {reason}") from None
 
 
 def _stranger(url: str) -> RestError:
     return RestError(f"what answers at {url} is not a triptych gateway", caller=False)
 
 
+def refusal(response: httpx.Response) -> RestError | None:
+    """What a server of this API says of an error, in its own words; None when what answers is no such server."""
+    try:
+        error = response.json()["error"]
+        message, param, code = str(error["message"]), str(error.get("param") or ""), str(error.get("code") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        message += "; give a key with --api-key or TRIPTYCH_API_KEY"
+    said = f"{response.status_code}: {message}"
+    return RestError(said, caller=response.is_client_error, param=param, status=response.status_code, code=code)
+
+
 def _check(response: httpx.Response, url: str) -> None:
     """Raises RestError with the gateway's own words where there are any."""
     if response.is_success:
         return
-    try:
-        error = response.json()["error"]
-        message, param = str(error["message"]), str(error.get("param") or "")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RestError(
-            f"what answers at {url} is not a triptych gateway (it says {response.status_code})", caller=False
-        ) from None
-    raise RestError(f"{response.status_code}: {message}", caller=response.is_client_error, param=param)
+    raise refusal(response) or RestError(
+        f"what answers at {url} is not a triptych gateway (it says {response.status_code})", caller=False
+    )

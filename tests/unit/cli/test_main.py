@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,23 +22,24 @@ from services.gateway.settings import GatewaySettings
 from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
+from triptych.cli import chat
 from triptych.cli.chat import Asking, Conversation
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.rest import Attachment, RestError
 from triptych.domain.chat import ChatRequest, TextPart
-from triptych.domain.generation import TokenChunk
+from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.timeline import Readiness
-from triptych.errors import InstanceLost, InvalidMedia, Overloaded
+from triptych.errors import ContextTooLong, InstanceLost, InvalidMedia, Overloaded
 
 
 class Stub:
     """A gateway on a loop of its own."""
 
-    def __init__(self) -> None:
-        self.router: FakeRouter | None = None
+    def __init__(self, router: FakeRouter | None = None) -> None:
+        self.router = router
         self.url = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -46,7 +47,7 @@ class Stub:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
     async def _serve(self) -> None:
-        self.router = FakeRouter()
+        self.router = self.router or FakeRouter()
         self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
         async with serve(GatewaySettings(port=0), self.router) as running:
             self.url = f"http://127.0.0.1:{running.port}"
@@ -356,6 +357,58 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(gateway: Stub) -> None:
     assert code == 0
     assert out.count("429: full") == 2
     assert len(last_request(gateway).messages) == 1
+
+
+class RefusesImages(FakeRouter):
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        self.requests.append(request)
+        if request.media:
+            raise InvalidMedia("it is no image", param="messages[0].content[0]")
+        for event in HELLO:
+            yield event
+
+
+def test_a_bad_image_is_taken_out_of_the_conversation_again(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    with Stub(RefusesImages()) as gateway:
+        code, out, _ = converse(gateway, f"/image {tmp_path}/a.png", "What?", "And now?")
+        assert code == 0
+        assert (
+            f"{tmp_path}/a.png: 400: it is no image (your line and its files are not part of the conversation)" in out
+        )
+        assert out.count("Hello") == 1
+        assert [message.parts for message in last_request(gateway).messages] == [(TextPart("And now?"),)]
+
+
+def test_files_are_kept_for_when_a_full_server_has_room(gateway: Stub, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    gateway.says([Overloaded("full")])
+    converse(gateway, f"/image {tmp_path}/a.png", "What?", "What?")
+    assert [part.data for part in last_request(gateway).media] == [b"pixels"]
+
+
+def test_a_file_that_went_away_is_refused_once(gateway: Stub, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    lines = iter([f"/image {tmp_path}/a.png", "What?", "And now?"])
+    said = StringIO()
+
+    def read(_: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        if line == "What?":
+            (tmp_path / "a.png").unlink()
+        return line
+
+    chat.converse(Asking(gateway.url, show_timeline=False), [], Console(file=said), read)
+    assert said.getvalue().count("cannot read") == 1
+    assert "Hello" in said.getvalue()
+
+
+def test_a_full_context_tells_how_to_begin_anew(gateway: Stub) -> None:
+    gateway.says([ContextTooLong("the prompt has 600 tokens, the model's context is 512")])
+    _, out, _ = converse(gateway, "What?")
+    assert "/clear begins a new one" in out
 
 
 def test_a_conversation_with_nobody_does_not_begin() -> None:
