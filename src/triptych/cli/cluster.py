@@ -28,6 +28,10 @@ _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""
 _LOG_TAIL_LINES = 12
+_WITHOUT = {
+    "encoder": "that was the last encoder: requests with images, video or audio fail now, and nothing restarts it",
+    "text": "that was the last text instance: all requests fail now, and nothing restarts it",
+}
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -93,6 +97,8 @@ class LocalCluster:
         )
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
+        self.on_start: Callable[[], None] = lambda: None
+        """Called before the first process starts, once it is known that all ports are free; to be set as ``on_ready``."""
         self.on_ready: Callable[[str], None] = lambda _: None
         """Told the name of each process that has become ready; to be set before the context is entered."""
         self._children: dict[str, _Child] = {}
@@ -118,6 +124,11 @@ class LocalCluster:
     def processes(self) -> Mapping[str, int]:
         """The pids of the processes that have not ended, by name (``encoder-1``)."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
+
+    def consequence(self, ended: Exit) -> str:
+        """What no longer works, in one line, when it was the last process of its kind; empty while others are left."""
+        left = any(plan.service == ended.service and plan.name in self.processes for plan in self._plan.processes)
+        return "" if left else _WITHOUT.get(ended.service, f"nothing works without the {ended.service}")
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -160,6 +171,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         ports.refuse_taken(self._plan.wanted_ports())
+        self.on_start()
         try:
             try:
                 self.log_dir.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,8 @@ class LiveView:
 
     def ended(self, exit_: Exit) -> None:
         self.problem(f"{exit_}; its log is {self._cluster.log_dir / exit_.name}.log")
+        if consequence := self._cluster.consequence(exit_):
+            self.problem(consequence)
 
     async def refresh(self, http: httpx.AsyncClient, since_s: float) -> None:
         """``since_s``: time since the last refresh, over which the rate of requests is."""

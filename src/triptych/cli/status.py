@@ -12,6 +12,9 @@ from triptych.cli.load import load_line
 from triptych.cli.metrics import Samples, scrape
 from triptych.cli.rest import RestClient, RestError
 
+_WHO = {"encode": "encoder", "prefill": "text instance", "decode": "text instance"}
+"""Whom a stage that is missing lacks."""
+
 
 async def status(url: str, api_key: str | None, admin: Sequence[str], console: Console, *, as_json: bool) -> bool:
     """Print it; whether every stage has an instance. Raises RestError when no gateway answers.
@@ -44,7 +47,8 @@ async def _models(client: RestClient) -> list[str]:
 
 
 def _print(document: dict[str, Any], loads: dict[str, Samples | None], console: Console) -> None:
-    state = "ready" if document["ready"] else f"not ready: no {', no '.join(document['missing'])}"
+    lacks = dict.fromkeys(f"no {_WHO.get(stage, stage)}" for stage in document["missing"])
+    state = "ready" if document["ready"] else f"not ready: {', '.join(lacks)}"
     console.print(f"{document['url']}  {state}", style="bold")
     console.print(f"models     {', '.join(document['models']) or 'none'}", soft_wrap=True)
     for line in document["instances"]:

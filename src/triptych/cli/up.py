@@ -31,7 +31,7 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
         console.print(_process(cluster, name, loop.time() - started_s), soft_wrap=True)
 
     cluster.on_ready = show_ready
-    console.print(f"starting {', '.join(cluster.targets)} ...", soft_wrap=True)
+    cluster.on_start = lambda: console.print(f"starting {', '.join(cluster.targets)} ...", soft_wrap=True)
     with _stopped_by_signals(cluster, console) as stopped:
         try:
             async with cluster:
@@ -78,8 +78,10 @@ async def _watch(cluster: LocalCluster, console: Console) -> int:
         ended = await cluster.next_exit()
         console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
         if ended.service in _VITAL:
-            console.print(f"nothing works without the {ended.service}: stopping")
+            console.print(f"{cluster.consequence(ended)}: stopping")
             return 1
+        if consequence := cluster.consequence(ended):
+            console.print(consequence, soft_wrap=True)
         console.print(f"{len(cluster.processes)} processes go on: {', '.join(cluster.processes)}", soft_wrap=True)
 
 
@@ -95,7 +97,7 @@ async def _watch_live(cluster: LocalCluster, console: Console) -> int:
                 if ended.service in _VITAL:
                     break
     console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
-    console.print(f"nothing works without the {ended.service}: stopping")
+    console.print(f"{cluster.consequence(ended)}: stopping")
     return 1
 
 

@@ -39,6 +39,9 @@ class StubCluster:
     router_target = "127.0.0.1:50051"
     log_dir = Path("/logs")
 
+    def consequence(self, ended: Exit) -> str:
+        return f"what needs the {ended.service} fails now"
+
     def __init__(self) -> None:
         self.processes: dict[str, int] = {"encoder-1": 11, "router": 12}
         self.targets = {"encoder-1": "127.0.0.1:1", "router": "127.0.0.1:2"}
@@ -93,6 +96,7 @@ async def test_the_view_shows_processes_load_requests_and_problems() -> None:
     assert "gone" in text
     assert "4 items pending" not in text
     assert "encoder-1 was killed by SIGKILL; its log is /logs/encoder-1.log" in text
+    assert "what needs the encoder fails now" in text
 
 
 async def test_addresses_are_whole_in_a_terminal_of_the_usual_width() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -107,6 +108,33 @@ def test_a_reader_that_leaves_does_not_end_what_runs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.timeout(60)
+def test_the_last_of_a_kind_that_dies_says_what_fails_now(tmp_path: Path) -> None:
+    options = (*FREE, "--text", "2", "--no-live")
+    instances = {"TRIPTYCH_STUB_INSTANCES": "encoder-1,text-1,text-2"}
+    with subprocess.Popen(
+        command(*options), stdout=subprocess.PIPE, cwd=ROOT, env={**environment(tmp_path), **instances}, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids: dict[str, int] = {}
+        for line in process.stdout:
+            if ready := re.match(r" +(\S+) +ready after .* pid (\d+)", line):
+                pids[ready[1]] = int(ready[2])
+            if "try:" in line:
+                break
+        told: dict[str, str] = {}
+        for name in ("encoder-1", "text-1", "text-2"):
+            os.kill(pids[name], signal.SIGKILL)
+            told[name] = ""
+            while "processes go on" not in told[name]:
+                told[name] += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert "requests with images, video or audio fail now, and nothing restarts it" in told["encoder-1"]
+    assert "fail now" not in told["text-1"]
+    assert "all requests fail now, and nothing restarts it" in told["text-2"]
+
+
 @pytest.mark.parametrize(
     ("flag", "owner"),
     [("--port", "the gateway"), ("--router-port", "the router"), ("--admin-port", "the admin port of the gateway")],
@@ -127,7 +155,7 @@ def test_a_port_that_is_taken_is_one_line_at_once(tmp_path: Path, flag: str, own
         f"triptych: port {port}, for {owner}, is taken: another process listens on it; "
         f"choose another with {flag}, 0 takes a free one\n"
     )
-    assert "ready in" not in done.stdout
+    assert done.stdout == "", "it is said before anything starts"
     assert list(tmp_path.iterdir()) == [], "there is no log to read"
 
 
