@@ -112,6 +112,8 @@ class Outputs:
     @classmethod
     def checked(cls, json_file: Path | None, plot: Path | None) -> Self:
         """Make the directories; what would fail after the run fails before it. Raises CliError."""
+        if plot is not None and plot.suffix.lower() != ".png":
+            raise CliError(f"--plot {plot}: plots are PNG files; name one that ends in .png", caller=True)
         for path in (json_file, plot):
             if path is not None:
                 _make_room(path)
@@ -138,9 +140,9 @@ async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> boo
 
 
 async def bench(job: Bench, console: Console) -> list[Run]:
-    """Run every rate. Raises WorkloadError, EndpointError."""
+    """Run every rate. Raises WorkloadError, EndpointError, RestError."""
     plans = [(rate, job.plan(rate)) for rate in job.rates]
-    model = job.model or await load.first_model(job.endpoint)
+    model = await load.model_to_ask(job.endpoint, job.model)
     runs: list[Run] = []
     for rate, requests in plans:
         pace = f"{len(requests)} requests at {rate:g}/s" if rate else f"{len(requests)} requests at the trace's pace"

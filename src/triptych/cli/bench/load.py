@@ -11,11 +11,13 @@ import httpx
 from triptych.cli.bench import payload
 from triptych.cli.bench.workload import Planned
 from triptych.cli.outcome import CliError
-from triptych.cli.rest import base_url, http_client
+from triptych.cli.rest import base_url, http_client, refusal
 from triptych.runtime.tasks import TaskScope
 
 _AHEAD = 32
 """Bodies made before they are due."""
+_NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +65,46 @@ class Endpoint:
         return http_client(self.base, api_key=self.api_key, timeout=httpx.Timeout(self.timeout_s), limits=limits)
 
 
-async def first_model(endpoint: Endpoint) -> str:
-    """The model that the endpoint lists first. Raises EndpointError."""
+async def model_to_ask(endpoint: Endpoint, wanted: str | None) -> str:
+    """``wanted`` when the endpoint serves it, without it the model that it lists first.
+
+    An endpoint that has no list is taken at the caller's word. Raises EndpointError, and RestError with the words of
+    the endpoint when it refuses to answer.
+    """
     try:
         async with endpoint.client() as client:
             response = await client.get(f"{endpoint.base}/models", timeout=10.0)
-            response.raise_for_status()
-            return str(response.json()["data"][0]["id"])
-    except httpx.HTTPStatusError as error:
-        raise EndpointError(f"{endpoint.base}/models answers {error.response.status_code}") from None
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise EndpointError(f"nothing answers at {endpoint.url}") from None
     except httpx.HTTPError as error:
         raise EndpointError(f"{endpoint.url} does not answer as a web server does: {error}") from None
-    except IndexError:
-        raise EndpointError(f"{endpoint.base}/models lists no model; name one with --model") from None
+    if response.status_code in _NOT_ALLOWED or (wanted is None and response.is_client_error):
+        refused = refusal(response)
+        if refused is not None:
+            raise refused
+    if wanted is not None and not response.is_success:
+        return wanted
+    if not response.is_success:
+        raise EndpointError(f"{endpoint.base}/models answers {response.status_code}")
+    try:
+        served = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
+        if wanted is not None:
+            return wanted
         raise EndpointError(f"what answers at {endpoint.url} is no OpenAI endpoint: /v1/models is no list") from None
+    if wanted is None and not served:
+        raise EndpointError(f"{endpoint.base}/models lists no model; name one with --model")
+    if wanted is not None and served and wanted not in served:
+        shown = ", ".join(served[:_MOST_NAMES]) + (", ..." if len(served) > _MOST_NAMES else "")
+        raise EndpointError(f"{endpoint.url} does not serve {wanted!r}; it serves {shown}", caller=True)
+    return wanted or served[0]
 
 
 class EndpointError(CliError):
     """The endpoint cannot be loaded at all; the message says why."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, caller=False)
+    def __init__(self, message: str, *, caller: bool = False) -> None:
+        super().__init__(message, caller=caller)
 
 
 async def run(

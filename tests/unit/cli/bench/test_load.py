@@ -172,8 +172,8 @@ async def test_the_first_model_is_looked_up() -> None:
         writer.write(head + body if number == 0 else b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n")
 
     async with endpoint(handle) as target:
-        assert await load.first_model(target) == "one"
+        assert await load.model_to_ask(target, None) == "one"
         with pytest.raises(EndpointError, match="answers 401"):
-            await load.first_model(target)
+            await load.model_to_ask(target, None)
     with pytest.raises(EndpointError, match="nothing answers"):
-        await load.first_model(Endpoint("http://127.0.0.1:1"))
+        await load.model_to_ask(Endpoint("http://127.0.0.1:1"), None)
