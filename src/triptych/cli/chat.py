@@ -6,12 +6,13 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
 from triptych.cli import show
+from triptych.cli.files import local_file
+from triptych.cli.outcome import CliError
 from triptych.cli.rest import Attachment, RestClient, RestError, Turn
 from triptych.errors import ContextTooLong
 
@@ -74,7 +75,7 @@ def converse(asking: Asking, files: Sequence[Attachment], console: Console, read
                     runner.run(conversation.take(line))
                 except KeyboardInterrupt:
                     console.print(" (stopped)")
-                except RestError as error:
+                except CliError as error:
                     console.print(f"triptych: {error}", soft_wrap=True)
         finally:
             runner.run(client.aclose())
@@ -93,7 +94,7 @@ class Conversation:
     open: bool = True
 
     async def take(self, line: str) -> None:
-        """One line of input: a command or the next turn. Raises RestError; the conversation is then as it was.
+        """One line of input: a command or the next turn. Raises CliError; the conversation is then as it was.
 
         Files that wait for the next line go with what is refused for what it says.
         """
@@ -122,15 +123,12 @@ class Conversation:
 
     def _attach(self, argument: str, kind: Literal["image", "video", "audio"]) -> None:
         try:
-            paths = [Path(word).expanduser() for word in shlex.split(argument)]
+            names = shlex.split(argument)
         except ValueError as error:
             raise RestError(f"{argument}: {error}", caller=True) from None
-        if not paths:
+        if not names:
             raise RestError(f"say which: /{kind} PATH", caller=True)
-        for path in paths:
-            if not path.is_file():
-                raise RestError(f"{path} is not a file", caller=True)
-            self.files.append(Attachment(path, kind))
+        self.files += [Attachment(local_file(name), kind) for name in names]
         self.console.print(f"{len(self.files)} to show with your next line", style="dim")
 
     async def _timeline(self) -> None:

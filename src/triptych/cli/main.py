@@ -124,18 +124,9 @@ def chat(
     question: Annotated[
         str | None, typer.Argument(help="What to ask; without it a conversation starts.", show_default=False)
     ] = None,
-    image: Annotated[
-        list[Path] | None,
-        typer.Option("--image", "-i", exists=True, dir_okay=False, readable=True, help="An image; may be repeated."),
-    ] = None,
-    video: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, readable=True, help="A video, for models that take them."),
-    ] = None,
-    audio: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, readable=True, help="Audio, for models that take it."),
-    ] = None,
+    image: Annotated[list[Path] | None, typer.Option("--image", "-i", help="An image; may be repeated.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video, for models that take them.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="Audio, for models that take it.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
@@ -152,14 +143,18 @@ def chat(
 ) -> None:
     """Ask a question, about images if you like, and see the answer as it comes."""
     from triptych.cli import chat as chatting
+    from triptych.cli.files import local_file
     from triptych.cli.rest import Attachment
     from triptych.cli.show import plain_console
 
-    files = (
-        *(Attachment(path) for path in image or ()),
-        *(Attachment(path, "video") for path in video or ()),
-        *(Attachment(path, "audio") for path in audio or ()),
-    )
+    with _failures():
+        if question is not None and not question.strip():
+            raise CliError("the question is empty; without one a conversation starts", caller=True)
+        files = (
+            *(Attachment(local_file(name)) for name in image or ()),
+            *(Attachment(local_file(name), "video") for name in video or ()),
+            *(Attachment(local_file(name), "audio") for name in audio or ()),
+        )
     show_timeline = question is not None if timeline is None else timeline
     asking = chatting.Asking(url, api_key, model, max_tokens, temperature, show_timeline=show_timeline)
     if question is None:

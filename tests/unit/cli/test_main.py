@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -142,6 +143,9 @@ def test_what_the_server_refuses_is_one_line(gateway: Stub, script: list[Step], 
     [
         (["--image", "/nowhere.png"], 2, "does not exist"),
         (["--image", "/"], 2, "is a directory"),
+        (["--image", "/dev/zero"], 2, "/dev/zero is not a file: it is a device"),
+        (["--video", "/dev/zero"], 2, "/dev/zero is not a file: it is a device"),
+        (["-i", "http://127.0.0.1/a.png"], 2, "http://127.0.0.1/a.png is not a file: only files of this machine"),
         (["--max-tokens", "0"], 2, "--max-tokens"),
         (["--url", "http://127.0.0.1:1"], 1, "nothing answers at http://127.0.0.1:1"),
         (["--url", "ftp://127.0.0.1"], 2, "not a URL that starts with http"),
@@ -153,6 +157,18 @@ def test_mistakes_are_one_clear_message(arguments: list[str], code: int, said: s
     assert (got, out) == (code, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = triptych("chat", "Hi", "-i", tmp_path / "pipe")
+    assert (code, err) == (2, f"triptych: {tmp_path}/pipe is not a file: it is a device, a pipe or a socket\n")
+
+
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_an_empty_question_is_not_asked(gateway: Stub, question: str) -> None:
+    code, _, err = triptych("chat", question, "--url", gateway.url)
+    assert (code, err) == (2, "triptych: the question is empty; without one a conversation starts\n")
 
 
 @pytest.mark.parametrize(
@@ -341,6 +357,8 @@ def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> N
         ("/nope", "there is no /nope"),
         ("/image", "say which"),
         ("/image /nowhere.png", "/nowhere.png is not a file"),
+        ("/image /dev/zero", "/dev/zero is not a file: it is a device"),
+        ("/audio https://127.0.0.1/a.wav", "only files of this machine are taken"),
         ('/image "a', "No closing quotation"),
     ],
 )
@@ -443,6 +461,17 @@ def test_status_is_for_scripts_too(gateway: Stub) -> None:
     assert "http://127.0.0.1:1  does not answer" in out
 
 
+def test_status_says_who_is_missing_not_which_stage(gateway: Stub) -> None:
+    assert gateway.router is not None
+    gateway.router.readiness_answer = Readiness(ready=False, missing=("encode", "prefill", "decode"))
+    try:
+        code, out, _ = triptych("status", "--url", gateway.url)
+    finally:
+        gateway.router.readiness_answer = Readiness(ready=True, instances=("encoder-1", "text-1"))
+    assert code == 1
+    assert "not ready: no encoder, no text instance\n" in out
+
+
 def test_the_address_may_come_from_the_environment(gateway: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_URL", gateway.url)
     assert triptych("status")[0] == 0
@@ -484,6 +513,24 @@ def test_bench_replays_a_trace(gateway: Stub, tmp_path: Path) -> None:
     assert last_request(gateway).sampling.max_tokens in (126, 8)
 
 
+@pytest.mark.parametrize("model", [(), ("--model", "m")])
+def test_a_key_that_is_missing_is_said_by_every_command(model: tuple[str, ...]) -> None:
+    answer = b'{"error": {"message": "no API key was given", "code": "invalid_api_key"}}'
+    with stranger(answer, 401, "application/json") as port:
+        for command in (("chat", "Hi", *model), ("bench", "--rate", "1", *model)):
+            code, _, err = triptych(*command, "--url", f"http://127.0.0.1:{port}")
+            assert (code, err) == (
+                2,
+                "triptych: 401: no API key was given; give a key with --api-key or TRIPTYCH_API_KEY\n",
+            )
+
+
+def test_bench_does_not_load_a_model_that_is_not_served(gateway: Stub) -> None:
+    code, out, err = triptych("bench", "--rate", 1, "--model", "nope", "--url", gateway.url)
+    assert (code, out) == (2, "")
+    assert err == f"triptych: {gateway.url} does not serve 'nope'; it serves demo\n"
+
+
 def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
     gateway.says([Overloaded("full")])
     code, out, _ = triptych("bench", "--url", gateway.url, "--rate", 20, "--duration", 0.3, "--images", 0)
@@ -515,6 +562,7 @@ def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
         (["--rate", "1", "--image-size", "8"], 2, "is not a size"),
         (["--rate", "1", "--json", "/dev/null/a.json"], 2, "cannot write /dev/null/a.json: a file is where"),
         (["--rate", "1", "--plot", "/dev/null/b/a.png"], 2, "cannot write /dev/null/b/a.png: a file is where"),
+        (["--rate", "1", "--plot", "a.pdf"], 2, "name one that ends in .png"),
         (["--trace", "/nowhere"], 2, "does not exist"),
         (["--rate", "1", "--url", "http://127.0.0.1:1"], 1, "nothing answers"),
     ],
