@@ -4,8 +4,8 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -63,6 +63,7 @@ class ChatStream:
         self._calls: dict[int, list[ToolCall]] = {}
         self._first: ChatEvent | None = first
         self._rest = rest
+        self._left = False
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -83,7 +84,7 @@ class ChatStream:
 
     async def __anext__(self) -> TokenChunk:
         while self.usage is None:
-            event, self._first = self._first or await _next(self._rest), None
+            event, self._first = self._first or await self._next(), None
             match event:
                 case TokenChunk():
                     return event
@@ -94,6 +95,16 @@ class ChatStream:
                 case ChatFinished(usage):
                     self.usage = usage
         raise StopAsyncIteration
+
+    async def _next(self) -> ChatEvent:
+        if self._left:
+            raise errors.Cancelled("the stream was left before its end: read it within its context")
+        return await _next(self._rest)
+
+    async def aclose(self) -> None:
+        """Cancel what is still to come, as leaving the context does."""
+        self._left = True
+        await self._rest.aclose()
 
     async def collect(self) -> Answer:
         """Whatever is still to come, as a whole."""
@@ -189,14 +200,13 @@ class AsyncClient:
 
             async def begin() -> ChatStream:
                 request = replace(asked, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
-                events = self._router().chat(request)
+                events = self._events(request)
                 try:
                     first = await _next(events)
                 except BaseException:
                     await events.aclose()
                     raise
-                await stack.enter_async_context(aclosing(events))
-                return ChatStream(request, first, events)
+                return await stack.enter_async_context(aclosing(ChatStream(request, first, events)))
 
             yield await self._attempts(begin, end_s)
 
@@ -245,6 +255,23 @@ class AsyncClient:
                 self._opened = self._target
         return self._opened
 
+    async def _events(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        async with aclosing(self._router().chat(request)) as events:
+            with self._while_open():
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def _while_open(self) -> Generator[None]:
+        """Closing the connection cancels calls, not who waits for them: they get an error of the tree."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise errors.Cancelled("the client is closed") from None
+            raise
+
     async def _model_for(self, model: str | None, end_s: float) -> str:
         """The model asked for, the client's own, or the first that is served, which is looked up once."""
         if model is not None:
@@ -266,8 +293,9 @@ class AsyncClient:
         attempt = 1
         while True:
             try:
-                async with asyncio.timeout_at(end_s):
-                    result = await call()
+                with self._while_open():
+                    async with asyncio.timeout_at(end_s):
+                        result = await call()
             except TimeoutError:
                 raise self._too_late() from None
             except errors.TriptychError as raised:

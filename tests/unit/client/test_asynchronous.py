@@ -80,6 +80,43 @@ async def test_leaving_a_stream_cancels_the_request() -> None:
             await router.closed.wait()
 
 
+async def test_a_stream_that_was_left_says_so() -> None:
+    async with AsyncClient(ScriptedRouter()) as client:
+        async with client.stream("Hi") as stream:
+            await anext(stream)
+        with pytest.raises(Cancelled, match="was left"):
+            await anext(stream)
+        with pytest.raises(Cancelled, match="was left"):
+            await stream.collect()
+
+
+async def test_a_stream_that_was_read_to_its_end_stays_at_its_end() -> None:
+    async with AsyncClient(ScriptedRouter()) as client:
+        async with client.stream("Hi") as stream:
+            assert [chunk.text async for chunk in stream] == ["Hel", "lo"]
+        assert [chunk async for chunk in stream] == []
+
+
+async def refused(stream: ChatStream) -> None:
+    with pytest.raises(Cancelled, match="closed"):
+        await stream.collect()
+
+
+async def test_closing_the_client_ends_what_waits_on_it() -> None:
+    router = ScriptedRouter((HELLO[0], asyncio.Event()))
+    async with behind_grpc(router) as target:
+        client = AsyncClient(target, model="demo")
+        async with client.stream("Hi") as stream:
+            await anext(stream)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(refused(stream))
+                await asyncio.sleep(0)
+                await client.close()
+        with pytest.raises(Cancelled, match="closed"):
+            async with client.stream("Hi"):
+                pass
+
+
 async def test_cancelling_who_waits_cancels_the_request() -> None:
     router = ScriptedRouter((asyncio.Event(),))
     async with behind_grpc(router) as target, AsyncClient(target, model="demo") as client:
