@@ -1,6 +1,7 @@
 """Whatever a caller has of an image, a video or audio, as the undecoded bytes that the router takes."""
 
 import os
+import stat
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,7 +53,10 @@ def media_bytes(media: Media, what: str) -> bytes:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        nbytes = path.stat().st_size
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a device or a pipe may have no end
+            raise InvalidMedia(f"cannot read the {what} {path}: not a regular file")
+        nbytes = found.st_size
         if nbytes > MAX_MESSAGE_NBYTES:
             raise InvalidMedia(f"the {what} {path} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
         return path.read_bytes()

@@ -33,6 +33,7 @@ def test_a_pillow_image_is_sent_losslessly() -> None:
 @pytest.mark.parametrize(
     ("image", "said"),
     [
+        ("/dev/zero", "cannot read the image /dev/zero: not a regular file"),
         ("https://example.org/cat.png", "fetches nothing"),
         ("HTTP://example.org/cat.png", "fetches nothing"),
         ("data:image/png,cat", "does not have the form"),
