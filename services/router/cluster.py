@@ -222,7 +222,8 @@ class Cluster:
                 case TextPoolLost(error):
                     for applicant in list(self._applicants.values()):
                         applicant.pool_lost(error)
-                case WakeAt(at_s):
+                case WakeAt(at_s, reason):
+                    logger.debug("to be woken at %g s: %s", at_s, reason)
                     self._wake(at_s)
                 case Noticed(name, what):
                     logger.info("%s: %s", name, what)

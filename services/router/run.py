@@ -84,6 +84,8 @@ from .shards import in_pieces
 
 logger = logging.getLogger(__name__)
 
+_REASONED = WantCredits | Pause | AbandonCredits | Encode | Renew | Dispatch | Abort | Release
+
 Call = Callable[[], Coroutine[object, object, None]]
 """A call not yet begun, so that cancelling it before it begins leaves nothing behind."""
 
@@ -204,6 +206,8 @@ class Run:
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
         for effect in effects:
+            if isinstance(effect, _REASONED):  # the reason alone: effects hold lease ids, which give access
+                logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
             match effect:
                 case Encode():
                     self._start(partial(self._encode, effect), f"encode {effect.item}", effect.credit)

@@ -120,6 +120,7 @@ class Kit:
             yield Site(arena, machine, transport)
         finally:
             await transport.close()
+            machine.validate()
 
 
 @dataclass(frozen=True)

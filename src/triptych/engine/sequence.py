@@ -12,6 +12,7 @@ from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.families.base import Span, filled_positions
 from triptych.machine.prefix_chain import KeyedItem
+from triptych.machine.running_batch import sequence_id
 from triptych.ports import EmbeddingInput, EngineRequest
 
 
@@ -29,7 +30,7 @@ class RunningSequence:
 
     @property
     def sequence_id(self) -> str:
-        return f"{self.request_id}/{self.choice}"
+        return sequence_id(self.request_id, self.choice)
 
     @property
     def answer(self) -> list[int]:

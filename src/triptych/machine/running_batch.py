@@ -22,6 +22,11 @@ from triptych.machine.prefix_chain import PrefixChain
 from triptych.policy.batching import Prefill, last_come, plan_step
 
 
+def sequence_id(request_id: str, choice: int) -> str:
+    """By which batch, engine and passes know one answer to a request."""
+    return f"{request_id}/{choice}"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     block_tokens: int
@@ -55,7 +60,7 @@ class Progress:
 
     @property
     def sequence_id(self) -> str:
-        return f"{self.request_id}/{self.choice}"
+        return sequence_id(self.request_id, self.choice)
 
     @property
     def generated(self) -> int:
@@ -85,7 +90,7 @@ class Part:
 
     @property
     def sequence_id(self) -> str:
-        return f"{self.request_id}/{self.choice}"
+        return sequence_id(self.request_id, self.choice)
 
 
 @dataclass(frozen=True, slots=True)

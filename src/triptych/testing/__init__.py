@@ -1,1 +1,1 @@
-"""The public test kit: virtual-time loop, fake engines, in-memory cluster."""
+"""The public test kit: virtual-time loop, fake engines and models, links that fail, media."""

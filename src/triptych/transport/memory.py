@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import LeaseLost, TransferFailed
+from triptych.policy.transport import MEMORY
 from triptych.ports import Arena, LeaseCheck
 from triptych.transport.arena import PROBE_NBYTES
 from triptych.transport.slot import check_ticket
 
-BACKEND = "memory"
+BACKEND = MEMORY
 
 BeforePull = Callable[[str, Ticket], Awaitable[None]]
 """Called with the reader's instance id before every copy: it may wait (a slow link) or raise (a broken one)."""

@@ -5,6 +5,7 @@ or the connection is cut when nobody else waits on it. So nothing is ever writte
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import cast
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
+from triptych.policy.transport import TCP
 from triptych.ports import Arena
 from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
 from triptych.transport.slot import check_ticket
@@ -179,7 +181,7 @@ class TcpPeer:
 
     @property
     def backend(self) -> str:
-        return "tcp"
+        return TCP
 
     async def prove(self) -> None:
         """Read the holder's probe. Raises TransferFailed when it is not the one that was offered."""
@@ -260,6 +262,9 @@ class TcpPeer:
             self._check_open()
             try:
                 link = await self._connect()
+            except ssl.SSLError as error:  # an OSError too, but one that its operator can mend
+                reason = error.reason or "no reason given"
+                raise TransferFailed(f"the TLS handshake with the holder failed: {reason}") from None
             except OSError:
                 raise TransferFailed("the holder does not take connections") from None
             if self._closed:

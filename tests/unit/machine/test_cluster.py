@@ -15,6 +15,7 @@ from triptych.machine.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.cluster_events import (
     ArenaRefused,
     ClusterEffect,
+    ClusterEvent,
     CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
@@ -51,8 +52,17 @@ def info(name: str, *, epoch: int = 1, model: ModelInfo = MODEL, arena_bytes: in
     return InstanceInfo(f"i-{name}", epoch, Role.E if name in ENCODERS else Role.PD, model, arena_bytes, ())
 
 
+class Checked(ClusterMachine):
+    """Says after each event what does not hold."""
+
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
+        effects = super().handle(event, now_s)
+        self.validate()
+        return effects
+
+
 def cluster(*seen: str) -> ClusterMachine:
-    machine = ClusterMachine(ENCODERS, TEXTS, LIMITS)
+    machine = Checked(ENCODERS, TEXTS, LIMITS)
     for name in seen:
         machine.handle(InstanceSeen(name, info(name)), 0)
     return machine

@@ -96,6 +96,14 @@ async def test_a_pull_that_is_given_up_under_tls_writes_nothing_more(member: Tls
         await peer.close()
 
 
+async def test_a_holder_whose_certificate_is_not_trusted_is_told_from_one_that_is_away(
+    member: Tls, stranger: Tls
+) -> None:
+    async with Kit("tcp", tls=member).site("holder") as holder, Kit("tcp", tls=stranger).site("reader") as reader:
+        with pytest.raises(TransferFailed, match="TLS handshake with the holder failed: CERTIFICATE_VERIFY_FAILED"):
+            await pull(holder, reader, 1000)
+
+
 @pytest.mark.parametrize("theirs", ["stranger", "plain"])
 async def test_without_the_right_certificate_nobody_reads_or_is_read(member: Tls, stranger: Tls, theirs: str) -> None:
     outside = stranger if theirs == "stranger" else None

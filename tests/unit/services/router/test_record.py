@@ -80,7 +80,7 @@ def test_refusals_are_counted_by_code() -> None:
 def test_one_line_says_how_it_went(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="services.router.record"):
         RouterRecord(Metrics()).over(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
-    (record,) = caplog.records
+    (record,) = (one for one in caplog.records if one.name == "services.router.record")
     message = record.getMessage()
     assert message.startswith("request outcome=failed finish_reason=error code=transfer_failed items=3")
     assert "ttft_s=0.08 total_s=0.18" in message
