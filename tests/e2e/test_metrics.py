@@ -1,5 +1,6 @@
 """Every process of a cluster says how it does, in numbers that are right, and no log says what users said."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -144,6 +145,9 @@ async def test_logs_have_the_request_and_neither_prompt_nor_media(cluster: Local
         )
         text_of(answer)
     image = (DIGITS / "4_b.png").read_bytes()
+    async with asyncio.timeout(10):  # an answer is with its client before it is in a log
+        while not all("to-look-for" in logs_in(cluster.log_dir)[name] for name in ("gateway", "router")):  # noqa: ASYNC110 - processes write
+            await asyncio.sleep(0.05)
     logs = logs_in(cluster.log_dir)
     everything = "\n".join(logs.values())
     for never in (secret, base64.b64encode(image)[:64].decode(), repr(image[:32])[2:-1]):
