@@ -205,8 +205,9 @@ class Run:
 
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
+        told = logger.isEnabledFor(logging.DEBUG)
         for effect in effects:
-            if isinstance(effect, _REASONED):  # the reason alone: effects hold lease ids, which give access
+            if told and isinstance(effect, _REASONED):  # the reason alone: effects hold lease ids, which give access
                 logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
             match effect:
                 case Encode():
