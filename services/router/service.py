@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from triptych.domain.chat import ChatRequest, Tokenized
-from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
@@ -23,8 +23,6 @@ from .prepare import Prepare
 from .record import NoRecord, Record
 from .run import Run
 from .settings import RouterSettings
-
-_LEASE_ID_BITS = 128
 
 
 class RouterService:
@@ -221,7 +219,7 @@ class RouterService:
         return run
 
     def _new_lease(self) -> LeaseId:
-        return self._chance.getrandbits(_LEASE_ID_BITS).to_bytes(_LEASE_ID_BITS // 8, "little")
+        return self._chance.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
     def _over(self, run: Run) -> None:
         del self._runs[run.number]

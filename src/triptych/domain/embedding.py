@@ -12,6 +12,10 @@ from math import prod
 
 from triptych.domain.media import MediaInfo, Shard
 
+KEY_NBYTES = 32
+LEASE_ID_NBYTES = 16
+"""Random, as whoever knows a lease's id may read by it."""
+
 
 class DType(Enum):
     """Element types that cross the boundary; the value is what safetensors calls them."""
@@ -72,7 +76,7 @@ class EmbeddingIdentity:
             b"" if self.shard is None else f"{self.shard.first}+{self.shard.count}/{self.shard.of}".encode(),
             self.tenant_salt,
         ]
-        digest = blake2b(digest_size=32, person=b"triptych-item")
+        digest = blake2b(digest_size=KEY_NBYTES, person=b"triptych-item")
         for field in fields:
             digest.update(len(field).to_bytes(8, "little"))
             digest.update(field)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 
+DIGEST_NBYTES = 32
+
 
 class Modality(Enum):
     IMAGE = "image"
@@ -12,8 +14,8 @@ class Modality(Enum):
 
 
 def digest_of(media: bytes) -> bytes:
-    """The whole 32-byte BLAKE2b digest of an item's bytes. Router and encoder each compute it, and have to agree."""
-    return blake2b(media, digest_size=32).digest()
+    """The whole BLAKE2b digest of an item's bytes. Router and encoder each compute it, and have to agree."""
+    return blake2b(media, digest_size=DIGEST_NBYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)

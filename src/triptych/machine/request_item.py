@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
+from triptych.domain.embedding import KEY_NBYTES, LeaseId, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Ready
 from triptych.domain.timeline import ItemTimeline
@@ -11,7 +11,6 @@ from triptych.errors import EngineFailure
 from triptych.machine.cluster_events import Grant
 from triptych.machine.request_events import Abort, CountedItem, Release, RequestEffect
 
-KEY_NBYTES = 32
 _AS_GOOD_AS_S = 0.5
 """A lease that ends so much before the request must is not worth more time."""
 

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
 from triptych.policy.transport import TCP
 from triptych.ports import Arena
 from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
 from triptych.transport.slot import check_ticket
 from triptych.transport.tcp_wire import (
-    LEASE_ID_NBYTES,
     NO_LEASE,
     REPLY,
     REPLY_MAGIC,

@@ -14,13 +14,12 @@ from ssl import SSLContext
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module calls its exception "error"
 
-from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TransferFailed
 from triptych.policy.transport import TCP
 from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
 
-LEASE_ID_NBYTES = 16
 NO_LEASE = bytes(LEASE_ID_NBYTES)
 REQUEST = Struct(f"<4sI{LEASE_ID_NBYTES}sQQ")
 REPLY = Struct("<4sIIQ")

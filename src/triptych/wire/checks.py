@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from triptych import errors
+from triptych.domain.embedding import LEASE_ID_NBYTES
+from triptych.domain.media import DIGEST_NBYTES
 
-DIGEST_NBYTES = 32
-LEASE_ID_NBYTES = 16
 MAX_TENANT_SALT_NBYTES = 256
 
 K = TypeVar("K")

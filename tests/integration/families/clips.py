@@ -3,13 +3,12 @@
 import random
 import wave
 from collections.abc import Sequence
-from hashlib import blake2b
 from io import BytesIO
 
 import numpy as np
 
 from tests.integration.families.harness import Item
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.engine.audio import Samples, decode_audio
 
 RATE_HZ = 16_000
@@ -30,7 +29,7 @@ def random_clip(chance: random.Random, samples: int, rate_hz: int) -> Item:
         file.setframerate(rate_hz)
         file.writeframes((heard * 32_767).astype("<i2").tobytes())
     media = out.getvalue()
-    digest = blake2b(media, digest_size=32).digest()
+    digest = digest_of(media)
     info = MediaInfo(
         Modality.AUDIO,
         "wav",

@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.text import TransformersTextEngine
@@ -205,7 +204,7 @@ def random_image(chance: random.Random, width: int, height: int) -> Item:
     out = BytesIO()
     coarse.resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
     media = out.getvalue()
-    digest = blake2b(media, digest_size=32).digest()
+    digest = digest_of(media)
     return Item(media, MediaInfo(Modality.IMAGE, "png", width, height, len(media), digest))
 
 

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import transformers as untyped_transformers
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.text import TransformersTextEngine
@@ -114,7 +113,7 @@ def info_of(media: bytes, fmt: str = "png") -> MediaInfo:
     """What the router would have read from the header."""
     with Image.open(BytesIO(media)) as image:
         width, height = ImageOps.exif_transpose(image).size
-    digest = blake2b(media, digest_size=32).digest()
+    digest = digest_of(media)
     return MediaInfo(Modality.IMAGE, fmt, width, height, len(media), digest)
 
 
