@@ -13,6 +13,7 @@ goes with that thread's outcome.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import batch_length
 
 Key = bytes
@@ -58,7 +59,9 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The tower is free and takes the next batch."""
+    """The tower is free and takes the next batch, within ``budget`` too where there is one."""
+
+    budget: ImageBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,8 @@ class BatchQueue:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._entries: dict[Key, _Entry] = {}
-        self._queue: dict[Key, None] = {}
-        """WAITING entries in the order in which they became so."""
+        self._queue: dict[Key, float] = {}
+        """When each WAITING entry became so, in that order."""
 
     @property
     def pending_items(self) -> int:
@@ -151,16 +154,21 @@ class BatchQueue:
     def nbytes(self) -> int:
         return sum(entry.nbytes for entry in self._entries.values())
 
+    @property
+    def waiting_since_s(self) -> float | None:
+        """When the first of those that wait for the tower began to; None where none waits."""
+        return next(iter(self._queue.values()), None)
+
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Arrive():
                 return self._arrive(event)
             case Prepared():
-                return self._prepared(event)
+                return self._prepared(event, now_s)
             case Leave():
                 return self._leave(event)
-            case Take():
-                return self._take(now_s)
+            case Take(budget):
+                return self._take(budget, now_s)
             case Done(key):
                 self._forget(key)
                 return []
@@ -181,7 +189,7 @@ class BatchQueue:
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, deadlines_s={event.waiter: event.deadline_s})
         return [StartPreparing(event.key)]
 
-    def _prepared(self, event: Prepared) -> list[Effect]:
+    def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
         assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"  # noqa: S101 - invariant
         if not entry.deadlines_s:
@@ -193,7 +201,7 @@ class BatchQueue:
             reason = f"waiting items take {others} of {self._limits.max_nbytes} bytes, this one takes {event.nbytes}"
             return [Drop(event.key, expired=False, reason=reason)]
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
-        self._queue[event.key] = None
+        self._queue[event.key] = now_s
         return []
 
     def _leave(self, event: Leave) -> list[Effect]:
@@ -206,7 +214,8 @@ class BatchQueue:
         self._forget(event.key)
         return [Drop(event.key, expired=False, reason="nobody wants it any more")]
 
-    def _take(self, now_s: float) -> list[Effect]:
+    def _take(self, budget: ImageBudget | None, now_s: float) -> list[Effect]:
+        limits = self._limits
         effects: list[Effect] = []
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
@@ -214,9 +223,9 @@ class BatchQueue:
         waiting = list(self._queue)
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
-            max_items=self._limits.max_batch_items,
-            max_tokens=self._limits.max_batch_tokens,
-            max_nbytes=self._limits.max_batch_nbytes,
+            max_items=limits.max_batch_items,
+            max_tokens=min(limits.max_batch_tokens, budget.tokens) if budget else limits.max_batch_tokens,
+            max_nbytes=min(limits.max_batch_nbytes, budget.nbytes) if budget else limits.max_batch_nbytes,
         )
         for key in waiting[:count]:
             del self._queue[key]

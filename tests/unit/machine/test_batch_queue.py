@@ -19,6 +19,7 @@ from triptych.machine.batch_queue import (
     StartPreparing,
     Take,
 )
+from triptych.policy.iteration import ImageBudget
 
 LIMITS = BatchLimits(max_items=4, max_nbytes=1000, max_batch_items=3, max_batch_tokens=20, max_batch_nbytes=600)
 
@@ -54,6 +55,28 @@ def test_a_batch_is_bounded_in_bytes_too() -> None:
     assert queue.handle(Take(), 0.0) == [Encode((b"a",))], "too large for any batch, it runs alone"
     assert queue.handle(Take(), 0.0) == [Encode((b"b", b"c"))]
     assert queue.handle(Take(), 0.0) == [Encode((b"d",))]
+
+
+def test_a_turn_may_have_a_budget_that_is_tighter_than_the_bounds_and_never_looser() -> None:
+    queue = waiting("a", "b", "c", "d")
+    assert queue.handle(Take(ImageBudget(tokens=10, nbytes=600)), 0.0) == [Encode((b"a",))]
+    assert queue.handle(Take(ImageBudget(tokens=20, nbytes=199)), 0.0) == [Encode((b"b",))]
+    assert queue.handle(Take(ImageBudget(tokens=1, nbytes=1)), 0.0) == [Encode((b"c",))], "too large, it goes alone"
+    queue = waiting("a", "b", "c", "d")
+    assert queue.handle(Take(ImageBudget(tokens=999, nbytes=9999)), 0.0) == [Encode((b"a", b"b"))]
+
+
+def test_it_is_known_since_when_the_first_has_waited_for_the_tower() -> None:
+    queue = BatchQueue(LIMITS)
+    assert queue.waiting_since_s is None
+    for now_s, name in enumerate((b"a", b"b", b"c"), 1):
+        queue.handle(arrive(name.decode()), 0.0)
+        assert queue.waiting_since_s == (1.0 if now_s > 1 else None), "one that is being prepared does not wait"
+        queue.handle(Prepared(name, 10, 100), float(now_s))
+    queue.handle(Take(), 4.0)
+    assert queue.waiting_since_s == 3.0
+    queue.handle(Leave(b"c", 0), 5.0)
+    assert queue.waiting_since_s is None
 
 
 def test_equal_items_are_one_entry() -> None:

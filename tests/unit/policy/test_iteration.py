@@ -1,0 +1,77 @@
+"""Which stages share an iteration: prompts before items, neither for ever."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.policy.iteration import Iteration, plan_iteration
+
+PREFILL, ENCODE = Iteration(prefill=True, encode=False), Iteration(prefill=False, encode=True)
+PATIENCE_S = 0.5
+
+
+def plan(*, prefill_ready: bool, waited_s: float | None, held_back: bool = False) -> Iteration:
+    return plan_iteration(
+        prefill_ready=prefill_ready, encode_waited_s=waited_s, patience_s=PATIENCE_S, held_back=held_back
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefill_ready", "waited_s", "held_back", "expected"),
+    [
+        (True, None, False, PREFILL),
+        (False, None, False, PREFILL),  # nothing waits for the tower: whatever comes may be computed
+        (False, 0.0, False, ENCODE),
+        (False, 9.0, True, ENCODE),
+        (True, 0.0, False, PREFILL),
+        (True, 0.49, False, PREFILL),
+        (True, 0.5, False, ENCODE),
+        (True, 9.0, True, PREFILL),
+    ],
+)
+def test_prompts_go_before_items_until_patience_ends(
+    prefill_ready: bool, waited_s: float | None, held_back: bool, expected: Iteration
+) -> None:
+    assert plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back) == expected
+
+
+@given(st.booleans(), st.none() | st.floats(0, 10), st.booleans())
+def test_prompts_and_items_never_share_an_iteration_and_whatever_is_there_gets_on(
+    prefill_ready: bool, waited_s: float | None, held_back: bool
+) -> None:
+    chosen = plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back)
+    assert chosen.prefill != chosen.encode
+    assert not chosen.encode or waited_s is not None, "the tower runs for nothing"
+    if prefill_ready and chosen.encode:
+        assert waited_s is not None
+        assert waited_s >= PATIENCE_S, "an item went before prompts without having waited"
+    if not prefill_ready and waited_s is not None:
+        assert chosen.encode, "nobody else wants the device, and the item waits"
+
+
+@given(
+    st.lists(st.booleans(), min_size=200, max_size=200),
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.floats(0.01, 0.2),
+)
+def test_neither_stage_waits_longer_than_is_promised(
+    prompts: list[bool], ready_at: list[int], iteration_s: float
+) -> None:
+    """Batches become ready in iterations ``ready_at``; prompts are there as ``prompts`` says, and after that always."""
+    pending = sorted(ready_at)
+    held_back, in_a_row = False, 0
+    order: list[tuple[int, int]] = []
+    """When each batch was ready, and when it ran."""
+    for number in range(1000):
+        waits = bool(pending) and pending[0] <= number
+        waited_s = (number - pending[0]) * iteration_s if waits else None
+        prefill_ready = prompts[number] if number < len(prompts) else True
+        chosen = plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back)
+        held_back = chosen.encode and prefill_ready
+        in_a_row = in_a_row + 1 if held_back else 0
+        assert in_a_row <= 1, "prompts are held back twice in a row"
+        if chosen.encode:
+            order.append((pending.pop(0), number))
+    assert not pending
+    for before, (ready, ran) in enumerate(order, 1):
+        assert (ran - ready) * iteration_s <= PATIENCE_S + 2 * before * iteration_s
