@@ -374,6 +374,19 @@ class TextEngine(Protocol):
         ...
 
 
+class StagedTextEngine(TextEngine, Protocol):
+    """A text engine on whose device another stage has its turns, between decodes (``policy.iteration``)."""
+
+    @property
+    def prefill_ready(self) -> bool:
+        """Whether there is a prompt that the next step could compute something of: it has a place and memory."""
+        ...
+
+    def decode_step(self) -> list[EngineOutput]:
+        """As ``step``, without prompts: they wait, and those that have begun keep what they have."""
+        ...
+
+
 # --- the world -------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ Needs no torch, so that a router can tell the same ``ModelInfo`` of the same dir
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ _SINGLE = "model.safetensors"
 _HEADER_LIMIT_BYTES = 100 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """A model directory of a known family whose weights are safetensors and whole."""
 
@@ -69,7 +70,14 @@ class Checkpoint:
         return names[0]
 
     def revision(self) -> str:
-        """BLAKE2b over the names and contents of every file that decides the result, as 64 hex digits."""
+        """BLAKE2b over the names and contents of every file that decides the result, as 64 hex digits.
+
+        They are read when it is asked for first.
+        """
+        return self._revision
+
+    @cached_property
+    def _revision(self) -> str:
         digest = blake2b(digest_size=32, person=b"triptych-model")
         deciding = [self.directory / name for name in DECIDING_FILES]
         for file in sorted({*self.weights, *(file for file in deciding if file.is_file())}):
@@ -80,7 +88,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def model_info(self, *, model_id: str, dtype: DType) -> ModelInfo:
-        """What instances say of the model when they run it in ``dtype``. Reads every file whole."""
+        """What instances say of the model when they run it in ``dtype``. Reads every file whole, for its revision."""
         return ModelInfo(
             model_id=model_id,
             revision=self.revision(),
@@ -90,8 +98,13 @@ class Checkpoint:
         )
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Check a model directory: configuration, family, and weights that are whole safetensors. Raises BadModel."""
+def open_checkpoint(directory: Path | Checkpoint) -> Checkpoint:
+    """Check a model directory: configuration, family, and weights that are whole safetensors. Raises BadModel.
+
+    One that is open already is taken as it is: a process with both halves reads and hashes its files once.
+    """
+    if isinstance(directory, Checkpoint):
+        return directory
     files = ModelFiles.load(directory)
     family = load_family(files)
     weights = _weights(files.directory)

@@ -15,7 +15,7 @@ import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
-from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.halves import DividingHalf, Features
 from triptych.engine.registry import halves_of
 from triptych.engine.split import Half, load_half
@@ -45,7 +45,7 @@ class TransformersEncoderEngine:
 
     def __init__(
         self,
-        model_dir: Path,
+        model_dir: Path | Checkpoint,
         *,
         model_id: str,
         device: str = "cpu",

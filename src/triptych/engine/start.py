@@ -1,7 +1,7 @@
 """What is settled when a text engine starts: how its decoder is run, how its KV memory is laid out, how large a step is."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,17 +64,23 @@ def passes_for(half: TextHalf, kv_cache_bytes: int, *, device: torch.device, opt
 
 def measured_budget(made: Made, half: TextHalf, tpot_slo_s: float, *, most: int, least: int) -> int:
     """The most tokens of a prompt that one pass computes within the objective (HydraInfer section 4.2)."""
+    measured_pass_s(made, half, least)
+    return largest_within(tpot_slo_s, most, lambda tokens: measured_pass_s(made, half, tokens), least=least)
 
-    def measure_s(tokens: int) -> float:
-        times_s = []
-        for _ in range(2):
-            began_s = time.perf_counter()
-            _probe(made, half, tokens)
-            times_s.append(time.perf_counter() - began_s)
-        return min(times_s)
 
-    measure_s(least)
-    return largest_within(tpot_slo_s, most, measure_s, least=least)
+def measured_pass_s(made: Made, half: TextHalf, tokens: int) -> float:
+    """How long one pass over so many tokens of a prompt takes, while nothing else runs."""
+    return fastest_s(lambda: _probe(made, half, tokens))
+
+
+def fastest_s(work: Callable[[], object]) -> float:
+    """The shorter of two times that it takes: what disturbs a measurement makes it longer."""
+    times_s = []
+    for _ in range(2):
+        began_s = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - began_s)
+    return min(times_s)
 
 
 def _probe(made: Made, half: TextHalf, tokens: int) -> Sequence[object]:

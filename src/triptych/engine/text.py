@@ -11,18 +11,18 @@ import torch
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.engine.checkpoint import DTYPES, open_checkpoint
+from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.halves import KeepingHalf
 from triptych.engine.packed_weights import pack
 from triptych.engine.passes import Outcome, Passes, Result, Work
 from triptych.engine.registry import halves_of
 from triptych.engine.sequence import AcceptedRequest, Limits, RunningSequence, accept
 from triptych.engine.split import Half, load_half
-from triptych.engine.start import KvOptions, measured_budget, passes_for
+from triptych.engine.start import KvOptions, measured_budget, measured_pass_s, passes_for
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.kv_blocks import KvBlocks
 from triptych.machine.prefix_chain import PrefixChain
-from triptych.machine.running_batch import BatchLimits, Part, RunningBatch
+from triptych.machine.running_batch import BatchLimits, Part, RunningBatch, Step
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class TransformersTextEngine:
 
     def __init__(
         self,
-        model_dir: Path,
+        model_dir: Path | Checkpoint,
         *,
         model_id: str,
         kv_cache_bytes: int,
@@ -75,6 +75,7 @@ class TransformersTextEngine:
         decoder: Any = self._half.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
         made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions())
+        self._made = made
         self._passes: Passes = made.passes
         context_length = self._model_info.context_length
         if tpot_slo_s is not None:
@@ -157,6 +158,10 @@ class TransformersTextEngine:
         return self._batch.has_work
 
     @property
+    def prefill_ready(self) -> bool:
+        return self._batch.prefill_ready
+
+    @property
     def pending_tokens(self) -> int:
         return self._batch.pending_tokens
 
@@ -197,9 +202,19 @@ class TransformersTextEngine:
             self._sequences.pop(request_id, None)
             self._embedding_nbytes.pop(request_id, None)
 
+    def full_decode_s(self) -> float:
+        """How long a step of as many sequences takes as can run, measured now: to be asked before the first request."""
+        return measured_pass_s(self._made, self._half, min(self._batch.limits.max_sequences, self.kv_tokens))
+
+    def decode_step(self) -> list[EngineOutput]:
+        """As ``step``, of what decodes alone: prompts wait."""
+        return self._run(self._batch.plan(prefill=False))
+
     def step(self) -> list[EngineOutput]:
         """One pass. Tells of the choices that got a token (an end-of-sequence token included) and of what failed."""
-        step = self._batch.plan()
+        return self._run(self._batch.plan())
+
+    def _run(self, step: Step) -> list[EngineOutput]:
         self._passes.drop(step.put_back)
         self._passes.copy(step.copies)
         if not step.parts:

@@ -132,6 +132,13 @@ class RunningBatch:
         return sum(one.pending_tokens for one in (*self._running, *self._waiting))
 
     @property
+    def prefill_ready(self) -> bool:
+        """Whether there is a prompt, or one that is computed again, that the next step could work on."""
+        if any(not one.is_decoding for one in self._running):
+            return True
+        return bool(self._waiting) and self._has_place(self._waiting[0]) and self._has_room(self._waiting[0])
+
+    @property
     def shares_beginnings(self) -> bool:
         return not self.limits.fixed_blocks
 
@@ -201,8 +208,11 @@ class RunningBatch:
             self._known.pop(request_id, None)
         return [one.sequence_id for one in gone]
 
-    def plan(self) -> Step:
-        """Decide on the next pass and give it its memory. What it says is to be done before the next event."""
+    def plan(self, *, prefill: bool = True) -> Step:
+        """Decide on the next pass and give it its memory. What it says is to be done before the next event.
+
+        Without ``prefill`` those that decode go on alone.
+        """
         copies: list[Copy] = []
         put_back: list[str] = []
         at = 0
@@ -213,8 +223,8 @@ class RunningBatch:
         units = {one.sequence_id: one for one in self._running}
         step = plan_step(
             [name for name, one in units.items() if one.is_decoding],
-            [self._prefill(one) for one in self._running if not one.is_decoding],
-            self._starting(units, copies),
+            [self._prefill(one) for one in self._running if prefill and not one.is_decoding],
+            self._starting(units, copies) if prefill else (),
             token_budget=self.limits.token_budget,
             max_sequences=self.limits.max_sequences,
         )
@@ -302,19 +312,31 @@ class RunningBatch:
         """Start those that wait, one at each call, while there are places and memory."""
         while self._waiting:
             one = self._waiting[0]
-            if self.running + 1 + len(one.followers) > self.limits.max_sequences or not self._start(one, copies):
+            if not self._has_place(one) or not self._start(one, copies):
                 return
             self._running.append(self._waiting.pop(0))
             units[one.sequence_id] = one
             yield self._prefill(one)
 
+    def _has_place(self, one: Progress) -> bool:
+        return self.running + 1 + len(one.followers) <= self.limits.max_sequences
+
+    def _has_room(self, one: Progress) -> bool:
+        """Whether there is memory for it to start, as far as numbers of blocks tell."""
+        wanted, shared = self._wanted(one)
+        in_all = wanted + len(one.followers) * (wanted - shared)
+        return in_all + len(self._running) <= self.blocks.available + self._found_here(one)
+
+    def _wanted(self, one: Progress) -> tuple[int, int]:
+        """Blocks for the tokens that are there and one more, and how many of them all its choices share."""
+        shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
+        return self.blocks_for(one.length + 1), shared
+
     def _start(self, one: Progress, copies: list[Copy]) -> bool:
         """Memory for the tokens that are there and one more, for all choices, or none."""
-        wanted = self.blocks_for(one.length + 1)
-        shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
-        in_all = wanted + len(one.followers) * (wanted - shared)
-        if in_all + len(self._running) > self.blocks.available + self._found_here(one):
+        if not self._has_room(one):
             return False
+        wanted, shared = self._wanted(one)
         made = self._take_with_prefix(one, wanted)
         for follower in one.followers if made is not None else ():
             taken = self.blocks.take(follower.sequence_id, wanted - shared, room=self._room(follower))

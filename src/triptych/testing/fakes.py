@@ -153,7 +153,7 @@ class _Sequence:
 
 @dataclass
 class FakeTextEngine:
-    """``ports.TextEngine`` with continuous batching: a step prefills who is new and gives each other one token.
+    """``ports.StagedTextEngine`` with continuous batching: a step prefills who is new and gives each other one token.
 
     A request's choices run together. Of the sampling it knows ``n``, ``max_tokens`` and ``logprobs``: the token that
     comes is certain, and the alternatives are impossible.
@@ -203,11 +203,19 @@ class FakeTextEngine:
             if left:
                 sequences[request_id] = left
 
+    @property
+    def prefill_ready(self) -> bool:
+        return bool(self._waiting) and len(self._running) < self.max_running
+
     def step(self) -> list[EngineOutput]:
-        self._alone.enter()
         while self._waiting and len(self._running) < self.max_running:
             request_id = next(iter(self._waiting))
             self._running[request_id] = self._waiting.pop(request_id)
+        return self.decode_step()
+
+    def decode_step(self) -> list[EngineOutput]:
+        """Who runs has been prefilled with the step that let it in."""
+        self._alone.enter()
         if not self._running:
             return []
         running = [one for sequences in self._running.values() for one in sequences]

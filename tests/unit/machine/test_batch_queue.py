@@ -68,15 +68,16 @@ def test_a_turn_may_have_a_budget_that_is_tighter_than_the_bounds_and_never_loos
 
 def test_it_is_known_since_when_the_first_has_waited_for_the_tower() -> None:
     queue = BatchQueue(LIMITS)
-    assert queue.waiting_since_s is None
+    seen = [queue.waiting_since_s]
     for now_s, name in enumerate((b"a", b"b", b"c"), 1):
         queue.handle(arrive(name.decode()), 0.0)
-        assert queue.waiting_since_s == (1.0 if now_s > 1 else None), "one that is being prepared does not wait"
+        seen.append(queue.waiting_since_s)  # one that is being prepared does not wait yet
         queue.handle(Prepared(name, 10, 100), float(now_s))
+    assert seen == [None, None, 1.0, 1.0]
     queue.handle(Take(), 4.0)
-    assert queue.waiting_since_s == 3.0
+    seen = [queue.waiting_since_s]
     queue.handle(Leave(b"c", 0), 5.0)
-    assert queue.waiting_since_s is None
+    assert [*seen, queue.waiting_since_s] == [3.0, None]
 
 
 def test_equal_items_are_one_entry() -> None:

@@ -149,6 +149,46 @@ def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() ->
     )
 
 
+def test_prompts_can_be_held_back_while_decodes_go_on() -> None:
+    one = engine(token_budget=8)
+    one.add("a", [0] * 3, 9, keyed=False)
+    one.step()
+    one.add("b", list(range(12)), 2, keyed=False)
+    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
+    assert not one.batch.blocks.table("b/0"), "one that is held back holds nothing"
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
+    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], "one that has begun waits too"
+    one.run(20)
+    assert len(one.answers["a/0"]) == 9
+    assert len(one.answers["b/0"]) == 2
+
+
+def test_a_prompt_is_ready_while_it_can_be_computed() -> None:
+    one = engine(8, max_sequences=2, token_budget=4)
+
+    def ready() -> bool:
+        return one.batch.prefill_ready
+
+    assert not ready()
+    one.add("a", [0] * 6, 20, keyed=False)
+    assert ready()
+    one.step()
+    assert ready(), "two of its positions are left"
+    one.step()
+    assert not ready()
+    one.add("large", [0] * 30, 2, keyed=False)
+    assert not ready(), "there is no memory for it while the other has its own"
+    one.batch.remove("a")
+    assert ready()
+    one.batch.remove("large")
+    one.add("b", [0] * 2, 4, choices=2, keyed=False)
+    one.step()
+    one.add("c", [0] * 2, 4, keyed=False)
+    assert not ready(), "there is no place for it"
+    one.run(20)
+    assert not ready()
+
+
 def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_known() -> None:
     batch = engine().batch
     batch.add("a", choices=1, prompt_tokens=4, max_tokens=3)

@@ -1,0 +1,41 @@
+"""The image budget is what the tower was measured to do in the time that decodes leave."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.engine.tiny import TOKENS_PER_IMAGE
+from triptych.engine import image_budget
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.image_budget import measured_image_budget
+
+
+@pytest.mark.parametrize(("tpot_slo_s", "items"), [(0.1, 5), (0.06, 1), (0.001, 1), (9.0, 8)])
+def test_the_largest_batch_is_found_that_fits_beside_the_decodes(
+    encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch, tpot_slo_s: float, items: int
+) -> None:
+    """With a tower that takes 10 ms for each item, and decodes that take 50 ms."""
+    batches: list[int] = []
+    encode = encoder.encode
+
+    def counted(batch: list[object]) -> object:
+        batches.append(len(batch))
+        return encode(batch[:1])  # type: ignore[arg-type]
+
+    def timed_s(work: Callable[[], object]) -> float:
+        work()
+        return 0.01 * batches[-1]
+
+    monkeypatch.setattr(encoder, "encode", counted)
+    monkeypatch.setattr(image_budget, "fastest_s", timed_s)
+    budget, iteration_s = measured_image_budget(encoder, decode_s=0.05, tpot_slo_s=tpot_slo_s, most_items=8)
+    assert budget.tokens == items * TOKENS_PER_IMAGE
+    assert budget.nbytes == items * 3 * 32 * 32 * 4
+    assert iteration_s == pytest.approx(0.05 + 0.01 * items)
+    assert max(batches) <= max(2 * items, 2), "no batch is tried that is far beyond the objective"
+
+
+def test_a_real_tower_is_measured(encoder: TransformersEncoderEngine) -> None:
+    budget, iteration_s = measured_image_budget(encoder, decode_s=0.001, tpot_slo_s=60.0, most_items=4)
+    assert budget.tokens == 4 * TOKENS_PER_IMAGE
+    assert 0.001 < iteration_s < 60.0

@@ -1,0 +1,85 @@
+"""Both halves in one process: read once, run in turns, and each answer what it would have been without the other."""
+
+import random
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.unit.engine.tiny import Reference, engine_request, greedy, info_of, random_image, random_question
+from triptych.engine import checkpoint as checkpoint_module
+from triptych.engine import encoder as encoder_module
+from triptych.engine import text as text_module
+from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.split import load_half, parameter_nbytes
+from triptych.engine.text import TransformersTextEngine
+
+
+def test_two_halves_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
+    model_dir: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[PreTrainedModel] = []
+    hashed: list[str] = []
+
+    def noting(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        loaded.append(load_half(*args, **kwargs))
+        return loaded[-1]
+
+    def noted(file: Any, name: Any) -> Any:
+        hashed.append(file.name)
+        return file_digest(file, name)
+
+    for module in (encoder_module, text_module):
+        monkeypatch.setattr(module, "load_half", noting)
+    monkeypatch.setattr(checkpoint_module, "file_digest", noted)
+    whole = open_checkpoint(model_dir)
+    encoder = TransformersEncoderEngine(whole, model_id="tiny")
+    text = TransformersTextEngine(
+        whole, model_id="tiny", kv_cache_bytes=1 << 20, max_sequences=4, token_budget=16, packed_weight_bytes=0
+    )
+    assert text.model == encoder.model
+    assert sum(map(parameter_nbytes, loaded)) == parameter_nbytes(reference.model)
+    assert len(hashed) == len(set(hashed)) > 3
+
+
+def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_prompts_wait(
+    model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
+) -> None:
+    chance = random.Random(3)
+    questions = {f"q{number}": random_question(chance, number % 3) for number in range(6)}
+    engine = TransformersTextEngine(
+        model_dir, model_id="tiny", kv_cache_bytes=4 << 20, max_sequences=16, token_budget=24
+    )
+    pending = dict(questions)
+    others = [encoder.prepare(media, info_of(media)) for media in (random_image(chance, 30, 20) for _ in range(3))]
+    answers: dict[str, list[int]] = {}
+    held_back = 0
+    while pending or engine.has_work:
+        if pending and chance.random() < 0.4:
+            name = next(iter(pending))
+            engine.add(engine_request(name, pending.pop(name), reference, encoder, greedy(12, ignore_eos=True)))
+        if chance.random() < 0.5:
+            held_back += engine.prefill_ready
+            decoding = {name for name, tokens in answers.items() if 0 < len(tokens) < 12}
+            outputs = engine.decode_step()
+            assert {output.request_id for output in outputs} == decoding, "every decode goes on, and nothing else"
+            encoder.encode(others)
+        else:
+            outputs = engine.step()
+        for output in outputs:
+            assert output.error is None
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
+    assert held_back > 3
+    for name, question in questions.items():
+        assert answers[name] == reference.answer(question, 12, ignore_eos=True), name
+
+
+def test_a_full_decode_is_timed_before_anything_runs(model_dir: Path) -> None:
+    engine = TransformersTextEngine(
+        model_dir, model_id="tiny", kv_cache_bytes=1 << 20, max_sequences=16, token_budget=64
+    )
+    assert 0 < engine.full_decode_s() < 5
+    assert engine.kv_free_tokens == engine.kv_tokens
