@@ -130,7 +130,7 @@ class Relay(router_pb2_grpc.RouterServicer):
         self._encoders = encoders
         self._text = text
 
-    async def Chat(self, request: router_pb2.ChatRequest, context: Any) -> AsyncGenerator[router_pb2.ChatEvent]:  # noqa: N802
+    async def Chat(self, request: router_pb2.ChatRequest, context: Any) -> AsyncGenerator[router_pb2.ChatEvents]:  # noqa: N802
         del context
         parts = [part for message in request.messages for part in message.parts]
         media = [part.media.data for part in parts if part.WhichOneof("part") == "media"]
@@ -145,15 +145,18 @@ class Relay(router_pb2_grpc.RouterServicer):
             ],
             sampling=request.sampling,
         )
-        async for event in self._text.Generate(work, timeout=_TIMEOUT_S):
-            kind = event.WhichOneof("event")
-            if kind == "chunk":
-                yield router_pb2.ChatEvent(chunk=event.chunk)
-            elif kind == "finished":
-                finished = router_pb2.ChoiceFinished(reason=event.finished.reason)
-                yield router_pb2.ChatEvent(choice_finished=finished)
-                usage = router_pb2.Usage(completion_tokens=event.finished.completion_tokens)
-                yield router_pb2.ChatEvent(finished=router_pb2.ChatFinished(usage=usage))
+        async for ready in self._text.Generate(work, timeout=_TIMEOUT_S):
+            passed_on = router_pb2.ChatEvents()
+            for event in ready.events:
+                kind = event.WhichOneof("event")
+                if kind == "chunk":
+                    passed_on.events.add(chunk=event.chunk)
+                elif kind == "finished":
+                    passed_on.events.add(choice_finished=router_pb2.ChoiceFinished(reason=event.finished.reason))
+                    usage = router_pb2.Usage(completion_tokens=event.finished.completion_tokens)
+                    passed_on.events.add(finished=router_pb2.ChatFinished(usage=usage))
+            if passed_on.events:
+                yield passed_on
         for number, encoder in enumerate(self._encoders):
             leases = [one.router_lease for one in encoded[number :: len(self._encoders)]]
             if leases:

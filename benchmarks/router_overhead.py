@@ -155,8 +155,8 @@ class Direct:
             timeout_s=_REQUEST_S,
         )
         async with aclosing(self._text.generate(request)) as events:
-            async for event in events:
-                if not isinstance(event, Ready):
+            async for ready in events:
+                if not isinstance(ready[0], Ready):
                     first_s = first_s or time.perf_counter()
         assert first_s is not None
         return first_s - began_s

@@ -1,6 +1,6 @@
 """An answer that has begun: its events as they come, or collected to the whole."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
@@ -42,7 +42,9 @@ class WholeAnswer:
 class OpenAnswer:
     """An answer whose first event has arrived: from here on nothing can be refused any more."""
 
-    def __init__(self, request: ParsedRequest, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
+    def __init__(
+        self, request: ParsedRequest, first: Sequence[ChatEvent], rest: AsyncGenerator[Sequence[ChatEvent]]
+    ) -> None:
         self.request = request
         self._first = first
         self._rest = rest
@@ -50,41 +52,43 @@ class OpenAnswer:
         """Those of the answer so far, and at its end those of the prompt too."""
 
     @classmethod
-    async def begun(cls, request: ParsedRequest, events: AsyncGenerator[ChatEvent]) -> Self:
+    async def begun(cls, request: ParsedRequest, events: AsyncGenerator[Sequence[ChatEvent]]) -> Self:
         """Wait for the first event. Raises whatever error comes instead of it."""
         return cls(request, await _next(events), events)
 
-    async def events(self) -> AsyncGenerator[ChatEvent]:
-        """All events up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
-        event = self._first
+    async def events(self) -> AsyncGenerator[Sequence[ChatEvent]]:
+        """All events, those together that came together, up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
+        events = self._first
         while True:
-            match event:
-                case TokenChunk():
-                    self.spent_tokens += len(event.token_ids)
-                case ChatFinished(usage=usage):
-                    self.spent_tokens = usage.total_tokens
-            yield event
-            if isinstance(event, ChatFinished):
+            for event in events:
+                match event:
+                    case TokenChunk():
+                        self.spent_tokens += len(event.token_ids)
+                    case ChatFinished(usage=usage):
+                        self.spent_tokens = usage.total_tokens
+            yield events
+            if events and isinstance(events[-1], ChatFinished):
                 return
-            event = await _next(self._rest)
+            events = await _next(self._rest)
 
     async def collect(self) -> WholeAnswer:
         """The whole answer."""
         chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
         calls: list[list[ToolCall]] = [[] for _ in chunks]
         reasons = [FinishReason.STOP] * len(chunks)
-        async with aclosing(self.events()) as events:
-            async for event in events:
-                match event:
-                    case TokenChunk():
-                        chunks[event.choice].append(event)
-                    case ToolCallMade():
-                        calls[event.choice].append(event.call)
-                    case ChoiceFinished():
-                        reasons[event.choice] = event.reason
-                    case ChatFinished():
-                        choices = map(_whole, chunks, calls, reasons)
-                        return WholeAnswer(tuple(choices), event.usage)
+        async with aclosing(self.events()) as stream:
+            async for events in stream:
+                for event in events:
+                    match event:
+                        case TokenChunk():
+                            chunks[event.choice].append(event)
+                        case ToolCallMade():
+                            calls[event.choice].append(event.call)
+                        case ChoiceFinished():
+                            reasons[event.choice] = event.reason
+                        case ChatFinished():
+                            choices = map(_whole, chunks, calls, reasons)
+                            return WholeAnswer(tuple(choices), event.usage)
         raise AssertionError("events() ends with ChatFinished or raises")
 
 
@@ -93,7 +97,7 @@ def _whole(chunks: list[TokenChunk], calls: list[ToolCall], reason: FinishReason
     return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs, tuple(calls))
 
 
-async def _next(events: AsyncGenerator[ChatEvent]) -> ChatEvent:
+async def _next(events: AsyncGenerator[Sequence[ChatEvent]]) -> Sequence[ChatEvent]:
     try:
         return await anext(events)
     except StopAsyncIteration:

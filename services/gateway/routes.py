@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
 from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
@@ -228,30 +228,29 @@ class Tokenize:
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Server-sent events; a stream that breaks off ends without [DONE]."""
-
-    async def write(data: bytes) -> None:
-        if data:
-            await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
-
     exchange.streaming = True
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-    # Each write is a system call, and wakes the client: what nobody waits for goes with what comes at once after it.
-    held = form.begin(answer.request.sampling.n)
-    async with aclosing(answer.events()) as events:
-        async for event in events:
-            match event:
-                case TokenChunk():
-                    await write(held + form.chunk(event))
-                    held = b""
-                case ToolCallMade():
-                    await write(held + form.call(event))
-                    held = b""
-                case ChoiceFinished() if answer.request.sampling.n == 1:
-                    held += form.finish(event)
-                case ChoiceFinished():
-                    await write(held + form.finish(event))
-                    held = b""
-                case ChatFinished():
-                    held += form.usage(event.usage)
-    await exchange.send({"type": "http.response.body", "body": held + DONE, "more_body": False})
+    # Each write is a system call, and wakes the client: what comes together goes together.
+    body = form.begin(answer.request.sampling.n)
+    async with aclosing(answer.events()) as stream:
+        async for events in stream:
+            body += b"".join(_told(form, event) for event in events)
+            last = bool(events) and isinstance(events[-1], ChatFinished)
+            if last:
+                body += DONE
+            if body:
+                await exchange.send({"type": "http.response.body", "body": body, "more_body": not last})
+                body = b""
     exchange.streaming = False
+
+
+def _told(form: Form, event: ChatEvent) -> bytes:
+    match event:
+        case TokenChunk():
+            return form.chunk(event)
+        case ToolCallMade():
+            return form.call(event)
+        case ChoiceFinished():
+            return form.finish(event)
+        case ChatFinished():
+            return form.usage(event.usage)

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.errors import TriptychError
 
 MERGE_TOKENS = 64
+MOST_EVENTS = 64
 
 
 class Outbox:
-    """One writer, one reader. What waits is merged into chunks of up to ``MERGE_TOKENS``; it is bounded by the answer."""
+    """One writer, one reader. What waits is bounded by the answer.
+
+    The reader gets what waits together: up to ``MOST_EVENTS`` at a time, and chunks merged up to ``MERGE_TOKENS`` each.
+    """
 
     def __init__(self) -> None:
         self._events: deque[ChatEvent] = deque()
@@ -33,16 +38,16 @@ class Outbox:
         self._closed, self._error = True, error
         self._filled.set()
 
-    async def get(self) -> ChatEvent | None:
-        """The next event, or None when it is over. Raises what it was closed with."""
+    async def get(self) -> Sequence[ChatEvent]:
+        """The next events; none when it is over. Raises what it was closed with."""
         while not self._events:
             if self._closed:
                 if self._error is not None:
                     raise self._error
-                return None
+                return ()
             self._filled.clear()
             await self._filled.wait()
-        return self._events.popleft()
+        return [self._events.popleft() for _ in range(min(len(self._events), MOST_EVENTS))]
 
 
 def _may_merge(last: TokenChunk, event: TokenChunk) -> bool:

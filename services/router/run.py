@@ -389,24 +389,25 @@ class Run:
 
     async def _stream(self, attempt: int, text: str, request: TextRequest) -> None:
         """Pass the answer on, telling the machine only what changes the request's phase."""
-        async with aclosing(self._cluster.text(text).generate(request)) as events:
+        async with aclosing(self._cluster.text(text).generate(request)) as stream:
             begun = False
             answer = self._answer = self._new_answer()
-            async for event in events:
-                if not begun and not isinstance(event, Ready):
-                    begun = True  # what has been passed on cannot be taken back
-                    self._feed(FirstToken(attempt))
-                    self._cluster.feed(TextWorked(text))
-                match event:
-                    case Ready():
-                        self._feed(TextReady(attempt, event))
-                    case TokenChunk():
-                        answer.chunk(event)
-                    case Finished():
-                        answer.finished(event)
-                        self._feed(TextFinished(attempt, event))
-                        if answer.over:
-                            return
+            async for events in stream:
+                for event in events:
+                    if not begun and not isinstance(event, Ready):
+                        begun = True  # what has been passed on cannot be taken back
+                        self._feed(FirstToken(attempt))
+                        self._cluster.feed(TextWorked(text))
+                    match event:
+                        case Ready():
+                            self._feed(TextReady(attempt, event))
+                        case TokenChunk():
+                            answer.chunk(event)
+                        case Finished():
+                            answer.finished(event)
+                            self._feed(TextFinished(attempt, event))
+                if answer.over:
+                    return
         raise InstanceLost(f"text instance {self._cluster.instance_id(text)} ended the answer before its end")
 
     def _new_answer(self) -> Answer:

@@ -1,7 +1,7 @@
 """The router: the one entrance. Admits a request, runs it, and streams its answer (``ports.Router``)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -117,7 +117,7 @@ class RouterService:
 
     # --- ports.Router ------------------------------------------------------------------------------------------------
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         """Stream the answer; closing the generator cancels the request at every stage.
 
         Raises, before the first event: InvalidRequest and what derives from it, ModelNotFound, Overloaded,
@@ -130,8 +130,8 @@ class RouterService:
             self._record.refused(error)
             raise
         try:
-            while (event := await run.outbox.get()) is not None:
-                yield event
+            while events := await run.outbox.get():
+                yield events
         finally:
             run.cancel()
 

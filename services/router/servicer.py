@@ -24,11 +24,11 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     def register(self, server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(self, server)
 
-    async def Chat(self, request: router_pb2.ChatRequest, context: Context) -> AsyncGenerator[router_pb2.ChatEvent]:  # noqa: N802 - the name is the wire's
+    async def Chat(self, request: router_pb2.ChatRequest, context: Context) -> AsyncGenerator[router_pb2.ChatEvents]:  # noqa: N802 - the name is the wire's
         work = router.chat_request_from_wire(request, remaining_s(context))
-        async with aclosing(self._service.chat(work)) as events:
-            async for event in events:
-                yield router.chat_event_to_wire(event)
+        async with aclosing(self._service.chat(work)) as answer:
+            async for events in answer:
+                yield router.chat_events_to_wire(events)
 
     async def Models(self, request: router_pb2.ModelsRequest, context: Context) -> router_pb2.ModelsResponse:  # noqa: N802
         del request, context

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -118,7 +118,7 @@ class TextService:
             kv_tokens=self._engine.kv_tokens,
         )
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         """``Ready`` comes when the engine has taken the request in. Closing the generator ends it within one step.
 
         ``queue_s`` is all time before ``Ready`` that was not spent on pulling. Raises, all before ``Ready``,
@@ -130,24 +130,26 @@ class TextService:
             self._take_in(job)
             ready, sequences = await self._prepare(job)
             self._record.ready(ready)
-            yield ready
+            yield (ready,)
             choices = range(request.sampling.n)
             answers = {choice: Answer(self._new_detokenizer(), request.sampling, choice) for choice in choices}
             while answers:
                 async with self._deadline(job):
                     ready_tokens = await sequences.next()
+                events: list[TextEvent] = []
                 for tokens in ready_tokens:
                     answer = answers[tokens.choice]
                     piece = answer.feed(tokens)
+                    if piece.chunk.token_ids or piece.chunk.text:
+                        events.append(piece.chunk)
                     if piece.finish_reason is not None:
                         self._loop.cancel_choice(job.job_id, tokens.choice)  # the engine knows no stop strings
-                    if piece.chunk.token_ids or piece.chunk.text:
-                        yield piece.chunk
-                    if piece.finish_reason is not None:
                         del answers[tokens.choice]
                         end = _finished(piece.finish_reason, answer.completion_tokens, sequences, tokens.choice)
                         self._record.finished(end)
-                        yield end
+                        events.append(end)
+                if events:
+                    yield events
                 if answers and self._settings.stream_interval_s:
                     async with self._deadline(job):
                         await sequences.settled(self._settings.stream_interval_s)

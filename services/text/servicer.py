@@ -28,11 +28,11 @@ class TextServicer(text_pb2_grpc.TextServicer):
         del request, context
         return common.instance_to_wire(await self._service.describe())
 
-    async def Generate(self, request: text_pb2.TextRequest, context: Context) -> AsyncGenerator[text_pb2.TextEvent]:  # noqa: N802
+    async def Generate(self, request: text_pb2.TextRequest, context: Context) -> AsyncGenerator[text_pb2.TextEvents]:  # noqa: N802
         work = text.text_request_from_wire(request, remaining_s(context))
-        async with aclosing(self._service.generate(work)) as events:
-            async for event in events:
-                yield text.text_event_to_wire(event)
+        async with aclosing(self._service.generate(work)) as answer:
+            async for events in answer:
+                yield text.text_events_to_wire(events)
 
     async def WatchLoad(  # noqa: N802
         self, request: common_pb2.WatchLoadRequest, context: Context

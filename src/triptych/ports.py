@@ -30,10 +30,11 @@ T = TypeVar("T")
 class Router(Protocol):
     """The one entrance, for gateway and SDK alike."""
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         """The ``TokenChunk`` of all choices, with one ``ChoiceFinished`` after the last of each; then ``ChatFinished``.
 
-        Where tools were told of, a ``ToolCallMade`` stands for the text of each call.
+        What is ready together comes together, at least one event at a time. Where tools were told of, a
+        ``ToolCallMade`` stands for the text of each call.
 
         Closing the generator cancels the request at every stage.
         """
@@ -82,8 +83,10 @@ class Text(Protocol):
 
     async def describe(self) -> InstanceInfo: ...
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         """``Ready``, then the ``TokenChunk`` of all choices, with one ``Finished`` after the last of each.
+
+        What is ready together comes together, at least one event at a time.
 
         Raises TransferFailed, naming the items, before ``Ready`` and never after.
         """

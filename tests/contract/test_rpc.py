@@ -82,14 +82,14 @@ class ScriptedText:
     async def describe(self) -> InstanceInfo:
         return InstanceInfo("text-0", 1, Role.PD, MODEL, 64, ())
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         try:
-            yield TokenChunk((1,), "a")
+            yield (TokenChunk((1,), "a"),)
             if request.request_id == "fails":
                 raise errors.EngineFailure("the engine failed")
             if request.request_id == "waits":
                 await asyncio.Event().wait()
-            yield Finished(FinishReason.STOP, 1, 0.0, 0.0)
+            yield TokenChunk((2,), "b"), Finished(FinishReason.STOP, 1, 0.0, 0.0)
         finally:
             self.closed.set()
 
@@ -186,9 +186,12 @@ async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
 async def test_a_stream_runs_in_order_and_fails_where_it_fails() -> None:
     async with text_pair() as (_, stub):
         events = [event async for event in stub.generate(_generate("ok"))]
-        assert events == [TokenChunk((1,), "a"), Finished(FinishReason.STOP, 1, 0.0, 0.0)]
+        assert events == [
+            (TokenChunk((1,), "a"),),
+            (TokenChunk((2,), "b"), Finished(FinishReason.STOP, 1, 0.0, 0.0)),
+        ]
         async with aclosing(stub.generate(_generate("fails"))) as failing:
-            assert await anext(failing) == TokenChunk((1,), "a")
+            assert await anext(failing) == (TokenChunk((1,), "a"),)
             with pytest.raises(errors.EngineFailure):
                 await anext(failing)
 
@@ -196,7 +199,7 @@ async def test_a_stream_runs_in_order_and_fails_where_it_fails() -> None:
 async def test_closing_a_stream_closes_the_generator_at_the_service() -> None:
     async with text_pair() as (service, stub):
         async with aclosing(stub.generate(_generate("waits"))) as events:
-            assert await anext(events) == TokenChunk((1,), "a")
+            assert await anext(events) == (TokenChunk((1,), "a"),)
         async with asyncio.timeout(5):
             await service.closed.wait()
 

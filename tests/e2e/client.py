@@ -56,15 +56,16 @@ async def stream(router: RouterStub, request_id: str, question: Question) -> Str
     token_ids: tuple[int, ...] = ()
     text = ""
     finished = None
-    async with aclosing(router.chat(ChatRequest(request_id, MODEL_ID, (message,), sampling))) as events:
-        async for event in events:
-            match event:
-                case TokenChunk():
-                    token_ids += event.token_ids
-                    text += event.text
-                case ChoiceFinished():
-                    pass
-                case ChatFinished():
-                    finished = event
+    async with aclosing(router.chat(ChatRequest(request_id, MODEL_ID, (message,), sampling))) as stream:
+        async for events in stream:
+            for event in events:
+                match event:
+                    case TokenChunk():
+                        token_ids += event.token_ids
+                        text += event.text
+                    case ChoiceFinished():
+                        pass
+                    case ChatFinished():
+                        finished = event
     assert finished is not None, f"{request_id} has no end"
     return Streamed(token_ids, text, finished)

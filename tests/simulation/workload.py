@@ -8,7 +8,7 @@ from random import Random
 
 from triptych import ports
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
@@ -142,19 +142,25 @@ async def _client(router: ports.Router, reply: Reply, started_s: float) -> None:
 
 
 async def _read(router: ports.Router, reply: Reply) -> None:
-    async with aclosing(router.chat(reply.ask.request)) as events:
-        async for event in events:
-            assert reply.finished is None, "an event after the last"
-            match event:
-                case TokenChunk(token_ids, text, choice):
-                    answer = reply.answers[choice]
-                    assert answer.reason is None, "a token after the choice's last"
-                    answer.token_ids += token_ids
-                    answer.text += text
-                    told = tuple(entry.chosen.token_id for entry in event.logprobs)
-                    assert told == (() if reply.ask.request.sampling.logprobs is None else token_ids)
-                case ChoiceFinished(reason, choice):
-                    assert reply.answers[choice].reason is None, "a choice that ends twice"
-                    reply.answers[choice].reason = reason
-                case ChatFinished():
-                    reply.finished = event
+    async with aclosing(router.chat(reply.ask.request)) as stream:
+        async for events in stream:
+            assert events, "nothing together"
+            for event in events:
+                _read_one(reply, event)
+
+
+def _read_one(reply: Reply, event: ChatEvent) -> None:
+    assert reply.finished is None, "an event after the last"
+    match event:
+        case TokenChunk(token_ids, text, choice):
+            answer = reply.answers[choice]
+            assert answer.reason is None, "a token after the choice's last"
+            answer.token_ids += token_ids
+            answer.text += text
+            told = tuple(entry.chosen.token_id for entry in event.logprobs)
+            assert told == (() if reply.ask.request.sampling.logprobs is None else token_ids)
+        case ChoiceFinished(reason, choice):
+            assert reply.answers[choice].reason is None, "a choice that ends twice"
+            reply.answers[choice].reason = reason
+        case ChatFinished():
+            reply.finished = event

@@ -256,10 +256,11 @@ class AsyncClient:
         return self._opened
 
     async def _events(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
-        async with aclosing(self._router().chat(request)) as events:
+        async with aclosing(self._router().chat(request)) as stream:
             with self._while_open():
-                async for event in events:
-                    yield event
+                async for events in stream:
+                    for event in events:
+                        yield event
 
     @contextmanager
     def _while_open(self) -> Generator[None]:

@@ -54,11 +54,11 @@ class RouterStub(_Channel):
         super().__init__(target, tls)
         self._stub = router_pb2_grpc.RouterStub(self._channel)
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         call = self._stub.Chat(
             router.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
-        return calls.stream(call, router.chat_event_from_wire)
+        return calls.stream(call, router.chat_events_from_wire)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
@@ -122,11 +122,11 @@ class TextStub(_Channel):
         call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
         return await calls.unary(call, common.instance_from_wire)
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         call = self._stub.Generate(
             text.text_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
-        return calls.stream(call, text.text_event_from_wire)
+        return calls.stream(call, text.text_events_from_wire)
 
     def watch_load(self) -> AsyncGenerator[TextLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)

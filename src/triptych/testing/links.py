@@ -203,7 +203,7 @@ class LinkedText:
     async def describe(self) -> InstanceInfo:
         return await self._link.call("describe", lambda text: text.describe())
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
 
     def watch_load(self) -> AsyncGenerator[TextLoad]:

@@ -166,6 +166,12 @@ class ChatEvent(_message.Message):
     tool_call: ToolCallMade
     def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ...) -> None: ...
 
+class ChatEvents(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[ChatEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[ChatEvent, _Mapping]]] = ...) -> None: ...
+
 class ModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

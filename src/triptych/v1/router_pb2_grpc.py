@@ -41,7 +41,7 @@ class RouterStub:
         self.Chat = channel.unary_stream(
                 '/triptych.v1.Router/Chat',
                 request_serializer=triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_router__pb2.ChatEvent.FromString,
+                response_deserializer=triptych_dot_v1_dot_router__pb2.ChatEvents.FromString,
                 _registered_method=True)
         self.Models = channel.unary_unary(
                 '/triptych.v1.Router/Models',
@@ -73,7 +73,8 @@ class RouterServicer:
     """
 
     def Chat(self, request, context):
-        """The chunks of all choices with a ChoiceFinished after the last of each, then ChatFinished; or an error.
+        """The chunks of all choices with a ChoiceFinished after the last of each, then ChatFinished; or an error. A message has
+        what was ready together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +111,7 @@ def add_RouterServicer_to_server(servicer, server):
             'Chat': grpc.unary_stream_rpc_method_handler(
                     servicer.Chat,
                     request_deserializer=triptych_dot_v1_dot_router__pb2.ChatRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_router__pb2.ChatEvent.SerializeToString,
+                    response_serializer=triptych_dot_v1_dot_router__pb2.ChatEvents.SerializeToString,
             ),
             'Models': grpc.unary_unary_rpc_method_handler(
                     servicer.Models,
@@ -163,7 +164,7 @@ class Router:
             target,
             '/triptych.v1.Router/Chat',
             triptych_dot_v1_dot_router__pb2.ChatRequest.SerializeToString,
-            triptych_dot_v1_dot_router__pb2.ChatEvent.FromString,
+            triptych_dot_v1_dot_router__pb2.ChatEvents.FromString,
             options,
             channel_credentials,
             insecure,

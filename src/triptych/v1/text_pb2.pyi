@@ -85,6 +85,12 @@ class TextEvent(_message.Message):
     finished: Finished
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
+class TextEvents(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TextEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[TextEvent, _Mapping]]] = ...) -> None: ...
+
 class TextLoad(_message.Message):
     __slots__ = ("pending_tokens", "waiting_requests", "running_requests", "draining")
     PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]

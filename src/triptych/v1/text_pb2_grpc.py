@@ -47,7 +47,7 @@ class TextStub:
         self.Generate = channel.unary_stream(
                 '/triptych.v1.Text/Generate',
                 request_serializer=triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_text__pb2.TextEvent.FromString,
+                response_deserializer=triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
                 _registered_method=True)
         self.WatchLoad = channel.unary_stream(
                 '/triptych.v1.Text/WatchLoad',
@@ -70,7 +70,8 @@ class TextServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Ready, then the chunks of all choices with a Finished after the last of each; or an error.
+        """Ready, then the chunks of all choices with a Finished after the last of each; or an error. A message has what was
+        ready together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +94,7 @@ def add_TextServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=triptych_dot_v1_dot_text__pb2.TextRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_text__pb2.TextEvent.SerializeToString,
+                    response_serializer=triptych_dot_v1_dot_text__pb2.TextEvents.SerializeToString,
             ),
             'WatchLoad': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchLoad,
@@ -158,7 +159,7 @@ class Text:
             target,
             '/triptych.v1.Text/Generate',
             triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
-            triptych_dot_v1_dot_text__pb2.TextEvent.FromString,
+            triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
             options,
             channel_credentials,
             insecure,

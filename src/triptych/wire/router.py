@@ -1,6 +1,6 @@
 """What is said to the router, and by it: conversations, the events of an answer, timelines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from triptych import errors
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
@@ -124,7 +124,16 @@ def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) ->
     )
 
 
-def chat_event_to_wire(event: ChatEvent) -> router_pb2.ChatEvent:
+def chat_events_to_wire(events: Sequence[ChatEvent]) -> router_pb2.ChatEvents:
+    return router_pb2.ChatEvents(events=map(_event_to_wire, events))
+
+
+def chat_events_from_wire(message: router_pb2.ChatEvents) -> tuple[ChatEvent, ...]:
+    """Raises InternalError for an event of an unknown kind."""
+    return tuple(map(_event_from_wire, message.events))
+
+
+def _event_to_wire(event: ChatEvent) -> router_pb2.ChatEvent:
     match event:
         case TokenChunk():
             return router_pb2.ChatEvent(chunk=chunk_to_wire(event))
@@ -143,7 +152,7 @@ def chat_event_to_wire(event: ChatEvent) -> router_pb2.ChatEvent:
             return router_pb2.ChatEvent(finished=router_pb2.ChatFinished(usage=usage))
 
 
-def chat_event_from_wire(message: router_pb2.ChatEvent) -> ChatEvent:
+def _event_from_wire(message: router_pb2.ChatEvent) -> ChatEvent:
     match message.WhichOneof("event"):
         case "chunk":
             return chunk_from_wire(message.chunk)

@@ -1,5 +1,7 @@
 """What is said to a text instance, and by it."""
 
+from collections.abc import Sequence
+
 from triptych import errors
 from triptych.domain.generation import (
     Finished,
@@ -57,7 +59,16 @@ def text_request_from_wire(message: text_pb2.TextRequest, timeout_s: float) -> T
     )
 
 
-def text_event_to_wire(event: TextEvent) -> text_pb2.TextEvent:
+def text_events_to_wire(events: Sequence[TextEvent]) -> text_pb2.TextEvents:
+    return text_pb2.TextEvents(events=map(_event_to_wire, events))
+
+
+def text_events_from_wire(message: text_pb2.TextEvents) -> tuple[TextEvent, ...]:
+    """Raises InternalError for an event of an unknown kind."""
+    return tuple(map(_event_from_wire, message.events))
+
+
+def _event_to_wire(event: TextEvent) -> text_pb2.TextEvent:
     match event:
         case TokenChunk():
             return text_pb2.TextEvent(chunk=chunk_to_wire(event))
@@ -85,7 +96,7 @@ def text_event_to_wire(event: TextEvent) -> text_pb2.TextEvent:
             )
 
 
-def text_event_from_wire(message: text_pb2.TextEvent) -> TextEvent:
+def _event_from_wire(message: text_pb2.TextEvent) -> TextEvent:
     match message.WhichOneof("event"):
         case "chunk":
             return chunk_from_wire(message.chunk)

@@ -5,7 +5,7 @@ import gc
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
@@ -33,14 +33,13 @@ class SniffingRouter:
     def __init__(self) -> None:
         self.running = 0
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         self._check(request)
         self.running += 1
         try:
             for choice in range(request.sampling.n):
-                yield TokenChunk((1,), "word", choice)
-                yield ChoiceFinished(FinishReason.STOP, choice)
-            yield ChatFinished(Usage(1, request.sampling.n))
+                yield TokenChunk((1,), "word", choice), ChoiceFinished(FinishReason.STOP, choice)
+            yield (ChatFinished(Usage(1, request.sampling.n)),)
         finally:
             self.running -= 1
 

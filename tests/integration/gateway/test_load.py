@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import tracemalloc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import psutil
 import pytest
@@ -45,13 +45,12 @@ class HeldRouter(FakeRouter):
         self.go = asyncio.Event()
         self.open = 0
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         self.open += 1
         try:
-            yield TokenChunk((1,), "word")
+            yield (TokenChunk((1,), "word"),)
             await self.go.wait()
-            for event in FINISH:
-                yield event
+            yield FINISH
         finally:
             self.open -= 1
 

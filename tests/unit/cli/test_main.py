@@ -378,12 +378,11 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(gateway: Stub) -> None:
 
 
 class RefusesImages(FakeRouter):
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         self.requests.append(request)
         if request.media:
             raise InvalidMedia("it is no image", param="messages[0].content[0]")
-        for event in HELLO:
-            yield event
+        yield HELLO
 
 
 def test_a_bad_image_is_taken_out_of_the_conversation_again(tmp_path: Path) -> None:

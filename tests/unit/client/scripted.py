@@ -31,7 +31,7 @@ class ScriptedRouter:
         self.models_served: tuple[ModelInfo, ...] = (MODEL,)
         self.closed = asyncio.Event()
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         self.requests.append(request)
         script = self.scripts[min(len(self.requests), len(self.scripts)) - 1]
         try:
@@ -41,7 +41,7 @@ class ScriptedRouter:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield step
+                    yield (step,)
         finally:
             self.closed.set()
 

@@ -292,7 +292,7 @@ class Answered:
 async def answer(service: TextService, request: TextRequest) -> Answered:
     """The whole stream, put together."""
     async with aclosing(service.generate(request)) as stream:
-        events = [event async for event in stream]
+        events = [event async for together in stream for event in together]
     ready, *chunks, finished = events
     assert isinstance(ready, Ready)
     assert isinstance(finished, Finished)

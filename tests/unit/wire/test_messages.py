@@ -209,14 +209,14 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         encoder.encoder_load_from_wire,
     ),
     "text request": (TEXT_REQUEST, text.text_request_to_wire, lambda m: text.text_request_from_wire(m, 9.0)),
-    "text event": (TEXT_EVENT, text.text_event_to_wire, text.text_event_from_wire),
+    "text events": (st.lists(TEXT_EVENT).map(tuple), text.text_events_to_wire, text.text_events_from_wire),
     "text load": (
         st.builds(TextLoad, U64, U32, U32, st.booleans()),
         text.text_load_to_wire,
         text.text_load_from_wire,
     ),
     "chat request": (CHAT, router.chat_request_to_wire, lambda m: router.chat_request_from_wire(m, 9.0)),
-    "chat event": (CHAT_EVENT, router.chat_event_to_wire, router.chat_event_from_wire),
+    "chat events": (st.lists(CHAT_EVENT).map(tuple), router.chat_events_to_wire, router.chat_events_from_wire),
     "timeline": (TIMELINE, router.timeline_to_wire, router.timeline_from_wire),
     "readiness": (
         st.builds(Readiness, st.booleans(), STRINGS, STRINGS),
@@ -293,6 +293,6 @@ def test_a_tenant_salt_is_bounded() -> None:
 
 def test_an_event_of_an_unknown_kind_is_an_internal_error() -> None:
     with pytest.raises(errors.InternalError):
-        text.text_event_from_wire(text_pb2.TextEvent())
+        text.text_events_from_wire(text_pb2.TextEvents(events=[text_pb2.TextEvent()]))
     with pytest.raises(errors.InternalError):
-        router.chat_event_from_wire(router_pb2.ChatEvent())
+        router.chat_events_from_wire(router_pb2.ChatEvents(events=[router_pb2.ChatEvent()]))

@@ -17,11 +17,11 @@ FINISH = (
 )
 HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2,), ""), TokenChunk((3,), "lo"), *FINISH)
 
-Step = ChatEvent | Exception | asyncio.Event
+Step = ChatEvent | tuple[ChatEvent, ...] | Exception | asyncio.Event
 
 
 class FakeRouter:
-    """``ports.Router``: yields events, raises exceptions, and waits for events of asyncio, as the script says."""
+    """``ports.Router``: yields events (those of a tuple together), raises exceptions, and waits for events of asyncio, as the script says."""
 
     def __init__(self, script: Sequence[Step] = HELLO) -> None:
         self.script: Sequence[Step] = script
@@ -31,7 +31,7 @@ class FakeRouter:
         self.readiness_answer: Readiness | Exception = Readiness(ready=True, instances=("encoder-1", "text-1"))
         self.models_answer: Callable[[], tuple[ModelInfo, ...]] = lambda: (MODEL,)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         self.requests.append(request)
         self._arrivals.put_nowait(request)
         try:
@@ -41,7 +41,7 @@ class FakeRouter:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield step
+                    yield step if isinstance(step, tuple) else (step,)
         finally:
             self.closed.set()
 

@@ -173,7 +173,7 @@ class FakeText(Mortal):
         self.tokens = 4
         self.finishes = True
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         self.requests.append(request)
         self.running += 1
         try:
@@ -185,18 +185,16 @@ class FakeText(Mortal):
                 raise TransferFailed("not there any more", items=tuple(lost))
             for place in request.placements:
                 await self.encoders[place.ticket.holder].release([place.ticket.lease_id])
-            yield Ready(
-                tuple(PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements), 0.1, 0.2
-            )
+            pulls = (PullReport(p.item, "memory", 1, 0.001, cached=False) for p in request.placements)
+            yield (Ready(tuple(pulls), 0.1, 0.2),)
             choices = range(request.sampling.n)
             for number in range(self.tokens):
                 await self.spend(self.token_s)
-                for choice in choices:
-                    yield TokenChunk((number,), f"w{number} ", choice)
+                yield [TokenChunk((number,), f"w{number} ", choice) for choice in choices]
                 if self.late_failures:
                     raise self.late_failures.popleft()
-            for choice in choices if self.finishes else ():
-                yield Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice)
+            if self.finishes:
+                yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in choices]
         finally:
             self.running -= 1
 
@@ -284,4 +282,4 @@ def image(seed: int, side_px: int = 28) -> bytes:
 
 
 async def collect(router: RouterService, request: ChatRequest) -> list[ChatEvent]:
-    return [event async for event in router.chat(request)]
+    return [event async for events in router.chat(request) for event in events]

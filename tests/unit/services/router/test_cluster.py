@@ -1,7 +1,7 @@
 """Instances that fail at once, are doubted, say nothing, or are watched for longer than a watch lasts."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -72,10 +72,10 @@ class Stopped(FakeText):
         if self.stopped:
             await asyncio.sleep(10_000)
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent]:
-        async with aclosing(super().generate(request)) as events:
-            async for event in events:
-                yield event
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+        async with aclosing(super().generate(request)) as stream:
+            async for events in stream:
+                yield events
 
 
 @virtual

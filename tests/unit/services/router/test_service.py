@@ -12,7 +12,7 @@ import pytest
 
 from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.timeline import Outcome
@@ -265,10 +265,10 @@ async def test_text_lost_after_the_first_token_is_one_clear_error() -> None:
     async with bench(texts=2) as made:
         for text in made.texts:
             text.late_failures.append(InstanceLost("gone"))
-        seen = []
+        seen: list[ChatEvent] = []
         with pytest.raises(InstanceLost):  # noqa: PT012 - what came before the error counts
-            async for event in made.router.chat(ask("r", [image(1)])):
-                seen.append(event)  # noqa: PERF401
+            async for events in made.router.chat(ask("r", [image(1)])):
+                seen += events
         assert len(seen) == 1
         timeline = await made.router.timeline("r")
         assert (timeline.outcome, timeline.error, timeline.completion_tokens) == (Outcome.FAILED, "instance_lost", 1)

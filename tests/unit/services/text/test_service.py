@@ -82,7 +82,7 @@ def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
         async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
             async with aclosing(p.text.service.generate(asked.request)) as stream:
-                assert isinstance(await anext(stream), Ready)
+                assert isinstance((await anext(stream))[0], Ready)
                 await asyncio.sleep(0.1)
                 assert p.encoder.holdings.memory.leases == 0
                 assert p.text.intake.memory.pinned_bytes == 0  # the engine has its copy
@@ -344,9 +344,12 @@ def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
                 await asyncio.sleep(5)
                 got = await answer(p.text.service, fast.request)
                 assert got.token_ids == fast.expected
-                chunks = [event async for event in stream]
-            assert len(chunks) == 2  # all tokens were ready together
-            assert chunks[0].token_ids == slow.expected  # type: ignore[union-attr]
+                rest = [events async for events in stream]
+            assert len(rest) == 1, "all tokens were ready together, and the end with them"
+            chunk, finished = rest[0]
+            assert isinstance(chunk, TokenChunk)
+            assert chunk.token_ids == slow.expected
+            assert isinstance(finished, Finished)
 
     under_virtual_time(scenario)
 
@@ -360,12 +363,13 @@ def test_with_an_interval_an_answer_comes_in_fewer_messages_and_neither_end_wait
             times: list[float] = []
             chunks: list[TokenChunk] = []
             async with aclosing(text.service.generate(asked.request)) as stream:
-                async for event in stream:
-                    if isinstance(event, TokenChunk):
-                        chunks.append(event)
-                        times.append(clock())
-                    elif isinstance(event, Finished):
-                        finished = event
+                async for events in stream:
+                    match events:
+                        case [TokenChunk() as chunk, *end]:
+                            chunks.append(chunk)
+                            times.append(clock())
+            assert isinstance(end[0], Finished), "the end comes with the last tokens"
+            finished = end[0]
             assert tuple(token for chunk in chunks for token in chunk.token_ids) == asked.expected
             assert len(chunks[0].token_ids) == 1, "the first token goes at once"
             assert 1 < len(chunks) < len(asked.expected)
@@ -422,13 +426,14 @@ async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Re
     readies: list[Ready] = []
     choices: dict[int, list[TextEvent]] = {}
     async with aclosing(service.generate(request)) as stream:
-        async for event in stream:
-            if isinstance(event, Ready):
-                readies.append(event)
-                continue
-            said = choices.setdefault(event.choice, [])
-            assert not said or not isinstance(said[-1], Finished)
-            said.append(event)
+        async for events in stream:
+            for event in events:
+                if isinstance(event, Ready):
+                    readies.append(event)
+                    continue
+                said = choices.setdefault(event.choice, [])
+                assert not said or not isinstance(said[-1], Finished)
+                said.append(event)
     return readies, choices
 
 
@@ -500,8 +505,9 @@ def test_a_reader_who_leaves_cancels_all_choices() -> None:
     async def scenario() -> None:
         async with text_panel(MemoryNetwork(), [], engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as text:
             async with aclosing(text.service.generate(sampled(question("hello", []).request, n=4))) as stream:
-                assert isinstance(await anext(stream), Ready)
-                assert isinstance(await anext(stream), TokenChunk)
+                assert isinstance((await anext(stream))[0], Ready)
+                first = await anext(stream)
+                assert [event.choice for event in first if isinstance(event, TokenChunk)] == [0, 1, 2, 3], "together"
                 assert text.engine.has_work
             await asyncio.sleep(0.2)
             assert not text.engine.has_work
