@@ -12,10 +12,10 @@ SAMPLES ?= 20
 
 export PYTHON TORCH
 
-.PHONY: help setup demo test soak mutants lint format proto bench vllm-client model clean
+.PHONY: help setup demo test test-transformers soak mutants lint format proto bench vllm-client model clean
 
 help:  ## Show what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
 
 setup: $(STAMP)  ## Make the virtual environment
 
@@ -28,6 +28,9 @@ demo: $(STAMP)  ## Start a local cluster, ask about several images, show where e
 
 test: $(STAMP)  ## Run the whole suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-transformers: $(STAMP)  ## What depends on transformers, under the release of it that VERSION= names (makes an environment under build/)
+	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
 
 soak: $(STAMP)  ## Half an hour of pulls while holders die and links break: nothing may pile up
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py

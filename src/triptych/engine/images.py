@@ -1,6 +1,7 @@
 """Untrusted images: decoded, and preprocessed as a checkpoint's own image processor does."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from io import BytesIO
 from typing import Any
 
@@ -70,13 +71,20 @@ class ImagePreparer:
 
 
 def _load_processor(files: ModelFiles) -> Any:
-    """By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision."""
+    """By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision.
+
+    The class is that of its module: transformers 5.17 exports a placeholder in place of those whose docstrings name
+    torchvision, whether they need it or not.
+    """
     settings = dict(files.image_processor)
-    name = str(settings.get("image_processor_type", "none at all")).removesuffix("Fast").removesuffix("Pil") + "Pil"
-    processor: Any = getattr(transformers, name, None)
-    if processor is None:
+    if "image_processor_type" not in settings:
+        raise BadModel("the model directory names no image_processor_type")
+    name = str(settings["image_processor_type"]).removesuffix("Fast").removesuffix("Pil") + "Pil"
+    exported: Any = getattr(transformers, name, None)
+    if exported is None:
         raise BadModel(f"transformers {transformers.__version__} has no image processor {name}")
     try:
+        processor: Any = getattr(import_module(exported.__module__), name)
         return processor.from_dict(settings)
     except (ValueError, TypeError, ImportError) as error:
         raise BadModel(f"the image processor {name} cannot be made: {error}") from error

@@ -75,8 +75,14 @@ class QwenEncoder:
             image_grid_thw=grids.to(self._model.device),
             return_dict=True,
         )
+        rows = [len(one) for one in made.pooler_output]
+        # By items; up to transformers 5.17 those of DeepStack are all in one.
+        layers = [
+            torch.split(layer, rows) if isinstance(layer, torch.Tensor) else layer
+            for layer in getattr(made, "deepstack_features", ())
+        ]
         rotary = [features[ROTARY] for features in batch]
-        return list(zip(made.pooler_output, rotary, *getattr(made, "deepstack_features", ()), strict=True))
+        return list(zip(made.pooler_output, rotary, *layers, strict=True))
 
 
 class _FramePreparer:

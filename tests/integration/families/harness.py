@@ -173,6 +173,11 @@ def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def image_processor_class(name: str) -> Any:
+    """Of its module: in place of some, transformers 5.17 exports what only says that torchvision is missing."""
+    return getattr(importlib.import_module(getattr(transformers, name).__module__), name)
+
+
 def without_video(cls: Any) -> Any:
     """A processor class that can be made where no video processor can: they need torchvision."""
 

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from tests.integration.families.harness import TinyFamily, llama_sizes, siglip_sizes, tokenizer, transformers
+from tests.integration.families.harness import (
+    TinyFamily,
+    image_processor_class,
+    llama_sizes,
+    siglip_sizes,
+    tokenizer,
+    transformers,
+)
 from triptych.domain.media import Modality
 
 IMAGE = "<image>"
@@ -19,10 +26,13 @@ class TinyIdefics3(TinyFamily):
     anchors = ((Modality.IMAGE, IMAGE),)
 
     def processor(self) -> Any:
-        images = transformers.Idefics3ImageProcessorPil(
+        images = image_processor_class("Idefics3ImageProcessorPil")(
             size={"longest_edge": 84}, max_image_size={"longest_edge": 28}, return_row_col_info=True
         )
         return transformers.Idefics3Processor(images, marked_tokenizer(), image_seq_len=4, chat_template=self.template)
+
+    def load_processor(self, directory: Any) -> Any:
+        return self.processor()
 
     def model(self) -> Any:
         text = marked_tokenizer()

@@ -18,6 +18,7 @@ from tests.integration.families.harness import (
     transformers,
     without_video,
 )
+from tests.unit.engine.rope_index import whole_seconds_only, with_parts_of_seconds
 from tests.unit.families.video_processors import video_processor
 from triptych.domain.media import Modality
 from triptych.engine.videos import decode_video
@@ -136,6 +137,13 @@ class TinyQwen25VL(TinyQwenVL):
         "fullatt_block_indexes": [1],
         "tokens_per_second": 3,
     }
+
+    def adjust(self, whole: Any) -> None:
+        if whole_seconds_only():
+            vision = whole.config.vision_config
+            whole.model.get_rope_index = with_parts_of_seconds(
+                whole.model.get_rope_index, vision.spatial_merge_size, vision.tokens_per_second
+            )
 
 
 class TinyQwen3VL(TinyQwenVL):

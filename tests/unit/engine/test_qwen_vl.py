@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as untyped_transformers
 
+from tests.unit.engine.rope_index import RopeIndex, whole_seconds_only, with_parts_of_seconds
 from tests.unit.families.video_processors import video_processor
 from triptych.domain.embedding import DType
 from triptych.domain.media import MediaInfo, Modality
@@ -104,7 +105,8 @@ def of_transformers(model_type: str, token_ids: Sequence[int]) -> tuple[torch.Te
     """[3, tokens] of rotary positions, and that of the first generated token."""
     made = checkpoint(model_type)
     family, cls = made.family, CLASSES[model_type]
-    vision = {"spatial_merge_size": 2, "tokens_per_second": 3}
+    merge, per_second = 2, 3
+    vision = {"spatial_merge_size": merge, "tokens_per_second": per_second}
     model = SimpleNamespace(
         config=SimpleNamespace(vision_config=SimpleNamespace(**vision)),
         get_vision_position_ids=partial(cls.get_vision_position_ids, None),
@@ -119,7 +121,10 @@ def of_transformers(model_type: str, token_ids: Sequence[int]) -> tuple[torch.Te
         given["second_per_grid_ts"] = torch.tensor([family.patch_seconds(info) for info in videos])
     ids = torch.tensor([list(token_ids)])
     types = torch.tensor([[kinds.get(token, 0) for token in token_ids]])
-    positions, delta = cls.get_rope_index(model, ids, mm_token_type_ids=types, **given)
+    rope_index: RopeIndex = partial(cls.get_rope_index, model)
+    if model_type == "qwen2_5_vl" and whole_seconds_only():
+        rope_index = with_parts_of_seconds(rope_index, merge, per_second)
+    positions, delta = rope_index(ids, mm_token_type_ids=types, **given)
     return positions[:, 0], len(token_ids) + int(delta)
 
 
@@ -161,6 +166,25 @@ def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
     tracemalloc.stop()
     assert features["grid"][0] == 30
     assert most_nbytes < 6 * 3 * info.pixels
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_rows_of_deepstack_are_told_apart_however_they_come(split: bool) -> None:
+    """By items, or all in one as up to transformers 5.17."""
+    half = encoder("qwen3_vl")
+    features = [half.prepare(data, info) for data, info in (ITEMS[0], ITEMS[3])]
+    counts = [len(one[ROTARY]) for one in features]
+    layer = torch.rand(sum(counts), 8)
+    made = SimpleNamespace(
+        pooler_output=torch.split(torch.rand(sum(counts), 8), counts),
+        deepstack_features=[torch.split(layer, counts) if split else layer],
+    )
+    half._model = SimpleNamespace(device="cpu", dtype=torch.float32, get_image_features=lambda *args, **options: made)
+    for (rows, rotary, stacked), wanted, count in zip(
+        half.encode(features), torch.split(layer, counts), counts, strict=True
+    ):
+        assert len(rows) == len(rotary) == count
+        assert torch.equal(stacked, wanted)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -10,7 +10,7 @@ import pytest
 import transformers as untyped_transformers
 from PIL import Image
 
-from tests.integration.families.harness import tokenizer, without_video
+from tests.integration.families.harness import image_processor_class, tokenizer, without_video
 from tests.unit.families.kit import image, model_files, random_sizes
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
@@ -59,10 +59,10 @@ def processor_of_transformers(name: str, splits: bool) -> Any:
     options = SIZES[name] | {"do_image_splitting": splits, "return_row_col_info": True}
     words = tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
     if name == "idefics3":
-        images = transformers.Idefics3ImageProcessorPil(**options)
+        images = image_processor_class("Idefics3ImageProcessorPil")(**options)
         return transformers.Idefics3Processor(images, words, image_seq_len=PER_TILE[name])
     with patch("transformers.models.smolvlm.processing_smolvlm.num2words", str):
-        images = transformers.SmolVLMImageProcessorPil(**options)
+        images = image_processor_class("SmolVLMImageProcessorPil")(**options)
         cls = without_video(transformers.SmolVLMProcessor)
         return cls(images, words, None, image_seq_len=PER_TILE[name])
 
