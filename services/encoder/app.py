@@ -2,12 +2,17 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+from triptych.domain.stage import Role
+from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.arena import ArenaLimits
+from triptych.ports import Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
@@ -32,6 +37,16 @@ _CONNECT_S = 5.0
 """An encoder reads nobody's memory; its transports connect to none."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenEncoder:
+    """An encoder wired up, that nobody listens for yet and whose service is yet to be started."""
+
+    service: EncoderService[PreparedMedia]
+    holdings: Holdings
+    engine: TransformersEncoderEngine
+    scope: TaskScope
+
+
 @asynccontextmanager
 async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
@@ -39,20 +54,53 @@ async def app(
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
+    epoch = new_epoch()
+    instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
     async with AsyncExitStack() as stack:
         compute = ThreadOffload(1, name="encoder-compute")
         stack.callback(compute.close)
+        one = await stack.enter_async_context(
+            opened(
+                settings,
+                telemetry,
+                model=settings.model,
+                compute=compute,
+                instance_id=instance_id,
+                epoch=epoch,
+                tls=tls,
+            )
+        )
+        one.service.start()
+        register = EncoderServicer(one.service).register
+        server = await stack.enter_async_context(
+            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
+        )
+        yield RpcApp(one.service, server, one.scope)
+
+
+@asynccontextmanager
+async def opened(
+    settings: EncoderSettings,
+    telemetry: Telemetry,
+    *,
+    model: Path | Checkpoint,
+    compute: Offload,
+    instance_id: str,
+    epoch: int,
+    tls: TlsIdentity | None,
+    role: Role = Role.E,
+) -> AsyncGenerator[OpenEncoder]:
+    """Load the engine of ``model``, whose passes ``compute`` runs, and register the arena. Raises CannotStart."""
+    async with AsyncExitStack() as stack:
         copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
         stack.callback(copy.close)
         cores = usable_cores()
         threads = settings.prepare_threads or len(cores)
         prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
         stack.callback(prepare.close)
-        engine = await compute.run(partial(_load, settings))
+        engine = await compute.run(partial(_load, settings, model))
 
         record = EncoderRecord(telemetry.metrics)
-        epoch = new_epoch()
-        instance_id = settings.instance_id or instance_name("encoder", settings.port, epoch)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
         arena = await compute.run(opening, settings.arena, settings.arena_bytes)
         limits = ArenaLimits(
@@ -74,14 +122,10 @@ async def app(
             copy=copy,
             clock=monotonic,
             record=record,
+            role=role,
         )
         watch(telemetry.metrics, service, holdings)
-        service.start()
-        register = EncoderServicer(service).register
-        server = await stack.enter_async_context(
-            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
-        )
-        yield RpcApp(service, server, scope)
+        yield OpenEncoder(service, holdings, engine, scope)
 
 
 async def _transports(
@@ -104,10 +148,10 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(settings: EncoderSettings) -> TransformersEncoderEngine:
+def _load(settings: EncoderSettings, model: Path | Checkpoint) -> TransformersEncoderEngine:
     try:
         return TransformersEncoderEngine(
-            model_directory(settings.model),
+            model if isinstance(model, Checkpoint) else model_directory(model),
             model_id=settings.model_id or served_name(settings.model),
             device=settings.device,
             dtype=settings.dtype,

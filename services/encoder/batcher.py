@@ -16,6 +16,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, InvalidRequest, Overloaded, TriptychError
 from triptych.machine import batch_queue
 from triptych.machine.arena_events import Slot
+from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.tasks import TaskScope
 
@@ -53,7 +54,7 @@ class _Flight(Generic[PreparedT]):
 
 
 class Batcher(Generic[PreparedT]):
-    """Owns the tower. ``run`` is to be started once; ``encode`` may be called from then on."""
+    """Owns the tower. Either ``run`` is started once, or somebody else gives it its turns (``turn``)."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Batcher(Generic[PreparedT]):
         self._on_change = on_change
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
         self._waiter_ids = itertools.count()
-        self._wake = asyncio.Event()
+        self._on_ready: Callable[[], None] = lambda: None
 
     @property
     def queue(self) -> batch_queue.BatchQueue:
@@ -101,20 +102,35 @@ class Batcher(Generic[PreparedT]):
         return outcome
 
     async def run(self) -> None:
-        """Feed the tower until cancelled."""
+        """Feed the tower until cancelled, where nobody else says when it has its turns."""
+        ready = asyncio.Event()
+        self.when_ready(ready.set)
         while True:
-            self._wake.clear()
-            batch: list[_Flight[PreparedT]] = []
-            for effect in self._queue.handle(batch_queue.Take(), self._clock()):
-                match effect:
-                    case batch_queue.Encode(keys):
-                        batch = [self._flights[key] for key in keys]
-                    case batch_queue.Drop():
-                        self._drop(effect)
-            if batch:
-                await self._encode(batch)
-            else:
-                await self._wake.wait()
+            ready.clear()
+            if not await self.turn():
+                await ready.wait()
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        """When the first item that waits for the tower began to, on the clock; None where none waits."""
+        return self._queue.waiting_since_s
+
+    def when_ready(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` from now on whenever there is one item more that waits for the tower."""
+        self._on_ready = wake
+
+    async def turn(self, budget: ImageBudget | None = None) -> bool:
+        """Encode one batch of what waits, within ``budget``; whether there was anything. One turn at a time."""
+        batch: list[_Flight[PreparedT]] = []
+        for effect in self._queue.handle(batch_queue.Take(budget), self._clock()):
+            match effect:
+                case batch_queue.Encode(keys):
+                    batch = [self._flights[key] for key in keys]
+                case batch_queue.Drop():
+                    self._drop(effect)
+        if batch:
+            await self._encode(batch)
+        return bool(batch)
 
     # --- callers -----------------------------------------------------------------------------------------------------
 
@@ -179,7 +195,7 @@ class Batcher(Generic[PreparedT]):
         for effect in self._queue.handle(event, self._clock()):
             if isinstance(effect, batch_queue.Drop):
                 self._drop(effect)
-        self._wake.set()
+        self._on_ready()
         self._on_change()
 
     def _prepare_if_wanted(self, flight: _Flight[PreparedT]) -> PreparedT | None:

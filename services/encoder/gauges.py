@@ -10,6 +10,9 @@ from triptych.runtime.metrics import Metrics, gauge
 
 from .holdings import Holdings
 
+_ARENA = ("arena",)
+"""A text instance that encodes as well has two."""
+
 
 class Loaded(Protocol):
     """What says how much waits."""
@@ -20,6 +23,9 @@ class Loaded(Protocol):
 def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
     """Read the encoder's state at every scrape."""
 
+    def of_arena(value: float) -> dict[tuple[str, ...], float]:
+        return {("encoder",): value}
+
     def read() -> Iterable[Metric]:
         load, memory = service.load(), holdings.memory
         leased = load.arena_leased_bytes
@@ -27,10 +33,19 @@ def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
             "triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending_items
         )
         yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
-        yield gauge("triptych_arena_capacity_bytes", "Registered memory for embeddings", load.arena_bytes)
-        yield gauge("triptych_arena_leased_bytes", "... that is leased, being written, or set aside", leased)
-        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody leases now", memory.cached_bytes)
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", load.cached_embeddings)
+        yield gauge(
+            "triptych_arena_capacity_bytes", "Registered memory for embeddings", of_arena(load.arena_bytes), _ARENA
+        )
+        yield gauge(
+            "triptych_arena_leased_bytes", "... that is leased, being written, or set aside", of_arena(leased), _ARENA
+        )
+        yield gauge(
+            "triptych_arena_cached_bytes",
+            "... that holds embeddings nobody leases now",
+            of_arena(memory.cached_bytes),
+            _ARENA,
+        )
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(load.cached_embeddings), _ARENA)
         yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
 
     metrics.watch(read)

@@ -34,7 +34,7 @@ class EncoderRecord:
         self._cached, self._encoded = asked.labels("yes"), asked.labels("no")
         self._tokens = metrics.counter("triptych_encoder_tokens", "Embedding tokens computed or waited for")
         self._failed = metrics.counter("triptych_encoder_failures", "Items that got an error", ("code",))
-        self._resets = metrics.counter(
+        self._resets = metrics.common_counter(
             "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
         )
         stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of an item that was encoded", ("stage",))

@@ -45,6 +45,7 @@ class EncoderService(Generic[PreparedT]):
         copy: Offload,
         clock: Clock,
         record: Record | None = None,
+        role: Role = Role.E,
     ) -> None:
         """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread.
 
@@ -55,6 +56,7 @@ class EncoderService(Generic[PreparedT]):
         self._holdings = holdings
         self._settings = settings
         self._offers = offers
+        self._role = role
         self._scope = scope
         self._copy = copy
         self._changes = Changes(
@@ -81,17 +83,23 @@ class EncoderService(Generic[PreparedT]):
         self._received_bytes = 0
         self._draining = False
 
-    def start(self) -> None:
-        """Begin to work; it ends with the scope."""
-        self._scope.spawn(self._batcher.run(), name="batches", vital=True)
+    def start(self, *, runs_tower: bool = True) -> None:
+        """Begin to work; it ends with the scope. Without ``runs_tower`` others give the tower its turns."""
+        if runs_tower:
+            self._scope.spawn(self._batcher.run(), name="batches", vital=True)
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
+
+    @property
+    def tower(self) -> Batcher[PreparedT]:
+        """What waits for the tower, for whoever gives it its turns."""
+        return self._batcher
 
     async def describe(self) -> InstanceInfo:
         arena = self._holdings.arena
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
-            role=Role.E,
+            role=self._role,
             model=self._engine.model,
             arena_bytes=self._holdings.memory.capacity_bytes,
             offers=self._offers(),

@@ -1,9 +1,21 @@
 """``python -m services.text``: read the settings, run until told to stop."""
 
-from triptych.runtime.process import main
+from contextlib import AbstractAsyncContextManager
+
+from triptych.runtime.process import App, main
+from triptych.runtime.telemetry import Telemetry
 
 from .app import app
 from .settings import TextSettings
 
+
+def _app(settings: TextSettings, telemetry: Telemetry) -> AbstractAsyncContextManager[App]:
+    if settings.role == "PD":
+        return app(settings, telemetry)
+    from .mounted import app as with_encoder  # the one module that knows the encoder
+
+    return with_encoder(settings, telemetry)
+
+
 if __name__ == "__main__":
-    main("text", TextSettings, app)
+    main("text", TextSettings, _app)

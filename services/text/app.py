@@ -1,16 +1,23 @@
 """The text instance wired up: where real engines, memory, transports, stubs and threads are made."""
 
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+
+import grpc.aio
 
 from triptych.domain.embedding import LeaseId
+from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.text import TransformersTextEngine
-from triptych.families.model_files import BadModel, ModelFiles
-from triptych.ports import Arena
+from triptych.families.model_files import BadModel
+from triptych.policy.iteration import ImageBudget
+from triptych.ports import Arena, Encoder, Offload
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.server import Register
 from triptych.rpc.stubs import EncoderStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -23,6 +30,7 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
+from triptych.transport.memory import MemoryNetwork
 from triptych.transport.probe import PeerBook, TransportSet
 from triptych.transport.start import start_transports
 
@@ -35,32 +43,75 @@ from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
+from .stages import Stages, Tower
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """The encoder in this process, as far as the text instance has to do with it."""
+
+    encoder: Encoder
+    """As those find it who pull: its embeddings are read from memory to memory."""
+    network: MemoryNetwork
+    """Over which they are."""
+    tower: Tower
+    image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
+    """Measured beside this engine, in the engine's thread."""
+    service_name: str
+    register: Register
+    """Puts it on the port."""
 
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
     """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
-    telemetry = telemetry or Telemetry()
-    tls = tls_identity(settings)
+    epoch = new_epoch()
+    instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
+    engine_thread = ThreadOffload(1, name="text-engine")
+    try:
+        async with opened(
+            settings,
+            telemetry or Telemetry(),
+            model=settings.model,
+            engine_thread=engine_thread,
+            instance_id=instance_id,
+            epoch=epoch,
+            tls=tls_identity(settings),
+        ) as running:
+            yield running
+    finally:
+        engine_thread.close()
+
+
+@asynccontextmanager
+async def opened(
+    settings: TextSettings,
+    telemetry: Telemetry,
+    *,
+    model: Path | Checkpoint,
+    engine_thread: Offload,
+    instance_id: str,
+    epoch: int,
+    tls: TlsIdentity | None,
+    company: Company | None = None,
+) -> AsyncGenerator[RpcApp[TextService]]:
+    """Everything but the thread that the engine has to itself, or shares with the encoder in its company."""
     async with AsyncExitStack() as stack:
-        engine_thread = ThreadOffload(1, name="text-engine")
-        stack.callback(engine_thread.close)
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings))
+        engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
 
         record = TextRecord(telemetry.metrics, engine.model)
-        epoch = new_epoch()
-        instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
         arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
-        transports = await _transports(settings, arena, record, tls)
+        transports = await _transports(settings, arena, record, tls, company)
         stack.push_async_callback(transports.close)
-        peers = PeerBook(transports.connect, limit=max(1, len(settings.encoders)))
+        stubs = [EncoderStub(target, tls) for target in settings.encoders]
+        for stub in stubs:
+            stack.push_async_callback(stub.close)
+        encoders: list[Encoder] = [*stubs, *([] if company is None else [company.encoder])]
+        peers = PeerBook(transports.connect, limit=max(1, len(encoders)))
         stack.push_async_callback(peers.close)
-        encoders = [EncoderStub(target, tls) for target in settings.encoders]
-        for encoder in encoders:
-            stack.push_async_callback(encoder.close)
 
         scope = await stack.enter_async_context(TaskScope("text"))
         holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
@@ -78,6 +129,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             chance=random.SystemRandom(),
             clock=monotonic,
             record=record,
+            stages=None if company is None else await _stages(settings, engine, company, engine_thread),
         )
         watch(
             telemetry.metrics,
@@ -90,11 +142,22 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         )
         service.start()
         Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
-        register = TextServicer(service).register
-        server = await stack.enter_async_context(
-            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
-        )
-        yield RpcApp(service, server, scope)
+
+        def register(server: grpc.aio.Server) -> None:
+            TextServicer(service).register(server)
+            if company is not None:
+                company.register(server)
+
+        also = () if company is None else (company.service_name,)
+        listening = server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls, also=also)
+        yield RpcApp(service, await stack.enter_async_context(listening), scope)
+
+
+async def _stages(
+    settings: TextSettings, engine: TransformersTextEngine, company: Company, engine_thread: Offload
+) -> Stages:
+    budget = await engine_thread.run(company.image_budget, engine)
+    return Stages(engine, company.tower, budget, settings.encode_patience_s, monotonic)
 
 
 def _intake(
@@ -138,7 +201,7 @@ def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
 
 
 async def _transports(
-    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None
+    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None, company: Company | None
 ) -> TransportSet:
     try:
         return await start_transports(
@@ -153,6 +216,7 @@ async def _transports(
             preferred=settings.prefer_transport,
             tls=tls,
             on_reset=record.transport_reset,
+            network=None if company is None else company.network,
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None
@@ -164,11 +228,11 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
+def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
     try:
-        directory = model_directory(settings.model)
+        checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         engine = TransformersTextEngine(
-            directory,
+            checkpoint,
             model_id=settings.model_id or served_name(settings.model),
             kv_cache_bytes=settings.kv_cache_bytes,
             max_sequences=settings.max_sequences,
@@ -181,7 +245,7 @@ def _load(settings: TextSettings) -> tuple[TransformersTextEngine, Tokenizer, Gr
             dtype=settings.dtype,
             threads=settings.torch_threads,
         )
-        tokenizer = Tokenizer.load(ModelFiles.load(directory))
+        tokenizer = Tokenizer.load(checkpoint.files)
         return engine, tokenizer, Grammars(tokenizer)
     except BadModel as error:
         raise CannotStart(str(error)) from None

@@ -1,7 +1,8 @@
 """The one loop that drives the text engine: requests join and leave between its steps.
 
 The engine lives in one thread, behind an ``Offload``; the loop hands it additions and cancellations, lets it step, and
-hands the tokens to whoever waits for them. Nothing polls: without requests the loop waits.
+hands the tokens to whoever waits for them. Nothing polls: without requests the loop waits. Where the instance encodes
+as well, this is the only loop too: the tower has its turns between steps (``stages.py``).
 """
 
 import asyncio
@@ -10,11 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych.errors import EngineFailure, TriptychError, Unavailable
+from triptych.policy.iteration import Iteration
 from triptych.ports import Clock, EngineOutput, EngineRequest, Offload, TextEngine
 
 from .sequences import Sequences
+from .stages import Stages
 
 logger = logging.getLogger(__name__)
+
+_ALONE = Iteration(prefill=True, encode=False)
+"""Of an instance that does not encode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class _Exchanged:
 
     refused: dict[str, Exception]
     pending_tokens: int
+    prefill_ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class _Stepped:
     outputs: list[EngineOutput]
     has_work: bool
     pending_tokens: int
+    prefill_ready: bool
 
 
 class EngineLoop:
@@ -54,11 +62,16 @@ class EngineLoop:
         clock: Clock,
         on_change: Callable[[], None],
         on_gap: Callable[[float], None],
+        stages: Stages | None = None,
     ) -> None:
         """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
-        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next.
+        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next. ``stages`` are there where
+        the engine is not alone in its thread.
         """
+        self._stages = stages
+        if stages is not None:
+            stages.tower.when_ready(self._wake_up)
         self._on_gap = on_gap
         self._engine = engine
         self._thread = thread
@@ -69,6 +82,7 @@ class EngineLoop:
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._engine_pending_tokens = 0
+        self._prefill_ready = False
 
     @property
     def pending_tokens(self) -> int:
@@ -114,12 +128,15 @@ class EngineLoop:
         """Drive the engine until cancelled; then every request fails with Unavailable."""
         try:
             while True:
-                if not (self._joining or self._live or self._cancelled):
+                if not (self._joining or self._live or self._cancelled or self._encode_ready):
                     self._wake.clear()
                     await self._wake.wait()
                 await self._apply()
+                iteration = _ALONE if self._stages is None else self._stages.next(prefill_ready=self._prefill_ready)
                 if self._live:
-                    await self._step()
+                    await self._step(iteration)
+                if self._stages is not None and iteration.encode:
+                    await self._stages.encode()
                 self._on_change()
                 # Readers get their turn between steps even where the engine's thread is this one (virtual time).
                 await asyncio.sleep(0)
@@ -127,6 +144,13 @@ class EngineLoop:
             error = Unavailable("the instance is shutting down")
             for sequences in (*self._live.values(), *(one.sequences for one in self._joining.values())):
                 sequences.fail(error)
+
+    @property
+    def _encode_ready(self) -> bool:
+        return self._stages is not None and self._stages.encode_ready
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     async def _apply(self) -> None:
         """Let the engine forget who left and take in who came."""
@@ -136,7 +160,7 @@ class EngineLoop:
         cancelled, self._cancelled = self._cancelled, set()
         self._live.update((request_id, one.sequences) for request_id, one in joining.items())
         exchanged = await self._thread.run(self._exchange, cancelled, [one.request for one in joining.values()])
-        self._engine_pending_tokens = exchanged.pending_tokens
+        self._engine_pending_tokens, self._prefill_ready = exchanged.pending_tokens, exchanged.prefill_ready
         refused = exchanged.refused
         now_s = self._clock()
         for request_id, one in joining.items():
@@ -159,18 +183,18 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - told to the one whose request it is
                 refused[request.request_id] = error
-        return _Exchanged(refused, self._engine.pending_tokens)
+        return _Exchanged(refused, self._engine.pending_tokens, self._has_prefill())
 
-    async def _step(self) -> None:
+    async def _step(self, iteration: Iteration) -> None:
         before = dict(self._live)
         try:
-            stepped = await self._thread.run(self._step_once)
+            stepped = await self._thread.run(self._step_once, iteration)
         except Exception as error:  # noqa: BLE001 - the engine's state is unknown: all of its sequences end here
             for request_id, sequences in before.items():
                 if self._live.get(request_id) is sequences:
                     self._fail(request_id, error)
             return
-        self._engine_pending_tokens = stepped.pending_tokens
+        self._engine_pending_tokens, self._prefill_ready = stepped.pending_tokens, stepped.prefill_ready
         now_s = self._clock()
         for output in stepped.outputs:
             self._deliver(output, now_s)
@@ -189,10 +213,16 @@ class EngineLoop:
         if sequences.is_over:
             del self._live[output.request_id]
 
-    def _step_once(self) -> _Stepped:
+    def _step_once(self, iteration: Iteration) -> _Stepped:
         """In the engine's thread."""
-        outputs = self._engine.step() if self._engine.has_work else []
-        return _Stepped(outputs, self._engine.has_work, self._engine.pending_tokens)
+        outputs: list[EngineOutput] = []
+        if self._engine.has_work:
+            outputs = self._engine.step() if self._stages is None else self._stages.step(iteration)
+        return _Stepped(outputs, self._engine.has_work, self._engine.pending_tokens, self._has_prefill())
+
+    def _has_prefill(self) -> bool:
+        """In the engine's thread."""
+        return self._stages is not None and self._stages.engine.prefill_ready
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request; the engine is told to forget it, whatever it thinks itself."""

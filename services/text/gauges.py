@@ -25,6 +25,10 @@ class KvMemory:
     preemptions: int
 
 
+_ARENA = ("arena",)
+"""A process that encodes as well has two."""
+
+
 class Loaded(Protocol):
     """What says how much waits and runs."""
 
@@ -49,6 +53,9 @@ def watch(
     def per_model(value: float) -> dict[tuple[str, ...], float]:
         return {(model.model_id,): value}
 
+    def of_arena(value: float) -> dict[tuple[str, ...], float]:
+        return {("text",): value}
+
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), intake.memory, intake.queue
         running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
@@ -62,10 +69,25 @@ def watch(
         yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
         yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
         yield gauge("triptych_text_tokens_pending", "Tokens to prefill or decode", load.pending_tokens)
-        yield gauge("triptych_arena_capacity_bytes", "Registered memory for pulled embeddings", memory.capacity_bytes)
-        yield gauge("triptych_arena_leased_bytes", "... that is needed, written to, or set aside", memory.pinned_bytes)
-        yield gauge("triptych_arena_cached_bytes", "... that holds embeddings nobody needs now", memory.cached_bytes)
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", memory.cached)
+        yield gauge(
+            "triptych_arena_capacity_bytes",
+            "Registered memory for pulled embeddings",
+            of_arena(memory.capacity_bytes),
+            _ARENA,
+        )
+        yield gauge(
+            "triptych_arena_leased_bytes",
+            "... that is needed, written to, or set aside",
+            of_arena(memory.pinned_bytes),
+            _ARENA,
+        )
+        yield gauge(
+            "triptych_arena_cached_bytes",
+            "... that holds embeddings nobody needs now",
+            of_arena(memory.cached_bytes),
+            _ARENA,
+        )
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(memory.cached), _ARENA)
         yield gauge("triptych_requests_waiting_for_memory", "Requests that wait for room in it", memory.waiting)
         yield gauge("triptych_pulls_waiting", "Pulls that wait for their turn", pulls.waiting)
         yield gauge("triptych_pulls_running", "Pulls under way", pulls.under_way)

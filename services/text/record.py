@@ -69,7 +69,7 @@ class TextRecord:
         )
         self._transfer_bytes = counter("triptych_transfer_bytes", "Bytes pulled", ("backend",))
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
-        self._resets = counter(
+        self._resets = metrics.common_counter(
             "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
         )
         token = histogram("vllm:inter_token_latency_seconds", "Time between tokens", ("model_name",), _TOKEN_S)

@@ -25,6 +25,7 @@ from .intake import Arrived, Intake
 from .record import NoRecord, Record
 from .sequences import Sequences
 from .settings import TextSettings
+from .stages import Stages
 
 _SEED_BITS = 63
 
@@ -66,13 +67,16 @@ class TextService:
         chance: Chance,
         clock: Clock,
         record: Record | None = None,
+        stages: Stages | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``chance`` draws missing seeds.
 
+        ``stages`` are there where the instance encodes as well, in the same thread.
         ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
         """
         self._record = record or NoRecord()
         self._engine = engine
+        self._role = Role.PD if stages is None else Role.EPD
         self._intake = intake
         self._settings = settings
         self._offers = offers
@@ -95,7 +99,12 @@ class TextService:
             )
         )
         self._loop = EngineLoop(
-            engine, engine_thread, clock=clock, on_change=self._changes.notify, on_gap=self._record.token_gap
+            engine,
+            engine_thread,
+            clock=clock,
+            on_change=self._changes.notify,
+            on_gap=self._record.token_gap,
+            stages=stages,
         )
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()
@@ -111,7 +120,7 @@ class TextService:
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
-            role=Role.PD,
+            role=self._role,
             model=self._engine.model,
             arena_bytes=self._intake.memory.capacity_bytes,
             offers=self._offers(),

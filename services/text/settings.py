@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from triptych.runtime.settings import InstanceSettings, Strings, service_config
 
@@ -15,7 +15,18 @@ class TextSettings(InstanceSettings):
     port: int = Field(default=50071, ge=0, le=65535)
     """TCP port for calls; 0 takes a free one and logs it."""
     encoders: Strings = ("127.0.0.1:50061",)
-    """HOST:PORT of every encoder whose embeddings this instance may be asked to pull."""
+    """HOST:PORT of every encoder whose embeddings this instance may be asked to pull. Role EPD: of every other one, and
+    by itself none."""
+
+    role: str = "PD"
+    """Stages of this instance: PD (prefill and decode) or EPD, which encodes as well, in the same thread and on the same
+    port."""
+    mount_encoder: str = ""
+    """Role EPD: command line of the encoder, of what it alone has (--arena-bytes, --max-batch-items, ...). Model, device,
+    addresses, transports and what belongs to the process are the whole instance's."""
+    encode_patience_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Role EPD: prompts go before items that are to be encoded. One that has waited so long goes before prompts, in every
+    second step at most."""
 
     kv_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Memory for the keys and values of running sequences, and of beginnings of prompts in what is left."""
@@ -25,7 +36,8 @@ class TextSettings(InstanceSettings):
     """Most tokens that one step of the engine computes."""
     tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Longest time that one step is to take, and with it the time between two tokens of an answer. Steps are measured at
-    start, and the token budget is the largest up to ``token_budget`` that keeps to it; unset measures nothing."""
+    start, and the token budget is the largest up to ``token_budget`` that keeps to it. Role EPD: so is what is encoded
+    beside one step of decodes. Unset measures nothing."""
     max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Most bytes of embeddings that the engine holds for requests that run; further ones wait, a larger one is refused."""
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
@@ -66,6 +78,26 @@ class TextSettings(InstanceSettings):
     stream_interval_s: float = Field(default=0.0, ge=0, le=1)
     """An answer's messages are at least this far apart, from the first on, and carry what was ready meanwhile; 0 sends
     each token when it is there. Fewer messages cost less on every hop; the time between tokens grows to at most this."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whoever_encodes_needs_no_other_encoder(cls, given: dict[str, object]) -> dict[str, object]:
+        return {"encoders": (), **given} if given.get("role") == "EPD" else given
+
+    @field_validator("role")
+    @classmethod
+    def _role_is_one_of_two(cls, role: str) -> str:
+        if role not in ("PD", "EPD"):
+            raise ValueError(
+                f"{role} is not among PD and EPD: who prefills decodes here, and who only encodes is an encoder"
+            )
+        return role
+
+    @model_validator(mode="after")
+    def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
+        if self.mount_encoder and self.role != "EPD":
+            raise ValueError(f"mount_encoder is for role EPD, the role is {self.role}")
+        return self
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

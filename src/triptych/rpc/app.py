@@ -27,8 +27,12 @@ def server_of(
     *,
     telemetry: Telemetry,
     tls: TlsIdentity | None,
+    also: Sequence[str] = (),
 ) -> RpcServer:
-    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken."""
+    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken.
+
+    ``also`` names further services that ``register`` puts on it.
+    """
     return RpcServer(
         host=settings.host,
         port=settings.port,
@@ -38,6 +42,7 @@ def server_of(
         max_concurrent_calls=settings.max_concurrent_calls,
         telemetry=telemetry,
         tls=tls,
+        also=also,
     )
 
 

@@ -1,7 +1,7 @@
 """A gRPC server with the standard services and one error boundary."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +24,9 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 class RpcServer:
-    """Serves one Triptych service (``service_name`` in full, ``triptych.v1.Router``) on ``host:port``.
+    """Serves a Triptych service (``service_name`` in full, ``triptych.v1.Router``) on ``host:port``.
+
+    ``also`` names what else ``register`` puts on the same port.
 
     With ``tls`` only callers that show a certificate are answered. ``port`` 0 takes a free one; ``port`` tells which
     once the context is entered. Raises Unavailable when the port is taken.
@@ -41,10 +43,11 @@ class RpcServer:
         max_concurrent_calls: int | None = None,
         telemetry: Telemetry | None = None,
         tls: TlsIdentity | None = None,
+        also: Sequence[str] = (),
     ) -> None:
         self._tls = tls
         self._host = host
-        self._service_name = service_name
+        self._service_names = (service_name, *also)
         self._health = HealthServicer()
         interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()))
         self._server = grpc.aio.server(
@@ -54,7 +57,7 @@ class RpcServer:
         )
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (service_name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        names = (*self._service_names, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self.port = port
 
@@ -70,7 +73,7 @@ class RpcServer:
             raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it taken?") from None
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        logger.info("%s listens on %s:%d", self._service_name, self._host, self.port)
+        logger.info("%s listens on %s:%d", " with ".join(self._service_names), self._host, self.port)
         return self
 
     async def __aexit__(
@@ -87,7 +90,7 @@ class RpcServer:
         await self._server.stop(grace=grace_s)
 
     async def _set_health(self, status: Any) -> None:
-        for name in ("", self._service_name):
+        for name in ("", *self._service_names):
             await self._health.set(name, status)
 
 

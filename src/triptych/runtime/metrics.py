@@ -27,9 +27,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+        self._watched = _Watched()
+        self.registry.register(self._watched)
+        self._common: dict[str, Counter] = {}
 
     def counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, help_, labels, registry=self.registry)
+
+    def common_counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
+        """As ``counter``, of what several parts of one process count together: made for the first that asks."""
+        if name not in self._common:
+            self._common[name] = self.counter(name, help_, labels)
+        return self._common[name]
 
     def histogram(
         self, name: str, help_: str, labels: Sequence[str] = (), buckets: Sequence[float] = STAGE_BUCKETS_S
@@ -37,8 +46,11 @@ class Metrics:
         return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, read: Read) -> None:
-        """Ask ``read`` at every scrape."""
-        self.registry.register(_Watched(read))
+        """Ask ``read`` at every scrape.
+
+        Several may tell of one name, of parts of a process that are told apart by labels.
+        """
+        self._watched.reads.append(read)
 
     def render(self) -> bytes:
         """Everything, in the text format that Prometheus scrapes (``CONTENT_TYPE``)."""
@@ -46,11 +58,16 @@ class Metrics:
 
 
 class _Watched(Collector):
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
 
     def collect(self) -> Iterable[Metric]:
-        return self._read()
+        families: dict[str, Metric] = {}
+        for family in (family for read in self.reads for family in read()):
+            families.setdefault(family.name, family)
+            if families[family.name] is not family:
+                families[family.name].samples.extend(family.samples)
+        return families.values()
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not read what is still being set up."""

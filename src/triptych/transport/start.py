@@ -8,6 +8,7 @@ from triptych.policy.transport import NIXL, SHM, TCP
 from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
+from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.nixl import NixlTransport, OnReset
 from triptych.transport.probe import TransportSet
 from triptych.transport.shm import ShmTransport
@@ -31,13 +32,15 @@ async def start_transports(
     preferred: str = "",
     tls: TlsIdentity | None = None,
     on_reset: OnReset = lambda _backend, _cause: None,
+    network: MemoryNetwork | None = None,
 ) -> TransportSet:
     """Start what works here of ``names``; ``host`` is the address to listen on, ``advertise_host`` the one under which
     peers reach it (empty: the same).
 
     The names say what is allowed, and ``preferred`` (one of them, or empty) what is tried first; which is best is found out for each pair of hosts. A backend that is not installed
     or does not start is left out with a warning. ``on_reset`` is told when a backend had to begin anew. With ``tls`` what goes over TCP is
-    encrypted, and each end shows a certificate. Raises ValueError for an unknown name, or when none is left.
+    encrypted, and each end shows a certificate. ``network`` joins other arenas of this process, whose memory is read
+    directly. Raises ValueError for an unknown name, or when none is left.
     """
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
@@ -73,6 +76,8 @@ async def start_transports(
                 raise ValueError(f"there is no transport {name!r} between processes, only {SHM}, {NIXL} and {TCP}")
     if not transports:
         raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
+    if network is not None:
+        transports.append(MemoryTransport(network, arena, host=machine, check=check))
     if preferred and preferred not in {transport.backend for transport in transports}:
         logger.warning("transport %s is preferred, but it is not there: the others are ranked as ever", preferred)
         preferred = ""

@@ -49,3 +49,21 @@ def test_names_may_have_colons_as_dashboards_for_vllm_want_them() -> None:
     metrics = Metrics()
     metrics.histogram("vllm:e2e_request_latency_seconds", "Latency", ("model_name",)).labels("m").observe(0.2)
     assert values(metrics)["vllm:e2e_request_latency_seconds_count[('model_name', 'm')]"] == 1
+
+
+def test_what_two_parts_of_a_process_tell_of_one_name_is_one_family() -> None:
+    metrics = Metrics()
+    for part, value in (("left", 1), ("right", 2)):
+        metrics.watch(lambda part=part, value=value: [gauge("depth", "Depth", {(part,): value}, ("part",))])  # type: ignore[misc]
+    assert values(metrics) == values(metrics) | {"depth[('part', 'left')]": 1, "depth[('part', 'right')]": 2}
+    assert metrics.render().count(b"# TYPE depth gauge") == 1
+
+
+def test_what_two_parts_of_a_process_count_together_is_one_counter() -> None:
+    metrics = Metrics()
+    for kind in ("good", "good", "bad"):
+        metrics.common_counter("things", "Things", ("kind",)).labels(kind).inc()
+    assert values(metrics)["things_total[('kind', 'good')]"] == 2
+    assert values(metrics)["things_total[('kind', 'bad')]"] == 1
+    with pytest.raises(ValueError, match="things"):
+        metrics.counter("things", "Things again")

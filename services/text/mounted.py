@@ -1,0 +1,184 @@
+"""A text instance that encodes as well (role EPD): an encoder's service beside its own, over one checkpoint, one thread and
+one port.
+
+The one place where the text service imports another ([ADR 14](../../docs/adr/0014-instances-that-encode-as-well.md)), and
+where settings are read outside of a process's beginning: the encoder's, from the text instance's ``mount_encoder``. It is
+imported only when the role asks for it.
+"""
+
+import asyncio
+import logging
+import shlex
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.instance import EncoderLoad, InstanceInfo
+from triptych.domain.stage import Role
+from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.image_budget import measured_image_budget
+from triptych.engine.text import TransformersTextEngine
+from triptych.families.model_files import BadModel
+from triptych.policy.iteration import ImageBudget
+from triptych.ports import Encoder
+from triptych.rpc.app import RpcApp
+from triptych.runtime.host import instance_name, machine_name, new_epoch
+from triptych.runtime.hub import model_directory
+from triptych.runtime.offload import ThreadOffload
+from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.settings import InstanceSettings, SettingsError
+from triptych.runtime.telemetry import Telemetry
+from triptych.transport.memory import MemoryNetwork, MemoryTransport
+
+from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
+from ..encoder.servicer import SERVICE_NAME, EncoderServicer  # noqa: TID252
+from ..encoder.settings import EncoderSettings  # noqa: TID252
+from .app import Company, opened
+from .service import TextService
+from .settings import TextSettings
+
+logger = logging.getLogger(__name__)
+
+
+class TextWithEncoder:
+    """What ``runtime.process`` runs. Both drain together; each is vital."""
+
+    def __init__(self, text: RpcApp[TextService], encoder: encoders.OpenEncoder) -> None:
+        self.text = text
+        self.encoder = encoder
+        self.port = text.port
+
+    async def missing(self) -> tuple[str, ...]:
+        """What either lacks, each thing once."""
+        return tuple(dict.fromkeys((*await self.text.missing(), *await self.encoder.service.missing())))
+
+    async def drain(self) -> None:
+        """Answers that run read embeddings from here, and what is encoded may be for others: both end."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.text.drain())
+            group.create_task(self.encoder.service.drain())
+
+    async def failed(self) -> str:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one.failed()) for one in (self.text, self.encoder.scope)]
+            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+        return done.pop().result()
+
+
+class OwnEncoder:
+    """The encoder of this process as its own text service finds it: read from memory to memory, and no other way."""
+
+    def __init__(self, encoder: Encoder, memory: MemoryTransport) -> None:
+        self._encoder = encoder
+        self._memory = memory
+
+    async def describe(self) -> InstanceInfo:
+        return replace(await self._encoder.describe(), offers=(self._memory.offer(),))
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        return await self._encoder.encode(request)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        return await self._encoder.lease(request)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self._encoder.release(lease_ids)
+
+    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+        return self._encoder.watch_load()
+
+
+@asynccontextmanager
+async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextWithEncoder]:
+    """Open the checkpoint once, load both halves of it, and listen for both services. Raises CannotStart."""
+    telemetry = telemetry or Telemetry()
+    encoder_settings = settings_of_encoder(settings)
+    tls = tls_identity(settings)
+    epoch = new_epoch()
+    instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
+    compute = ThreadOffload(1, name="engine")
+    try:
+        try:
+            checkpoint = await compute.run(lambda: open_checkpoint(model_directory(settings.model)))
+        except BadModel as error:
+            raise CannotStart(str(error)) from None
+        opening = encoders.opened(
+            encoder_settings,
+            telemetry,
+            model=checkpoint,
+            compute=compute,
+            instance_id=instance_id,
+            epoch=epoch,
+            tls=tls,
+            role=Role.EPD,
+        )
+        async with opening as encoder:
+            encoder.service.start(runs_tower=False)
+            beside = opened(
+                settings,
+                telemetry,
+                model=checkpoint,
+                engine_thread=compute,
+                instance_id=instance_id,
+                epoch=epoch,
+                tls=tls,
+                company=_company(encoder, settings.tpot_slo_s, encoder_settings.max_batch_items),
+            )
+            async with beside as text:
+                yield TextWithEncoder(text, encoder)
+    finally:
+        compute.close()
+
+
+def _company(encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int) -> Company:
+    network = MemoryNetwork()
+    holdings = encoder.holdings
+    memory = MemoryTransport(network, holdings.arena, host=machine_name(), check=holdings.may_read)
+    return Company(
+        encoder=OwnEncoder(encoder.service, memory),
+        network=network,
+        tower=encoder.service.tower,
+        image_budget=partial(_image_budget, encoder, tpot_slo_s, most_items),
+        service_name=SERVICE_NAME,
+        register=EncoderServicer(encoder.service).register,
+    )
+
+
+def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
+    """What ``mount_encoder`` says, with what is the whole instance's from the text instance's own. Raises CannotStart.
+
+    The encoder's environment and file count as in a process of its own.
+    """
+    try:
+        told = EncoderSettings.load(["--model", str(settings.model), *shlex.split(settings.mount_encoder)])
+    except (SettingsError, ValueError) as error:
+        raise CannotStart(f"--mount-encoder: {error}") from None
+    shared = {name: getattr(settings, name) for name in InstanceSettings.model_fields}
+    for name in sorted(told.model_fields_set & shared.keys()):
+        if getattr(told, name) != shared[name]:
+            raise CannotStart(f"--mount-encoder: {name} is the whole instance's, set it outside of it")
+    return told.model_copy(update=shared)
+
+
+def _image_budget(
+    encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int, text: TransformersTextEngine
+) -> ImageBudget | None:
+    """In the engine's thread, before anything runs."""
+    if tpot_slo_s is None:
+        return None
+    budget, iteration_s = measured_image_budget(
+        encoder.engine, decode_s=text.full_decode_s(), tpot_slo_s=tpot_slo_s, most_items=most_items
+    )
+    if iteration_s > tpot_slo_s:
+        logger.warning(
+            "decodes beside one encoded item take %.3g s, the objective is %.3g s: it is missed while items are encoded",
+            iteration_s,
+            tpot_slo_s,
+        )
+    logger.info("the tower does up to %d tokens between two steps of decodes", budget.tokens)
+    return budget
