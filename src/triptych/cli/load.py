@@ -1,31 +1,44 @@
-"""A process's load in one line, from its metrics."""
+"""A process's load, from its metrics: as figures, and in one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from triptych.cli.metrics import Samples
 
-_COUNTS = (
-    ("triptych_http_requests_running", "{:g} requests"),
-    ("triptych_requests_running", "{:g} requests"),
-    ("triptych_encoder_items_pending", "{:g} items pending"),
-    ("vllm:num_requests_running", "{:g} running"),
-    ("vllm:num_requests_waiting", "{:g} waiting"),
+_MIB = 2**20
+_FIGURES: tuple[tuple[str, Callable[[Samples], float | None], Callable[[float], str]], ...] = (
+    ("http_requests", lambda s: s.total("triptych_http_requests_running"), "{:g} requests".format),
+    ("requests", lambda s: s.total("triptych_requests_running"), "{:g} requests".format),
+    ("items_pending", lambda s: s.total("triptych_encoder_items_pending"), "{:g} items pending".format),
+    ("requests_running", lambda s: s.total("vllm:num_requests_running"), "{:g} running".format),
+    ("requests_waiting", lambda s: s.total("vllm:num_requests_waiting"), "{:g} waiting".format),
+    (
+        "arena_usage",
+        lambda s: _share(s, "triptych_arena_leased_bytes", "triptych_arena_capacity_bytes"),
+        "arena {:.0%}".format,
+    ),
+    ("kv_cache_usage", lambda s: s.total("vllm:kv_cache_usage_perc"), "kv {:.0%}".format),
+    (
+        "resident_bytes",
+        lambda s: s.total("process_resident_memory_bytes"),
+        lambda nbytes: f"{nbytes / _MIB:,.0f} MiB",
+    ),
+    (
+        "worst_loop_lag_s",
+        lambda s: s.total("triptych_event_loop_lag_max_seconds"),
+        lambda lag_s: f"worst loop lag {lag_s * 1000:.1f} ms",
+    ),
 )
-_SHARES: tuple[tuple[str, Callable[[Samples], float | None]], ...] = (
-    ("arena", lambda samples: _share(samples, "triptych_arena_leased_bytes", "triptych_arena_capacity_bytes")),
-    ("kv", lambda samples: samples.total("vllm:kv_cache_usage_perc")),
-)
+"""What it works on, what of its memory is taken, and whether its event loop keeps up."""
+
+
+def load_figures(samples: Samples) -> Mapping[str, float]:
+    """Those that the process tells of; usages are shares of 1."""
+    return {name: value for name, read, _ in _FIGURES if (value := read(samples)) is not None}
 
 
 def load_line(samples: Samples) -> str:
-    """What it works on, what of its memory is taken, and whether its event loop keeps up."""
-    parts = [form.format(value) for name, form in _COUNTS if (value := samples.total(name)) is not None]
-    parts += [f"{name} {share:.0%}" for name, read in _SHARES if (share := read(samples)) is not None]
-    if (resident := samples.total("process_resident_memory_bytes")) is not None:
-        parts.append(f"{resident / 2**20:,.0f} MiB")
-    if (lag_s := samples.total("triptych_event_loop_lag_max_seconds")) is not None:
-        parts.append(f"worst loop lag {lag_s * 1000:.1f} ms")
-    return ", ".join(parts)
+    figures = load_figures(samples)
+    return ", ".join(form(figures[name]) for name, _, form in _FIGURES if name in figures)
 
 
 def _share(samples: Samples, part: str, whole: str) -> float | None:

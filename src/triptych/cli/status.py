@@ -8,7 +8,7 @@ import httpx
 from rich.console import Console
 
 from triptych.cli import running
-from triptych.cli.load import load_line
+from triptych.cli.load import load_figures, load_line
 from triptych.cli.metrics import Samples, scrape
 from triptych.cli.rest import RestClient, RestError
 
@@ -29,7 +29,7 @@ async def status(url: str, api_key: str | None, admin: Sequence[str], console: C
         loads = {address: await scrape(http, address) for address in (*found.values(), *admin)}
     document = {"url": client.url, **ready, "models": models, "admin": dict(found)}
     if as_json:
-        document["load"] = {address: load_line(samples) for address, samples in loads.items() if samples is not None}
+        document["load"] = {address: load_figures(samples) for address, samples in loads.items() if samples is not None}
         console.print(json.dumps(document, indent=1), soft_wrap=True)
     else:
         _print(document, loads, console)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from triptych.cli.cluster import Exit
 from triptych.cli.live import LiveView
-from triptych.cli.load import load_line
+from triptych.cli.load import load_figures, load_line
 from triptych.cli.metrics import Samples
 
 ROUTER = """# HELP triptych_requests_total x
@@ -74,6 +74,11 @@ def test_a_load_is_one_line() -> None:
     assert load_line(Samples.parse(ROUTER)) == "3 requests, 100 MiB, worst loop lag 1.5 ms"
     assert load_line(Samples.parse(ENCODER)) == "4 items pending, arena 25%"
     assert load_line(Samples.parse("")) == ""
+
+
+def test_a_load_has_figures_for_scripts() -> None:
+    assert load_figures(Samples.parse(ENCODER)) == {"items_pending": 4, "arena_usage": 0.25}
+    assert load_figures(Samples.parse("")) == {}
 
 
 async def test_the_view_shows_processes_load_requests_and_problems() -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -491,6 +493,26 @@ def test_bench_loads_an_endpoint_and_reports(gateway: Stub, tmp_path: Path) -> N
     assert run["report"]["answered"] == run["report"]["requests"] == len(run["requests"])
     assert {entry["tokens"] for entry in run["requests"]} == {3}
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("pace", [("--rate", 20), ("--sweep", "20,30")])
+def test_bench_that_is_interrupted_tells_what_had_ended(
+    pace: tuple[object, ...], gateway: Stub, tmp_path: Path
+) -> None:
+    out_file = tmp_path / "out.json"
+    stop = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    stop.start()
+    try:
+        options = [*pace, "--duration", 60, "--images", 0, "--json", out_file]
+        code, out, err = triptych("bench", "--url", gateway.url, *options)
+    finally:
+        stop.cancel()
+        stop.join()
+    assert (code, err) == (130, "")
+    assert re.search(r"interrupted: \d+ of \d{4} requests had ended", out)
+    (run,) = json.loads(out_file.read_text())["runs"]
+    assert run["report"]["answered"] == len(run["requests"]) > 0
+    assert "TTFT" in out.upper()
 
 
 def test_bench_finds_the_goodput_of_a_sweep(gateway: Stub) -> None:

@@ -1,5 +1,6 @@
 """One benchmark from start to end: plan, send, report."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -133,36 +134,67 @@ class Outputs:
 
 
 async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> bool:
-    """Run it all; whether anything was answered. Raises CliError."""
-    runs = await bench(job, console)
+    """Run it all; whether anything was answered. Raises CliError.
+
+    Who interrupts it gets what had ended by then: the tables and the files.
+    """
+    runs: list[Run] = []
+    try:
+        await bench(job, console, runs)
+    except asyncio.CancelledError:
+        if runs:
+            outputs.write(job, runs)
+        raise
     outputs.write(job, runs)
     return any(report.answered for _, report, _ in runs)
 
 
-async def bench(job: Bench, console: Console) -> list[Run]:
-    """Run every rate. Raises WorkloadError, EndpointError, RestError."""
+async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
+    """Run every rate, adding to ``runs``. Raises WorkloadError, EndpointError, RestError."""
     plans = [(rate, job.plan(rate)) for rate in job.rates]
     model = await load.model_to_ask(job.endpoint, job.model)
-    runs: list[Run] = []
-    for rate, requests in plans:
-        pace = f"{len(requests)} requests at {rate:g}/s" if rate else f"{len(requests)} requests at the trace's pace"
-        console.print(f"{model}: {pace}")
-        chance = random.Random(f"{job.seed} bodies")  # noqa: S311
+    try:
+        for rate, requests in plans:
+            pace = f"{rate:g}/s" if rate else "the trace's pace"
+            console.print(f"{model}: {len(requests)} requests at {pace}")
+            await _run(job, rate, requests, Style(model, job.ignore_eos), console, runs)
+    finally:
+        _show(job, console, runs, of=len(plans))
+
+
+async def _run(
+    job: Bench, rate: float | None, requests: Sequence[Planned], style: Style, console: Console, runs: list[Run]
+) -> None:
+    chance = random.Random(f"{job.seed} bodies")  # noqa: S311
+    records: list[Record] = []
+    try:
         with _progress(console, len(requests)) as advance:
-            style = Style(model, job.ignore_eos)
-            records = await load.run(job.endpoint, requests, style, chance, advance)
-        report = summarize(records, job.objectives)
-        runs.append((report.rate if rate is None else rate, report, records))
-        if len(plans) == 1:
+
+            def note(record: Record) -> None:
+                records.append(record)
+                advance(record)
+
+            await load.run(job.endpoint, requests, style, chance, note)
+    except asyncio.CancelledError:
+        console.print(f"interrupted: {len(records)} of {len(requests)} requests had ended")
+        raise
+    finally:
+        if records:
+            report = summarize(records, job.objectives)
+            runs.append((report.rate if rate is None else rate, report, records))
+
+
+def _show(job: Bench, console: Console, runs: Sequence[Run], *, of: int) -> None:
+    if of == 1:
+        for _, report, _ in runs:
             console.print(show.run_table(report))
-    if len(plans) > 1:
+    elif runs:
         console.print(show.sweep_table([(rate, report) for rate, report, _ in runs]))
         best = goodput([(rate, report) for rate, report, _ in runs], job.attainment)
         if best is not None:
             console.print(
                 f"goodput {best:g} requests/s (the highest rate with at least {job.attainment:.0%} attainment)"
             )
-    return runs
 
 
 def _make_room(path: Path) -> None:

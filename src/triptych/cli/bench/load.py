@@ -112,10 +112,9 @@ async def run(
     requests: Sequence[Planned],
     style: payload.Style,
     chance: random.Random,
-    on_record: Callable[[Record], None] = lambda _: None,
-) -> list[Record]:
-    """Send all requests, the first at its arrival after now; one record for each, in the order in which they ended."""
-    records: list[Record] = []
+    note: Callable[[Record], None],
+) -> None:
+    """Send all requests, the first at its arrival after now; ``note`` gets a record for each, as they end."""
     now_s = asyncio.get_running_loop().time
     bodies: asyncio.Queue[tuple[Planned, bytes]] = asyncio.Queue(_AHEAD)
 
@@ -127,10 +126,6 @@ async def run(
         late_s = max(0.0, now_s() - due_s)
         record = await _ask(client, f"{endpoint.base}/chat/completions", planned, content, due_s)
         note(replace(record, sent_late_s=late_s))
-
-    def note(record: Record) -> None:
-        records.append(record)
-        on_record(record)
 
     async with endpoint.client() as client, TaskScope("bench") as scope:
         scope.spawn(make(), name="bodies")
@@ -144,7 +139,6 @@ async def run(
             else:
                 scope.spawn(send(client, planned, content, due_s), name="request")
         await scope.drain(endpoint.timeout_s + 60)
-    return records
 
 
 async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: bytes, due_s: float) -> Record:

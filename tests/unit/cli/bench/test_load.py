@@ -58,7 +58,9 @@ def plan(*arrivals_s: float) -> list[Planned]:
 
 
 async def send(target: Endpoint, requests: Sequence[Planned]) -> list[Record]:
-    return await load.run(target, requests, Style("m"), random.Random(0))
+    records: list[Record] = []
+    await load.run(target, requests, Style("m"), random.Random(0), records.append)
+    return records
 
 
 def answers(*events: bytes) -> Handle:
@@ -151,15 +153,15 @@ async def test_requests_in_flight_are_bounded_and_the_rest_counted() -> None:
         await done.wait()
         writer.write(OK + chunk("a", "stop") + DONE)
 
-    seen = []
+    records: list[Record] = []
 
     def note(record: Record) -> None:
-        seen.append(record)
-        if len(seen) == 3:
+        records.append(record)
+        if len(records) == 3:
             done.set()
 
     async with endpoint(handle, max_in_flight=2) as target:
-        records = await load.run(target, plan(0, 0.01, 0.02, 0.03, 0.04), Style("m"), random.Random(0), note)
+        await load.run(target, plan(0, 0.01, 0.02, 0.03, 0.04), Style("m"), random.Random(0), note)
     assert [record.error for record in records[:3]] == ["not sent: too many in flight"] * 3
     assert [record.ok for record in records[3:]] == [True, True]
 
