@@ -52,11 +52,18 @@ async def stream(router: RouterStub, request_id: str, question: Question) -> Str
     """Ask the router itself."""
     images = (MediaPart(Modality.IMAGE, (DIGITS / f"{name}.png").read_bytes()) for name in question.images)
     message = Message("user", (*images, TextPart(question.text)))
-    sampling = SamplingParams(temperature=0, max_tokens=question.max_tokens)
+    return await stream_message(router, request_id, MODEL_ID, message, question.max_tokens)
+
+
+async def stream_message(
+    router: RouterStub, request_id: str, model: str, message: Message, max_tokens: int
+) -> Streamed:
+    """Ask the router itself, greedy."""
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
     token_ids: tuple[int, ...] = ()
     text = ""
     finished = None
-    async with aclosing(router.chat(ChatRequest(request_id, MODEL_ID, (message,), sampling))) as stream:
+    async with aclosing(router.chat(ChatRequest(request_id, model, (message,), sampling))) as stream:
         async for events in stream:
             for event in events:
                 match event:

@@ -314,7 +314,7 @@ class Case:
         found = items_of(question)
         infos = as_in_request(self.builder.family, [item.info for item in found])
         items = [replace(item, info=info) for item, info in zip(found, infos, strict=True)]
-        prompt = self.builder.build([_message(question)], infos)
+        prompt = self.builder.build([message_of(question)], infos)
         assert list(prompt.token_ids) == self._inputs(question)["input_ids"][0].tolist()
         embeddings: list[EmbeddingInput] = []
         for item, run, (tokens, tensors) in zip(items, prompt.runs, self.encode(self.directory, items), strict=True):
@@ -357,7 +357,8 @@ def _text(chance: random.Random) -> str:
     return "".join(chance.choice(_LETTERS) for _ in range(chance.randrange(3, 16))) + "!"
 
 
-def _message(question: Question) -> Message:
+def message_of(question: Question) -> Message:
+    """As a client sends it."""
     parts: list[Part] = [
         TextPart(part) if isinstance(part, str) else MediaPart(part.info.modality, part.media) for part in question
     ]
