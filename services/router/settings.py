@@ -20,6 +20,8 @@ class RouterSettings(RpcServiceSettings):
     """HOST:PORT of each encoder."""
     text: Strings = ()
     """HOST:PORT of each text instance."""
+    hybrid: Strings = ()
+    """HOST:PORT of each text instance that encodes as well (its role EPD), to be named here alone."""
 
     max_items_per_request: int = Field(default=64, ge=0)
     """Most images, videos and audio clips in one request."""
@@ -122,4 +124,6 @@ class RouterSettings(RpcServiceSettings):
                 raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")
         if shared := set(self.encoders) & set(self.text):
             raise ValueError(f"{', '.join(sorted(shared))} is named as an encoder and as a text instance")
+        if shared := set(self.hybrid) & {*self.encoders, *self.text}:
+            raise ValueError(f"{', '.join(sorted(shared))} is named as a hybrid instance and once more")
         return self

@@ -102,7 +102,8 @@ async def opened(
         engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
 
         record = TextRecord(telemetry.metrics, engine.model)
-        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
+        part = "" if company is None else "pulled"
+        opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device, part=part)
         arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
         transports = await _transports(settings, arena, record, tls, company)
         stack.push_async_callback(transports.close)

@@ -19,10 +19,13 @@ from services.text.intake import Intake, IntakeLimits
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from services.text.stages import Stages
 from triptych import ports
 from triptych.domain.embedding import Ticket
+from triptych.domain.stage import Role
 from triptych.machine.arena import ArenaLimits
 from triptych.media.sniff import MediaLimits
+from triptych.policy.iteration import ImageBudget
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder, LinkedText
@@ -44,6 +47,10 @@ class World:
     seed: int = 0
     encoders: int = 2
     texts: int = 1
+    hybrids: int = 0
+    """Text instances that encode as well, beside the others."""
+    image_budget: ImageBudget | None = None
+    """Of each of them."""
     encoder_arena_bytes: int = MIB
     text_arena_bytes: int = MIB
     latency_s: tuple[float, float] = (0.0002, 0.002)
@@ -101,10 +108,16 @@ class EncoderNode(_Node):
 
     def start(self) -> None:
         """Another incarnation, with empty memory."""
+        self.open(self._boot(), self.epoch, InlineOffload(), Role.E)
+        self.service.start()
+        for link in self.links:
+            link.restart(self.service)
+
+    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload, role: Role) -> None:
+        """Everything but starting the service."""
         cluster, world = self._cluster, self._cluster.world
-        scope = self._boot()
         settings = EncoderSettings(model=Path(), **world.encoder)
-        arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=self.epoch)
+        arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
@@ -119,13 +132,11 @@ class EncoderNode(_Node):
             offers=lambda: (self.transport.offer(),),
             scope=scope,
             prepare=InlineOffload(2),
-            compute=InlineOffload(),
+            compute=compute,
             copy=copy,
             clock=cluster.clock,
+            role=role,
         )
-        self.service.start()
-        for link in self.links:
-            link.restart(self.service)
 
     async def end(self) -> None:
         self._cluster.network.leave(self.transport)
@@ -142,23 +153,31 @@ class TextNode(_Node):
     def __init__(self, name: str, cluster: "SimCluster") -> None:
         super().__init__(name, cluster)
         self._inbound: list[Link[Any]] = []
+        self.thread = InlineOffload()
         self.start()
 
     def start(self) -> None:
         """Another incarnation, with empty memory."""
+        self.open(self._boot(), self.epoch)
+        for link in self._inbound:
+            link.restart(self.service)
+
+    def open(self, scope: TaskScope, epoch: int, encoder: EncoderNode | None = None) -> None:
+        """Everything of it, started. ``encoder`` is of the same process, and has its turns in the engine's thread."""
         cluster, world = self._cluster, self._cluster.world
-        scope = self._boot()
         settings = TextSettings(model=Path(), **world.text)
-        arena = HostArena(world.text_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=self.epoch)
+        part = "" if encoder is None else "pulled"
+        arena = HostArena(world.text_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch, part=part)
         memory = MemoryTransport(cluster.network, arena, host="sim", check=lambda *_: False)
         transports = TransportSet(
             [DamagingTransport(memory, world.damage)], connect_timeout_s=settings.connect_timeout_s
         )
-        outbound = [cluster.link(f"{self.name}->{node.name}", node) for node in cluster.encoders]
+        outbound = [cluster.link(f"{self.name}->{node.name}", node) for node in cluster.encoders if node is not encoder]
         self.links = [*self._inbound, *outbound]
-        holders = HolderDirectory(
-            [LinkedEncoder(link) for link in outbound], scope=scope, describe_timeout_s=settings.describe_timeout_s
-        )
+        encoders: list[ports.Encoder] = [LinkedEncoder(link) for link in outbound]
+        if encoder is not None:
+            encoders.append(encoder.service)
+        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
         self.intake = Intake(
             arena=arena,
             transport=transports,
@@ -178,6 +197,10 @@ class TextNode(_Node):
         )
         self.engine = FakeTextEngine(WORDS)
         tokenizer = fake_tokenizer()
+        stages = None
+        if encoder is not None:
+            tower = encoder.service.tower
+            stages = Stages(self.engine, tower, world.image_budget, settings.encode_patience_s, cluster.clock)
         self.service = TextService(
             self.engine,
             self.intake,
@@ -187,17 +210,62 @@ class TextNode(_Node):
             new_grammar=Grammars(tokenizer).start,
             scope=scope,
             offload=InlineOffload(settings.check_threads),
-            engine_thread=InlineOffload(),
+            engine_thread=self.thread,
             chance=cluster.chance(self.name),
             clock=cluster.clock,
+            stages=stages,
         )
         self.service.start()
-        for link in self._inbound:
-            link.restart(self.service)
 
     def reached_by(self, link: Link[Any]) -> None:
         self._inbound.append(link)
         self.links.append(link)
+
+
+class _MountedEncoder(EncoderNode):
+    """The encoder of a hybrid instance, which opens and ends it."""
+
+    def start(self) -> None:
+        """Nothing by itself."""
+
+
+class HybridNode(TextNode):
+    """A text process that encodes as well: one scope, one thread, one loop; gone as a whole."""
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        self.encoder = _MountedEncoder(name, cluster)
+        super().__init__(name, cluster)
+
+    def start(self) -> None:
+        """Another incarnation, with empty memory; the first has its text service once all encoders are there."""
+        self.thread = InlineOffload()
+        self._opened_in = self._boot()
+        self.encoder.epoch, self.encoder.is_up = self.epoch, True
+        self.encoder.open(self._opened_in, self.epoch, self.thread, Role.EPD)
+        self.encoder.service.start(runs_tower=False)
+        for link in self.encoder.links:
+            link.restart(self.encoder.service)
+        if self.epoch > 1:
+            self.start_text()
+
+    def start_text(self) -> None:
+        self.open(self._opened_in, self.epoch, self.encoder)
+        for link in self._inbound:
+            link.restart(self.service)
+
+    async def kill(self) -> None:
+        for link in self.encoder.links:
+            link.kill()
+        await super().kill()
+
+    async def end(self) -> None:
+        await super().end()
+        await self.encoder.end()
+
+
+def _place(node: _Node, pool: str) -> str:
+    """A name in a pool: an instance in both has two."""
+    return f"{node.name}/{pool}" if isinstance(node, HybridNode | _MountedEncoder) else node.name
 
 
 class SimCluster:
@@ -211,10 +279,15 @@ class SimCluster:
         self._latency = self.chance("latency")
         self._scope = TaskScope("router")
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
-        self.texts = [TextNode(f"t{number}", self) for number in range(world.texts)]
+        self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
+        self.encoders += [node.encoder for node in self.hybrids]
+        self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
+        for node in self.hybrids:
+            node.start_text()
+        self.texts += self.hybrids
         self.router = self.make_router(
-            {node.name: LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders},
-            {node.name: LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts},
+            {_place(node, "encoder"): LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders},
+            {_place(node, "text"): LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts},
         )
 
     def chance(self, name: str) -> Random:
@@ -253,8 +326,9 @@ class SimCluster:
     async def start(self) -> None:
         """Returns when the router has seen every instance."""
         self.router.start()
+        names = {node.name for node in (*self.encoders, *self.texts)}
         async with asyncio.timeout(10):
-            while len((await self.router.readiness()).instances) < self.world.encoders + self.world.texts:  # noqa: ASYNC110  # virtual time
+            while len((await self.router.readiness()).instances) < len(names):  # noqa: ASYNC110  # virtual time
                 await asyncio.sleep(0.01)
 
     async def check_nothing_is_held(self) -> None:
@@ -296,7 +370,7 @@ class SimCluster:
     async def close(self) -> None:
         self.router.close()
         await self._scope.close()
-        for node in (*self.encoders, *self.texts):
+        for node in (*self.texts, *self.encoders):
             await node.end()
 
 

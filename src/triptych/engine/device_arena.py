@@ -16,9 +16,9 @@ class DeviceArena(HeaderArena):
     Every access is complete when it returns: a peer that reads past the host knows nothing of CUDA streams.
     """
 
-    def __init__(self, nbytes: int, *, instance_id: str, epoch: int, device: str) -> None:
+    def __init__(self, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> None:
         """Allocates and touches all of it. Raises ValueError, and what torch raises where there is no such device."""
-        super().__init__(nbytes, instance_id=instance_id, epoch=epoch)
+        super().__init__(nbytes, instance_id=instance_id, epoch=epoch, part=part)
         self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=device).fill_(0)
         self.write(0, self.probe)
 
@@ -50,11 +50,11 @@ class DeviceArena(HeaderArena):
             torch.cuda.synchronize(self._bytes.device)
 
 
-def open_arena(where: str, nbytes: int, *, instance_id: str, epoch: int, device: str) -> Arena:
+def open_arena(where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
     """An arena in the memory of ``device`` where that is asked for (``device``), else in the host's (``host``).
 
-    Blocks while it touches all of it. Raises as ``DeviceArena``.
+    ``part`` says which it is of an instance that has several. Blocks while it touches all of it. Raises as ``DeviceArena``.
     """
     if where == "device":
-        return DeviceArena(nbytes, instance_id=instance_id, epoch=epoch, device=device)
-    return HostArena(nbytes, instance_id=instance_id, epoch=epoch)
+        return DeviceArena(nbytes, instance_id=instance_id, epoch=epoch, device=device, part=part)
+    return HostArena(nbytes, instance_id=instance_id, epoch=epoch, part=part)

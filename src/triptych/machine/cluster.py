@@ -42,7 +42,7 @@ from triptych.machine.cluster_events import (
     Tick,
     WakeAt,
 )
-from triptych.machine.instance import Instance
+from triptych.machine.instance import Instance, InstanceState
 from triptych.policy.routing import (
     Choice,
     ClusterView,
@@ -160,12 +160,17 @@ class ClusterMachine:
         return dict(Counter((instance.stage, instance.state) for instance in self._instances.values()))
 
     def readiness(self) -> Readiness:
-        """Whether every stage has a usable instance; an instance that serves another model says so in its line."""
-        lines = tuple(
-            f"{instance.info.instance_id}: {instance.state}"
-            for instance in self._instances.values()
-            if instance.info is not None
-        )
+        """Whether every stage has a usable instance; an instance that serves another model says so in its line.
+
+        One that is in both pools has one line, which says ready when it is so in both.
+        """
+        states: dict[tuple[str, int], InstanceState] = {}
+        for instance in self._instances.values():
+            if (info := instance.info) is not None:
+                whose = info.instance_id, info.epoch
+                if states.get(whose, InstanceState.READY) is InstanceState.READY:
+                    states[whose] = instance.state
+        lines = tuple(f"{instance_id}: {state}" for (instance_id, _), state in states.items())
         missing: list[str] = []
         if not self._ready_encoders:
             missing.append(Stage.ENCODE.value)

@@ -26,9 +26,13 @@ SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 """Of an arena's memory: its size is fixed, and whoever else maps it can only read it."""
 
 
-def probe_bytes(instance_id: str, epoch: int, nbytes: int) -> bytes:
-    """What stands at the start of an instance's arena: 64 bytes, different for every incarnation of every instance."""
-    digest = blake2b(instance_id.encode(), digest_size=32, person=b"triptych-arena").digest()
+def probe_bytes(instance_id: str, epoch: int, nbytes: int, part: str = "") -> bytes:
+    """What stands at the start of an arena: 64 bytes, different for every incarnation of every instance.
+
+    ``part`` says which it is of an instance that has several.
+    """
+    whose = instance_id.encode() + (b"\0" + part.encode() if part else b"")
+    digest = blake2b(whose, digest_size=32, person=b"triptych-arena").digest()
     return _PROBE.pack(_MAGIC, epoch, nbytes, digest)
 
 
@@ -43,7 +47,7 @@ def probed_nbytes(probe: bytes) -> int | None:
 class HeaderArena:
     """What every arena has, wherever its bytes lie: whose it is, its probe, and scratch space for probes of others."""
 
-    def __init__(self, nbytes: int, *, instance_id: str, epoch: int) -> None:
+    def __init__(self, nbytes: int, *, instance_id: str, epoch: int, part: str = "") -> None:
         """``nbytes`` includes the header. Raises ValueError when it leaves no room for slots."""
         if nbytes <= HEADER_NBYTES:
             raise ValueError(f"an arena needs more than its {HEADER_NBYTES}-byte header, got {nbytes} bytes")
@@ -51,7 +55,7 @@ class HeaderArena:
         self._scratch = Extents(PROBE_NBYTES, HEADER_NBYTES)
         self.instance_id = instance_id
         self.epoch = epoch
-        self.probe = probe_bytes(instance_id, epoch, nbytes)
+        self.probe = probe_bytes(instance_id, epoch, nbytes, part)
 
     @property
     def nbytes(self) -> int:
@@ -86,8 +90,8 @@ class HostArena(HeaderArena):
     backends of a process share one arena.
     """
 
-    def __init__(self, nbytes: int, *, instance_id: str, epoch: int) -> None:
-        super().__init__(nbytes, instance_id=instance_id, epoch=epoch)
+    def __init__(self, nbytes: int, *, instance_id: str, epoch: int, part: str = "") -> None:
+        super().__init__(nbytes, instance_id=instance_id, epoch=epoch, part=part)
         self._file = _SealedFile.make(nbytes)
         self._map = mmap.mmap(-1 if self._file is None else self._file.fd, nbytes)
         self._shareable = self._file is not None and self._file.seal()

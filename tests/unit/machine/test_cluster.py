@@ -415,6 +415,25 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
     assert granted(machine.handle(Tick(), 0.5)).run == 1
 
 
+def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() -> None:
+    machine = Checked(("h/encoder",), ("h/text",), LIMITS)
+    whole = replace(info("h"), role=Role.EPD)
+    machine.handle(InstanceSeen("h/encoder", whole), 0)
+    assert machine.readiness().missing == ("prefill", "decode")
+    machine.handle(InstanceSeen("h/text", whole), 0)
+    readiness = machine.readiness()
+    assert (readiness.ready, readiness.instances) == (True, ("i-h: ready",))
+    assert machine.states() == {(Stage.ENCODE, "ready"): 1, (Stage.DECODE, "ready"): 1}
+    machine.handle(LoadReported("h/encoder", load(40)), 0)
+    machine.handle(LoadReported("h/text", TextLoad(7, 1, 0)), 0)
+    view = machine.snapshot(0.0)
+    assert ([e.pending_tokens for e in view.encoders], [t.pending_tokens for t in view.texts]) == ([40], [7])
+    machine.handle(InstanceSuspected("h/text"), 0)
+    assert machine.readiness().instances == ("i-h: not reachable",)
+    machine.handle(InstanceSeen("h/text", replace(whole, epoch=2)), 0)
+    assert machine.readiness().instances == ("i-h: ready", "i-h: ready"), "one of them is not the process it was"
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -21,6 +21,8 @@ def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> Non
         (["--min-lease-s", "70"], "exceeds max_lease_s"),
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
         (["--encoders", "a:1", "--text", "a:1"], "as an encoder and as a text instance"),
+        (["--hybrid", "a:1,b:2", "--text", "b:2"], "b:2 is named as a hybrid instance and once more"),
+        (["--hybrid", "a:1", "--encoders", "a:1"], "a:1 is named as a hybrid instance and once more"),
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
     ],
 )
