@@ -1,17 +1,67 @@
 """Images of any resolution, as LLaVA-NeXT and LLaVA-OneVision see them: the whole, and a grid of tiles without its padding.
 
 The arithmetic is transformers', step by step: another order of roundings gives other counts.
+
+The tower sees each tile by itself. What it makes of them is put together line by line over the whole width of the grid,
+so an image can be cut between lines, and a shard needs the rows of tiles that its lines are made of.
 """
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import floor, sqrt
+from typing import Self
 
-from triptych.domain.media import MediaInfo
+from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.families.base import Layout, Positions, refuse_unless
 from triptych.families.fields import integer, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
+from triptych.families.plain import Plain
 
 Pinpoints = tuple[tuple[int, int], ...]
 """Heights and widths, in pixels, that an image may be fitted into."""
+
+_SCALED_DOWN_FROM = 1.1
+"""How much more than allowed the sides of an image may have before its lines are interpolated down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of embeddings that the tiles of an image become: each ``width`` long, and closed by a newline.
+
+    ``top`` lines of padding stand above the ``shown`` ones, which are interpolated to ``count``; tiles are ``side`` high.
+    """
+
+    side: int
+    top: int
+    shown: int
+    count: int
+    width: int
+
+    def scaled_down(self, tiles: int) -> Self:
+        """To at most about as many embeddings as ``tiles`` tiles have."""
+        ratio = sqrt(self.shown * self.width / (tiles * self.side**2))
+        if ratio <= _SCALED_DOWN_FROM:
+            return self
+        return replace(self, count=int(self.shown // ratio), width=int(self.width // ratio))
+
+    @property
+    def per_row(self) -> tuple[int, ...]:
+        """By row of tiles, how many lines begin in it; rows in which none does are left out."""
+        rows = Counter(self._rows(line)[0] for line in range(self.count))
+        return tuple(rows[row] for row in sorted(rows))
+
+    def rows(self, first: int, count: int) -> range:
+        """The rows of tiles that some neighbouring lines are made of."""
+        return range(self._rows(first)[0], self._rows(first + count - 1)[1] + 1) if count else range(0)
+
+    def _rows(self, line: int) -> tuple[int, int]:
+        """The rows of tiles in which the first and the last line lie that this one is interpolated from."""
+        at = max(0.0, (line + 0.5) * self.shown / self.count - 0.5)
+        first = floor(at)
+        last = min(first + (at > first), self.shown - 1)
+        return (self.top + first) // self.side, (self.top + last) // self.side
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +84,62 @@ class Grid:
         height, width = max(self.pinpoints, key=fit)
         return height // self.tile_px, width // self.tile_px
 
-    def unpadded(self, info: MediaInfo) -> tuple[int, int]:
-        """Height and width, in embeddings, of what the tiles show of the image itself."""
+    def lines(self, info: MediaInfo) -> Lines:
+        """What the tiles show of the image itself."""
         rows, columns = self.tiles(info)
         height, width = rows * self.side, columns * self.side
         if info.width / info.height > width / height:
-            shown = int(round(info.height * (width / info.width), 7))
-            return height - (height - shown) // 2 * 2, width
-        shown = int(round(info.width * (height / info.height), 7))
-        return height, width - (width - shown) // 2 * 2
+            top = (height - int(round(info.height * (width / info.width), 7))) // 2
+            return Lines(self.side, top, height - 2 * top, height - 2 * top, width)
+        left = (width - int(round(info.width * (height / info.height), 7))) // 2
+        return Lines(self.side, 0, height, height, width - 2 * left)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of an image's ``of`` tiles, the whole being the first, those that a shard needs, and the rows that it makes."""
+
+    tiles: tuple[int, ...]
+    of: int
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class AnyRes(Plain, ABC):
+    """The whole image, then its tiles line by line."""
+
+    grid: Grid
+
+    @abstractmethod
+    def lines(self, info: MediaInfo) -> Lines | None:
+        """Of the tiles; None for an image that is seen whole only, with one newline."""
+        ...
+
+    def layout(self, info: MediaInfo) -> Layout:
+        return (Positions(self.placeholder_id, sum(self.units(info))),)
+
+    def units(self, info: MediaInfo) -> tuple[int, ...]:
+        """The whole, and for each row of tiles the lines that begin in it. Raises InvalidMedia."""
+        refuse_unless(info, Modality.IMAGE)
+        lines = self.lines(info)
+        if lines is None:
+            return (self.grid.side**2 + 1,)
+        return (self.grid.side**2, *(count * (lines.width + 1) for count in lines.per_row))
+
+    def part(self, info: MediaInfo, shard: Shard) -> Part:
+        """Of an image that ``units`` has so many of as the shard says."""
+        units = self.units(info)
+        begin = sum(units[: shard.first])
+        made = range(begin, begin + sum(units[shard.first : shard.first + shard.count]))
+        lines = self.lines(info)
+        if lines is None:
+            return Part((0,), 1, made)
+        before, per_row = max(shard.first - 1, 0), lines.per_row
+        here = per_row[before : shard.first + shard.count - 1]
+        rows, columns = self.grid.tiles(info)
+        needed = lines.rows(sum(per_row[:before]), sum(here))
+        tiles = range(1 + needed.start * columns, 1 + needed.stop * columns)
+        return Part((*(() if shard.first else (0,)), *tiles), 1 + rows * columns, made)
 
 
 def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]], processor: Json) -> Grid:

@@ -3,21 +3,18 @@
 from dataclasses import dataclass
 from typing import Self
 
-from triptych.domain.media import MediaInfo, Modality
-from triptych.families.anyres import Grid, load_grid
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.domain.media import MediaInfo
+from triptych.families.anyres import AnyRes, Grid, Lines, load_grid
 from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
-from triptych.families.plain import Plain
 
 _PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 _DEFAULTS: Json = {"image_token_index": 32000, "vision_feature_select_strategy": "default"}
 
 
 @dataclass(frozen=True, slots=True)
-class LlavaNext(Plain):
-    grid: Grid
+class LlavaNext(AnyRes):
     model_type: str = "llava_next"
 
     @classmethod
@@ -35,14 +32,8 @@ class LlavaNext(Plain):
             grid=grid,
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
-        return (Positions(self.placeholder_id, self._tokens(info)),)
-
-    def _tokens(self, info: MediaInfo) -> int:
-        """The whole image's, and those of the tiles with a newline for each row. Raises InvalidMedia."""
-        refuse_unless(info, Modality.IMAGE)
-        height, width = self.grid.unpadded(info)
-        return self.grid.side**2 + height * (width + 1)
+    def lines(self, info: MediaInfo) -> Lines:
+        return self.grid.lines(info)
 
 
 def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:

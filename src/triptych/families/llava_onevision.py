@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Self
 
-from triptych.domain.media import MediaInfo, Modality
-from triptych.families.anyres import Grid, load_grid
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.domain.media import MediaInfo
+from triptych.families.anyres import AnyRes, Grid, Lines, load_grid
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
-from triptych.families.plain import Plain
 
 _PINPOINTS = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
 _DEFAULTS: Json = {
@@ -21,18 +18,15 @@ _DEFAULTS: Json = {
 }
 _PROCESSOR_DEFAULTS: Json = {"do_resize": True, "do_center_crop": False, "size": {"height": 384, "width": 384}}
 _ANYRES = "anyres_max_"
-_SCALED_DOWN_FROM = 1.1
-"""How much more than allowed the sides of an image may have before its rows are interpolated down."""
 
 WHOLE = ("tiles", "none")
 """The option of an image that is seen whole only."""
 
 
 @dataclass(frozen=True, slots=True)
-class LlavaOneVision(Plain):
+class LlavaOneVision(AnyRes):
     """Tiles are scaled down to at most about ``max_tiles`` tiles' worth of embeddings."""
 
-    grid: Grid
     max_tiles: int
     model_type: str = "llava_onevision"
 
@@ -56,19 +50,8 @@ class LlavaOneVision(Plain):
         """Several images are seen whole only, as transformers' image processor does with those of one conversation."""
         return tuple(infos) if len(infos) == 1 else tuple(replace(info, options=(WHOLE,)) for info in infos)
 
-    def layout(self, info: MediaInfo) -> Layout:
-        return (Positions(self.placeholder_id, self._tokens(info)),)
-
-    def _tokens(self, info: MediaInfo) -> int:
-        """The whole image's, and those of the tiles with a newline for each row, or one newline. Raises InvalidMedia."""
-        refuse_unless(info, Modality.IMAGE)
-        if WHOLE in info.options:
-            return self.grid.side**2 + 1
-        height, width = self.grid.unpadded(info)
-        ratio = sqrt(height * width / (self.max_tiles * self.grid.side**2))
-        if ratio > _SCALED_DOWN_FROM:
-            height, width = int(height // ratio), int(width // ratio)
-        return self.grid.side**2 + height * (width + 1)
+    def lines(self, info: MediaInfo) -> Lines | None:
+        return None if WHOLE in info.options else self.grid.lines(info).scaled_down(self.max_tiles)
 
 
 def _max_tiles(config: Json, processor: Json) -> int:
