@@ -58,10 +58,11 @@ class _Child:
 class LocalCluster:
     """Processes that start together, are ready when the context is entered, and are gone when it is left.
 
-    ``options`` are further flags by service (``{"encoder": ("--transports", "tcp")}``). ``port`` is the gateway's,
-    ``router_port`` the router's, ``admin_port`` the first of all admin ports, in the order of ``admin_urls``; 0 takes
-    free ones. With ``mount_router`` the router runs in the gateway's process, where its options hold too. ``threads``
-    bounds what each torch process computes with. Children die with this process, however it ends.
+    ``hybrid`` are text processes that encode as well, ``options`` further flags by service (``{"encoder":
+    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the router's, ``admin_port`` the first of all
+    admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the gateway's
+    process, where its options hold too. ``threads`` bounds what each torch process computes with. Children die with this
+    process, however it ends.
 
     Nothing that others run is ever taken for a part of it: ports are looked at before anything starts, and a process
     counts as ready when the one with the pid that was started here says so on its own admin port.
@@ -73,6 +74,7 @@ class LocalCluster:
         *,
         encoders: int = 2,
         text: int = 1,
+        hybrid: int = 0,
         port: int = 0,
         router_port: int = 0,
         admin_port: int = 0,
@@ -88,6 +90,7 @@ class LocalCluster:
             Model.named(model),
             encoders=encoders,
             text=text,
+            hybrid=hybrid,
             port=port,
             router_port=router_port,
             admin_port=admin_port,
@@ -127,8 +130,12 @@ class LocalCluster:
 
     def consequence(self, ended: Exit) -> str:
         """What no longer works, in one line, when it was the last process of its kind; empty while others are left."""
-        left = any(plan.service == ended.service and plan.name in self.processes for plan in self._plan.processes)
-        return "" if left else _WITHOUT.get(ended.service, f"nothing works without the {ended.service}")
+        plans = {plan.name: plan for plan in self._plan.processes}
+        left = {pool for name in self.processes for pool in plans[name].pools}
+        pools = plans[ended.name].pools
+        if not pools:
+            return f"nothing works without the {ended.service}"
+        return next((_WITHOUT[pool] for pool in reversed(pools) if pool not in left), "")
 
     @property
     def targets(self) -> Mapping[str, str]:

@@ -55,6 +55,7 @@ def root(
 @app.command(
     epilog="Examples:\n\n- `triptych up` serves the demo model\n\n"
     "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --encoders 0 --text 0 --hybrid 1` has the whole model in one process\n\n"
     "- `triptych up --admin-port 9100` has metrics on known ports, for Prometheus\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
@@ -63,8 +64,11 @@ def up(
         str,
         typer.Option(help="Directory of a model, OWNER/NAME of one on a hub, or *demo* for the one that comes along."),
     ] = "demo",
-    encoders: Annotated[int, typer.Option(min=1, max=64, help="Processes that encode images.")] = 2,
-    text: Annotated[int, typer.Option(min=1, max=64, help="Processes that prefill and decode.")] = 1,
+    encoders: Annotated[int, typer.Option(min=0, max=64, help="Processes that encode images.")] = 2,
+    text: Annotated[int, typer.Option(min=0, max=64, help="Processes that prefill and decode.")] = 1,
+    hybrid: Annotated[
+        int, typer.Option(min=0, max=64, help="Processes that encode, prefill and decode, the whole model in each.")
+    ] = 0,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 takes a free one.")
     ] = DEFAULT_PORT,
@@ -104,6 +108,7 @@ def up(
             model,
             encoders=encoders,
             text=text,
+            hybrid=hybrid,
             port=port,
             router_port=router_port,
             admin_port=admin_port,

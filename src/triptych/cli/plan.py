@@ -26,6 +26,8 @@ class ProcessPlan:
     arguments: tuple[str, ...]
     options: tuple[str, ...]
     admin_port: int = 0
+    pools: tuple[str, ...] = ()
+    """Which it is in: ``encoder``, ``text``, or both."""
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line. Raises ClusterError when the service is not installed."""
@@ -59,6 +61,7 @@ class ClusterPlan:
         *,
         encoders: int,
         text: int,
+        hybrid: int,
         port: int,
         router_port: int,
         admin_port: int,
@@ -67,10 +70,16 @@ class ClusterPlan:
         options: Mapping[str, Sequence[str]],
     ) -> Self:
         """As ``LocalCluster`` is told; where a port is 0, a free one is chosen. Raises ClusterError."""
-        asked_for = {port, router_port, *range(admin_port, admin_port + encoders + text + 2)}
-        *engine_ports, free_router_port, free_port = ports.free(encoders + text + 2, asked_for)
+        if not (encoders or hybrid) or not (text or hybrid):
+            raise ClusterError("--encoders 0 and --text 0 need --hybrid: somebody has to encode, and to answer")
+        processes = encoders + text + hybrid + 2
+        asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
+        *engine_ports, free_router_port, free_port = ports.free(processes, asked_for)
         router_port = router_port or free_router_port
-        engines = _engines(model, engine_ports[:encoders], engine_ports[encoders:], threads, options)
+        pools = _Ports(
+            engine_ports[:encoders], engine_ports[encoders : encoders + text], engine_ports[encoders + text :]
+        )
+        engines = _engines(model, pools, threads, options)
         front = _front(model, engines, port or free_port, router_port, options, mount_router=mount_router)
         others = {*engine_ports, free_router_port, free_port, *asked_for}
         return cls(_with_admin_ports((*engines, *front), admin_port, others), router_port, mount_router)
@@ -91,26 +100,35 @@ class ClusterPlan:
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
 
 
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    encoders: Sequence[int]
+    text: Sequence[int]
+    hybrid: Sequence[int]
+
+
 def _engines(
-    model: Model,
-    encoder_ports: Sequence[int],
-    text_ports: Sequence[int],
-    threads: int,
-    options: Mapping[str, Sequence[str]],
+    model: Model, pools: _Ports, threads: int, options: Mapping[str, Sequence[str]]
 ) -> tuple[ProcessPlan, ...]:
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
-    encoder_targets = ("--encoders", ",".join(map(ports.address, encoder_ports)))
-    pools = (("encoder", encoder_ports, shared), ("text", text_ports, (*shared, *encoder_targets)))
-    return tuple(
-        ProcessPlan(
-            f"{service}-{number}",
-            service,
-            port,
-            ("--instance-id", f"{service}-{number}", *arguments),
-            tuple(options.get(service, ())),
-        )
-        for service, pool_ports, arguments in pools
-        for number, port in enumerate(pool_ports, 1)
+
+    def planned(name: str, port: int, arguments: tuple[str, ...], *in_pools: str) -> ProcessPlan:
+        service = in_pools[-1]
+        own = ("--instance-id", name, *shared, *arguments)
+        return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), pools=in_pools)
+
+    def reads(own_port: int) -> tuple[str, ...]:
+        others = [port for port in (*pools.encoders, *pools.hybrid) if port != own_port]
+        return ("--encoders", ",".join(map(ports.address, others)))
+
+    both = ("--role", "EPD")
+    return (
+        *(planned(f"encoder-{number}", port, (), "encoder") for number, port in enumerate(pools.encoders, 1)),
+        *(planned(f"text-{number}", port, reads(port), "text") for number, port in enumerate(pools.text, 1)),
+        *(
+            planned(f"hybrid-{number}", port, (*both, *reads(port)), "encoder", "text")
+            for number, port in enumerate(pools.hybrid, 1)
+        ),
     )
 
 
@@ -125,10 +143,12 @@ def _front(
 ) -> tuple[ProcessPlan, ...]:
     """The router and the gateway, or a gateway with a router in it."""
 
-    def targets(service: str) -> str:
-        return ",".join(ports.address(plan.port) for plan in engines if plan.service == service)
+    def targets(*pools: str) -> str:
+        return ",".join(ports.address(plan.port) for plan in engines if plan.pools == pools)
 
     router = ("--model", str(model.path), "--encoders", targets("encoder"), "--text", targets("text"))
+    if hybrid := targets("encoder", "text"):
+        router = (*router, "--hybrid", hybrid)
     router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
     if mount_router:
         own = ("--host", ports.HOST, "--port", str(router_port), *router_options)

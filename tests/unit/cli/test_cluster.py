@@ -31,11 +31,17 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def build(
-        *, mount_router: bool = False, admin_port: int = 0, start_timeout_s: float = 120, **options: tuple[str, ...]
+        *,
+        pools: dict[str, int] | None = None,
+        mount_router: bool = False,
+        admin_port: int = 0,
+        start_timeout_s: float = 120,
+        **options: tuple[str, ...],
     ) -> LocalCluster:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
         return LocalCluster(
             "demo",
+            **(pools or {}),
             drain_s=0.1,
             admin_port=admin_port,
             mount_router=mount_router,
@@ -71,6 +77,46 @@ async def test_every_process_is_told_where_the_others_are(make: Make) -> None:
         assert encoders in commands["text-1"]
         assert cluster.targets["text-1"] in commands["router"]
         assert cluster.router_target in commands["gateway"]
+
+
+async def test_hybrid_processes_are_told_of_all_others_that_encode(make: Make) -> None:
+    pools = {"encoders": 1, "text": 1, "hybrid": 2}
+    told = ("--instances", "encoder-1,text-1,hybrid-1,hybrid-2")
+    async with make(pools=pools, gateway=told, text=("--extra",)) as cluster:
+        commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
+        at = cluster.targets
+        assert list(at) == ["encoder-1", "text-1", "hybrid-1", "hybrid-2", "router", "gateway"]
+
+        def flag(name: str, flag: str) -> str:
+            return commands[name][commands[name].index(flag) + 1]
+
+        assert flag("hybrid-1", "--role") == flag("hybrid-2", "--role") == "EPD"
+        assert flag("hybrid-1", "--encoders") == f"{at['encoder-1']},{at['hybrid-2']}"
+        assert flag("text-1", "--encoders") == f"{at['encoder-1']},{at['hybrid-1']},{at['hybrid-2']}"
+        assert flag("router", "--hybrid") == f"{at['hybrid-1']},{at['hybrid-2']}"
+        assert (flag("router", "--encoders"), flag("router", "--text")) == (at["encoder-1"], at["text-1"])
+        assert all("--extra" in commands[name] for name in ("text-1", "hybrid-1", "hybrid-2"))
+        assert "--role" not in commands["text-1"]
+
+
+async def test_what_fails_once_a_hybrid_process_is_gone_depends_on_who_is_left(make: Make) -> None:
+    for pools, names, kinds in (
+        ({"encoders": 0, "text": 0, "hybrid": 1}, "hybrid-1", "last text instance"),
+        ({"encoders": 0, "text": 1, "hybrid": 1}, "text-1,hybrid-1", "last encoder"),
+        ({"encoders": 1, "text": 0, "hybrid": 1}, "encoder-1,hybrid-1", "last text instance"),
+        ({"encoders": 1, "text": 1, "hybrid": 1}, "encoder-1,text-1,hybrid-1", ""),
+    ):
+        async with make(pools=pools, gateway=("--instances", names)) as cluster:
+            cluster.kill("hybrid-1")
+            consequence = cluster.consequence(await cluster.next_exit())
+        assert kinds in consequence
+        assert bool(kinds) == bool(consequence)
+
+
+@pytest.mark.parametrize("pools", [{"encoders": 0}, {"text": 0}, {"encoders": 0, "text": 0}])
+def test_a_cluster_without_a_stage_is_refused(make: Make, pools: dict[str, int]) -> None:
+    with pytest.raises(ClusterError, match="--encoders 0 and --text 0 need --hybrid"):
+        make(pools=pools)
 
 
 async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -> None:
