@@ -46,6 +46,8 @@ class TextSettings(InstanceSettings):
     packed_weight_bytes: int = Field(default=2048 * MIB, ge=0)
     """Memory for weights that are kept a second time on a CPU, in an order in which small batches are computed up to
     twice as fast; the largest layers come first, in float32 only. 0 keeps none."""
+    enforce_eager: bool = False
+    """On a GPU, record no CUDA graphs for decoding: less memory and a quicker start, but slower tokens."""
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""
@@ -89,7 +91,7 @@ class TextSettings(InstanceSettings):
     def _role_is_one_of_two(cls, role: str) -> str:
         if role not in ("PD", "EPD"):
             raise ValueError(
-                f"{role} is not among PD and EPD: who prefills decodes here, and who only encodes is an encoder"
+                f"{role!r} is not among PD and EPD: who prefills decodes here, and who only encodes is an encoder"
             )
         return role
 

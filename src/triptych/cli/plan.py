@@ -146,9 +146,9 @@ def _front(
     def targets(*pools: str) -> str:
         return ",".join(ports.address(plan.port) for plan in engines if plan.pools == pools)
 
-    router = ("--model", str(model.path), "--encoders", targets("encoder"), "--text", targets("text"))
-    if hybrid := targets("encoder", "text"):
-        router = (*router, "--hybrid", hybrid)
+    hybrid = targets("encoder", "text")
+    pools = ("--encoders", targets("encoder"), "--text", targets("text"), *(("--hybrid", hybrid) if hybrid else ()))
+    router = ("--model", str(model.path), *pools)
     router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
     if mount_router:
         own = ("--host", ports.HOST, "--port", str(router_port), *router_options)

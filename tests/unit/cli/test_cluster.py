@@ -41,7 +41,9 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
         return LocalCluster(
             "demo",
-            **(pools or {}),
+            encoders=(pools or {}).get("encoders", 2),
+            text=(pools or {}).get("text", 1),
+            hybrid=(pools or {}).get("hybrid", 0),
             drain_s=0.1,
             admin_port=admin_port,
             mount_router=mount_router,
@@ -88,7 +90,8 @@ async def test_hybrid_processes_are_told_of_all_others_that_encode(make: Make) -
         assert list(at) == ["encoder-1", "text-1", "hybrid-1", "hybrid-2", "router", "gateway"]
 
         def flag(name: str, flag: str) -> str:
-            return commands[name][commands[name].index(flag) + 1]
+            command: list[str] = commands[name]
+            return command[command.index(flag) + 1]
 
         assert flag("hybrid-1", "--role") == flag("hybrid-2", "--role") == "EPD"
         assert flag("hybrid-1", "--encoders") == f"{at['encoder-1']},{at['hybrid-2']}"

@@ -18,12 +18,14 @@ from services.text.intake import Intake, IntakeLimits
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from services.text.stages import Stages, Tower
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.machine.arena import ArenaLimits
+from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import (
@@ -114,18 +116,19 @@ class EncoderPanel:
     holdings: Holdings
     transport: MemoryTransport
     scope: TaskScope
+    lasting_tasks: int = LASTING_TASKS
 
     async def settled(self) -> None:
         """No lease is out, nothing waits, and the books are in order."""
         for _ in range(200):
             waits = self.holdings.memory.leases or self.service.load().pending_items
-            if not waits and len(self.scope) == LASTING_TASKS:
+            if not waits and len(self.scope) == self.lasting_tasks:
                 break
             await asyncio.sleep(0.05)
         assert self.holdings.memory.leases == 0
         assert self.holdings.memory.leased_bytes == 0
         assert self.service.load().pending_items == 0
-        assert len(self.scope) == LASTING_TASKS
+        assert len(self.scope) == self.lasting_tasks
         self.service.validate()
 
 
@@ -139,9 +142,13 @@ async def encoder_panel(
     slots: int = 64,
     max_pull_s: float = 1.0,
     settle: bool = True,
+    thread: InlineOffload | None = None,
     **settings: Any,
 ) -> AsyncIterator[EncoderPanel]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds. Checks at the end that nothing leaked."""
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds. Checks at the end that nothing leaked.
+
+    With ``thread``, the text engine's, somebody else gives the tower its turns.
+    """
     clock = asyncio.get_running_loop().time
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
@@ -156,12 +163,13 @@ async def encoder_panel(
             offers=lambda: (transport.offer(),),
             scope=scope,
             prepare=InlineOffload(2),
-            compute=InlineOffload(1),
+            compute=thread or InlineOffload(1),
             copy=copy,
             clock=clock,
         )
-        service.start()
-        panel = EncoderPanel(service, engine, holdings, transport, scope)
+        service.start(runs_tower=thread is None)
+        lasting_tasks = LASTING_TASKS - (thread is not None)
+        panel = EncoderPanel(service, engine, holdings, transport, scope, lasting_tasks)
         yield panel
         if settle:
             await panel.settled()
@@ -195,9 +203,15 @@ async def text_panel(
     engine: FakeTextEngine | None = None,
     slots: int = 64,
     damage: Callable[[object], bool] = lambda _: False,
+    thread: InlineOffload | None = None,
+    tower: Tower | None = None,
+    budget: ImageBudget | None = None,
     **settings: Any,
 ) -> AsyncIterator[TextPanel]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the image cache holds. Checks that nothing leaked."""
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the image cache holds. Checks that nothing leaked.
+
+    ``tower`` has its turns, within ``budget``, in the engine's ``thread``.
+    """
     clock = asyncio.get_running_loop().time
     engine = engine or FakeTextEngine(vocabulary=VOCABULARY)
     said = TextSettings(model=Path("unused"), **settings)
@@ -233,9 +247,10 @@ async def text_panel(
             new_grammar=Grammars(fake_tokenizer()).start,
             scope=scope,
             offload=InlineOffload(1),
-            engine_thread=InlineOffload(1),
+            engine_thread=thread or InlineOffload(1),
             chance=random.Random(2),
             clock=clock,
+            stages=None if tower is None else Stages(engine, tower, budget, said.encode_patience_s, clock),
         )
         service.start()
         panel = TextPanel(service, engine, intake, scope)
@@ -326,6 +341,19 @@ async def panels(
     async with (
         encoder_panel(network=network, **(encoder or {})) as one,
         text_panel(network, [one.service], **text) as two,
+    ):
+        yield Panels(one, two)
+
+
+@asynccontextmanager
+async def hybrid_panels(
+    *, budget: ImageBudget | None = None, encoder: dict[str, Any] | None = None, **text: Any
+) -> AsyncIterator[Panels]:
+    """Both in one process: one thread, whose turns the text service's loop gives."""
+    network, thread = MemoryNetwork(), InlineOffload(1)
+    async with (
+        encoder_panel(network=network, thread=thread, **(encoder or {})) as one,
+        text_panel(network, [one.service], thread=thread, tower=one.service.tower, budget=budget, **text) as two,
     ):
         yield Panels(one, two)
 

@@ -22,8 +22,26 @@ def test_every_setting_is_described() -> None:
         ["--model", "m", "--host", "nowhere"],
         ["--model", "m", "--max-sequences", "64", "--token-budget", "32"],
         ["--model", "m", "--image-cache-bytes", "1"],
+        ["--model", "m", "--encode-patience-s", "-1"],
     ],
 )
 def test_what_cannot_work_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         TextSettings.load(arguments, {})
+
+
+def test_whoever_encodes_needs_no_other_encoder_but_may_be_told_of_some() -> None:
+    assert TextSettings.load(["--model", "m"], {}).encoders == ("127.0.0.1:50061",)
+    assert TextSettings.load(["--model", "m", "--role", "EPD"], {}).encoders == ()
+    assert TextSettings.load(["--model", "m", "--encoders", "a:1"], {"TRIPTYCH_TEXT_ROLE": "EPD"}).encoders == ("a:1",)
+
+
+@pytest.mark.parametrize("role", ["EP", "ED", "E", "P", "D", "epd", ""])
+def test_roles_that_are_not_there_are_refused_by_name(role: str) -> None:
+    with pytest.raises(SettingsError, match=f"{role!r} is not among PD and EPD"):
+        TextSettings.load(["--model", "m", "--role", role], {})
+
+
+def test_an_encoder_is_mounted_only_where_it_encodes() -> None:
+    with pytest.raises(SettingsError, match="mount_encoder is for role EPD, the role is PD"):
+        TextSettings.load(["--model", "m", "--mount-encoder=--arena-bytes 9999999"], {})

@@ -1,0 +1,94 @@
+"""The whole model in one process, wired up from its settings: two services on one port, one end."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.text.mounted import app, settings_of_encoder
+from services.text.settings import TextSettings
+from triptych.demo import MODEL_DIR
+from triptych.domain.stage import Role
+from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.runtime.process import CannotStart
+from triptych.runtime.telemetry import Telemetry
+
+MIB = 1 << 20
+
+
+def told(**changes: object) -> TextSettings:
+    return TextSettings(model=MODEL_DIR, role="EPD", port=0, **changes)  # type: ignore[arg-type]
+
+
+def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() -> None:
+    settings = told(dtype="bfloat16", max_pull_s=3.0, mount_encoder="--arena-bytes 1048576 --max-batch-items=3")
+    encoder = settings_of_encoder(settings)
+    assert (encoder.arena_bytes, encoder.max_batch_items) == (MIB, 3)
+    assert (encoder.model, encoder.dtype, encoder.max_pull_s) == (MODEL_DIR, "bfloat16", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--arena-bytes 1", "arena_bytes"),
+        ('--arena-bytes "1', "No closing quotation"),
+        ("--port 1234", "port is the whole instance's"),
+        ("--model /elsewhere", "model is the whole instance's"),
+        ("--dtype bfloat16", "dtype is the whole instance's"),
+    ],
+)
+def test_what_the_encoder_cannot_be_told_is_refused_at_start(command: str, message: str) -> None:
+    with pytest.raises(CannotStart, match=f"--mount-encoder: (.|\n)*{message}"):
+        settings_of_encoder(told(mount_encoder=command))
+
+
+async def test_a_directory_without_a_model_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match=r"config\.json"):
+        async with app(TextSettings(model=tmp_path, role="EPD", port=0)):
+            pass
+
+
+async def test_two_services_are_one_instance_on_one_port() -> None:
+    telemetry = Telemetry()
+    small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "transports": ("shm",), "packed_weight_bytes": 0}
+    settings = told(**small, mount_encoder=f"--arena-bytes {MIB}", tpot_slo_s=0.05, max_sequences=4)
+    async with app(settings, telemetry) as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+        encoder, text = (stub(f"127.0.0.1:{running.port}") for stub in (EncoderStub, TextStub))
+        one, other = await encoder.describe(), await text.describe()
+        assert one.role is other.role is Role.EPD
+        assert (one.instance_id, one.epoch, one.model) == (other.instance_id, other.epoch, other.model)
+        assert {offer.backend for offer in one.offers} == {"shm"}, "others do not read from memory to memory"
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "triptych.v1.Text", "triptych.v1.Encoder"):
+            status = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert status.status == health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(10):
+            while b'triptych_connections{backend="memory"} 1.0' not in telemetry.metrics.render():  # noqa: ASYNC110 - met in the background
+                await asyncio.sleep(0.01)
+        assert await running.missing() == ()
+        async with asyncio.timeout(10):
+            await running.drain()
+        assert await running.missing() == ("it is draining",)
+        status = await health.Check(health_pb2.HealthCheckRequest(service="triptych.v1.Encoder"), timeout=5)
+        assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        for stub in (encoder, text):
+            await stub.close()
+
+
+@pytest.mark.parametrize("side", ["text", "encoder"])
+async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "transports": ("shm",), "packed_weight_bytes": 0}
+
+    def broken() -> None:
+        raise RuntimeError("on purpose")
+
+    async with app(told(**small, sweep_interval_s=0.01, mount_encoder=f"--arena-bytes {MIB}")) as running:
+        if side == "encoder":
+            monkeypatch.setattr(running.encoder.holdings, "sweep", broken)
+        else:
+            monkeypatch.setattr(type(running.text.service._intake), "tick", lambda _: broken())
+        async with asyncio.timeout(10):
+            assert await running.failed() == f"{side}/sweep"

@@ -1,0 +1,175 @@
+"""A text service whose loop gives an encoder's tower its turns: one thread, and neither at the other's mercy."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import pairwise
+
+import pytest
+
+from services.text.stages import Stages
+from tests.unit.services.panels import (
+    ITEM_TOKENS,
+    VOCABULARY,
+    Panels,
+    answer,
+    encode_and_keep_only_tickets,
+    encode_request,
+    hybrid_panels,
+    question,
+    under_virtual_time,
+)
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.stage import Role
+from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
+from triptych.policy.iteration import ImageBudget
+from triptych.ports import EngineOutput
+from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
+
+
+def tower(**options: float) -> FakeEncoderEngine:
+    return FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, **options)  # type: ignore[arg-type]
+
+
+async def encode(p: Panels, *names: str) -> list[EncodeResult]:
+    results = await asyncio.gather(*(p.encoder.service.encode(encode_request(name)) for name in names))
+    await p.encoder.service.release([lease for one in results for lease in (one.ticket.lease_id, one.router_lease)])
+    return results
+
+
+def test_both_services_say_that_they_are_one_instance_of_all_stages() -> None:
+    async def scenario() -> None:
+        async with hybrid_panels() as p:
+            assert (await p.text.service.describe()).role is Role.EPD
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
+            assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
+
+    under_virtual_time(scenario)
+
+
+def test_an_idle_engine_leaves_the_tower_to_itself_and_wakes_for_it() -> None:
+    async def scenario() -> None:
+        async with hybrid_panels() as p:
+            await asyncio.sleep(5)
+            for name in ("cat", "dog"):
+                (result,) = await encode(p, name)
+                assert result.queue_s < 0.01
+                await asyncio.sleep(5)
+
+    under_virtual_time(scenario)
+
+
+def test_decodes_go_on_while_many_items_are_encoded() -> None:
+    """Batches of one item, 10 ms each, and steps of 5 ms: a token every 15 ms."""
+
+    async def scenario() -> None:
+        budget = ImageBudget(tokens=ITEM_TOKENS, nbytes=1 << 20)
+        encoder = {"engine": tower(batch_s=0.01, token_s=0.0, prepare_s=0.0)}
+        async with hybrid_panels(budget=budget, encoder=encoder) as p, asyncio.TaskGroup() as group:
+            clock = asyncio.get_running_loop().time
+            async with aclosing(p.text.service.generate(question("a long one", []).request)) as stream:
+                await anext(stream)
+                encoding = group.create_task(encode(p, *(f"item-{number}" for number in range(30))))
+                times = [clock() async for _ in stream]
+            assert not encoding.done(), "the answer did not wait for the items"
+            assert max(after - before for before, after in pairwise(times)) == pytest.approx(0.015, abs=1e-6)
+            assert len(await encoding) == 30
+
+    under_virtual_time(scenario)
+
+
+def test_what_fails_in_the_tower_costs_no_answer_and_what_fails_in_the_engine_no_item() -> None:
+    async def scenario() -> None:
+        async with hybrid_panels() as p, asyncio.TaskGroup() as group:
+            p.encoder.engine.failures.extend([RuntimeError("secret")] * 2)
+            asked = question("who", [])
+            answering = group.create_task(answer(p.text.service, asked.request))
+            with pytest.raises(InternalError) as raised:
+                await p.encoder.service.encode(encode_request("cat"))
+            assert "secret" not in raised.value.message
+            assert (await answering).token_ids == asked.expected
+            p.encoder.engine.failures.clear()
+
+            p.text.engine.failures.append(EngineFailure("on purpose"))
+            encoding = group.create_task(encode(p, "dog"))
+            with pytest.raises(EngineFailure):
+                await answer(p.text.service, asked.request)
+            assert len(await encoding) == 1
+
+    under_virtual_time(scenario)
+
+
+def test_a_step_that_raises_leaves_the_tower_its_turns() -> None:
+    class Broken(FakeTextEngine):
+        def decode_step(self) -> list[EngineOutput]:
+            raise RuntimeError("on purpose")
+
+    async def scenario() -> None:
+        async with hybrid_panels(engine=Broken(VOCABULARY)) as p, asyncio.TaskGroup() as group:
+            encoding = group.create_task(encode(p, "dog"))
+            with pytest.raises(EngineFailure):
+                await answer(p.text.service, question("who", []).request)
+            assert len(await encoding) == 1
+
+    under_virtual_time(scenario)
+
+
+def test_items_that_nobody_waits_for_any_more_take_no_turn() -> None:
+    async def scenario() -> None:
+        slow = FakeTextEngine(VOCABULARY, step_s=0.5)
+        async with hybrid_panels(engine=slow) as p, asyncio.TaskGroup() as group:
+            group.create_task(answer(p.text.service, question("who", []).request))
+            await asyncio.sleep(0.1)  # a step runs
+            left = group.create_task(encode(p, "cat"))
+            await asyncio.sleep(0.1)
+            left.cancel()
+            with pytest.raises(DeadlineExceeded):
+                await p.encoder.service.encode(encode_request("dog", timeout_s=0.2))
+        assert p.encoder.engine.encoded_items == 0
+
+    under_virtual_time(scenario)
+
+
+def test_draining_ends_once_answers_and_items_have() -> None:
+    async def scenario() -> None:
+        async with (
+            hybrid_panels(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p,
+            asyncio.TaskGroup() as group,
+        ):
+            answering = group.create_task(answer(p.text.service, question("who", []).request))
+            encoding = group.create_task(encode(p, "cat"))
+            await asyncio.sleep(0.05)
+            await asyncio.gather(p.text.service.drain(), p.encoder.service.drain())
+            assert answering.done()
+            assert encoding.done()
+            with pytest.raises(Unavailable, match="the encoder is draining"):
+                await p.encoder.service.encode(encode_request("dog"))
+            with pytest.raises(Unavailable, match="the text instance is draining"):
+                await answer(p.text.service, question("x", []).request)
+
+    under_virtual_time(scenario)
+
+
+class NothingWaits:
+    """A tower without items."""
+
+    waiting_since_s: float | None = None
+
+    def when_ready(self, wake: object) -> None: ...
+
+    async def turn(self, budget: ImageBudget | None = None) -> bool:
+        raise AssertionError(f"nothing waits, and there is a turn within {budget}")
+
+
+def test_prompts_are_held_back_once_and_then_have_their_turn() -> None:
+    now_s = [10.0]
+    waiting = NothingWaits()
+    stages = Stages(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
+    ready = [stages.encode_ready]
+    assert stages.next(prefill_ready=True).prefill
+    waiting.waiting_since_s = 9.6
+    assert [*ready, stages.encode_ready] == [False, True]
+    assert stages.next(prefill_ready=True).prefill, "it has waited for 0.4 s"
+    now_s[0] = 10.2
+    turns = [stages.next(prefill_ready=True).encode for _ in range(4)]
+    assert turns == [True, False, True, False]
+    assert [stages.next(prefill_ready=False).encode for _ in range(3)] == [True, True, True]
