@@ -12,6 +12,7 @@ import pytest
 from tests.unit.services.panels import encode_request, encoder_panel, new_lease, under_virtual_time
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeResult, LeaseRequest
+from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.stage import Role
 from triptych.errors import (
     ArenaFull,
@@ -233,6 +234,57 @@ def test_what_can_never_fit_is_the_requests_fault() -> None:
         async with encoder_panel(slots=1) as panel:
             with pytest.raises(InvalidMedia):
                 await panel.service.encode(encode_request("cat", width=64, tokens=128))
+
+    under_virtual_time(scenario)
+
+
+ITEM_NBYTES = 40 + 4 * 16 * 8
+"""What the fake engine says that preparing an item of ``encode_request`` takes, the item itself included."""
+
+
+class CountingEngine(FakeEncoderEngine):
+    """Counts what it prepares; a shard takes its share of the whole."""
+
+    prepared = 0
+
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
+        whole = super().decoded_nbytes(info)
+        return whole if shard is None else whole * shard.count // shard.of
+
+    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> FakePrepared:
+        self.prepared += 1
+        return super().prepare(media, info, shard)
+
+
+def test_an_item_that_takes_more_memory_than_is_allowed_is_refused_before_it_is_decoded() -> None:
+    async def scenario() -> None:
+        engine = CountingEngine(tokens_of=lambda info: 2 * info.width)
+        async with encoder_panel(engine=engine, max_prepared_bytes=ITEM_NBYTES - 1) as panel:
+            reason = f"the item takes {ITEM_NBYTES} bytes to prepare, the limit is {ITEM_NBYTES - 1}"
+            with pytest.raises(InvalidMedia, match=reason):
+                await panel.service.encode(encode_request("cat"))
+            assert engine.prepared == 0
+            smaller = await panel.service.encode(encode_request("cat", width=8, tokens=16))
+            half = await panel.service.encode(replace(encode_request("cat", tokens=16), shard=Shard(0, 1, 2)))
+            assert engine.prepared == 2
+            await panel.service.release(leases_of(smaller, half))
+        async with encoder_panel(max_prepared_bytes=ITEM_NBYTES) as panel:
+            await panel.service.release(leases_of(await panel.service.encode(encode_request("cat"))))
+
+    under_virtual_time(scenario)
+
+
+def test_items_that_take_too_much_memory_together_come_again_later() -> None:
+    async def scenario() -> None:
+        async with encoder_panel(max_prepared_bytes=2 * ITEM_NBYTES) as panel:
+            calls = (panel.service.encode(encode_request(name)) for name in ("a", "b", "c"))
+            *served, refused = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(refused, Overloaded)
+            assert f"waiting items take {2 * ITEM_NBYTES} of {2 * ITEM_NBYTES} bytes" in str(refused)
+            again = await panel.service.encode(encode_request("c"))
+            results = [one for one in served if isinstance(one, EncodeResult)]
+            assert len(results) == 2
+            await panel.service.release(leases_of(*results, again))
 
     under_virtual_time(scenario)
 
