@@ -245,6 +245,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[Transformer
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,
+            enforce_eager=settings.enforce_eager,
         )
         tokenizer = Tokenizer.load(checkpoint.files)
         return engine, tokenizer, Grammars(tokenizer)

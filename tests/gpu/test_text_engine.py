@@ -47,6 +47,26 @@ def test_bfloat16_runs_through_either_path(tmp_path: Path, block_tokens: int | N
     assert all(len(answer) == 12 for answer in run(engine).values())
 
 
+def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
+    """Rows come and go, so that several recorded passes are used; the same kernels compute both."""
+    if not has_paged_kernel(CUDA, torch.bfloat16):
+        pytest.skip("THIS TORCH HAS NO PAGED KERNEL: recorded decoding is not tested here")
+    answers = []
+    for enforce_eager in (True, False):
+        engine = text_engine(
+            make_model(tmp_path),
+            device="cuda",
+            dtype="bfloat16",
+            kv_cache_bytes=64 << 20,
+            max_sequences=6,
+            enforce_eager=enforce_eager,
+        )
+        for request in requests():
+            engine.add(request)
+        answers.append(run(engine))
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("window", [None, 100])
 def test_the_paged_kernel_equals_attention_written_out(window: int | None) -> None:
     if not has_paged_kernel(CUDA, torch.bfloat16):

@@ -21,6 +21,7 @@ from triptych.engine.kv import KvCache
 from triptych.families.base import Span
 
 PACKED_ATTENTION = "triptych_packed"
+Views = tuple[torch.Tensor, ...]
 SHORT_TOKENS = 96
 """Decoding sequences up to this length are gathered and padded together: calls cost more than copies then."""
 _MANY = 4
@@ -89,6 +90,24 @@ class Decodes:
     start: int | None
     read: torch.Tensor | None
     _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
+    _places: dict[int | None, tuple[Views, Views]] = field(default_factory=dict, compare=False)
+
+    def in_place(self, layer: int, window: int | None, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one that is read in place, each [kv heads, 1, positions seen, d].
+
+        Views of all layers are made at once: one by one they cost a fifth of the time of a short sequence's attention.
+        """
+        if window not in self._places:
+            if self.start is None:
+                raise AssertionError("these sequences are gathered")
+            (length,) = self.lengths
+            seen = length if window is None else min(length, window)
+            at = self.start + length - seen
+            views = (memory.narrow(1, at, seen).transpose(1, 2)[:, :, None] for memory in (cache.keys, cache.values))
+            keys, values = (view.unbind(0) for view in views)
+            self._places[window] = keys, values
+        keys, values = self._places[window]
+        return keys[layer], values[layer]
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
         """[sequences, 1, 1, longest], to be added to the scores; None where everything is seen."""
@@ -168,32 +187,41 @@ def packed_attention(
     values.index_copy_(0, packed.slots, value[0].transpose(0, 1))
     if packed.paged is not None:
         return paged_attention(packed.paged, query, keys, values, scaling, sliding_window), None
-    heads, kv_heads = query.shape[1], key.shape[1]
-    rows = sum(len(group.lengths) for group in packed.decodes)
-    # [rows, kv heads, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
-    single = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, query.shape[3])
-    # [1, kv heads, slots, d]
-    all_keys, all_values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-    out: list[torch.Tensor] = []
-    for group in packed.decodes:
-        one = single[group.row : group.row + len(group.lengths)]
-        if group.start is not None:
-            length = group.lengths[0]
-            seen = length if sliding_window is None else min(length, sliding_window)
-            at = group.start + length - seen
-            k, v = all_keys.narrow(2, at, seen), all_values.narrow(2, at, seen)
-            out.append(scaled_dot_product_attention(one, k, v, scale=scaling))
-        else:
-            shape = (len(group.lengths), -1, *keys.shape[1:])
-            k = keys.index_select(0, group.read).view(shape).transpose(1, 2)  # type: ignore[arg-type]  # set without start
-            v = values.index_select(0, group.read).view(shape).transpose(1, 2)  # type: ignore[arg-type]
-            mask = group.mask(sliding_window, query)
-            out.append(scaled_dot_product_attention(one, k, v, attn_mask=mask, scale=scaling))
-    done = [one.reshape(-1, heads, query.shape[3]) for one in out]
+    done = [_decodes(query, keys, values, packed, module.layer_idx, scaling, sliding_window)] if packed.decodes else []
     done += [
         _chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window) for part in packed.chunks
     ]
     return (done[0] if len(done) == 1 else torch.cat(done))[None], None
+
+
+def _decodes(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    packed: PackedBatch,
+    layer: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The rows of all sequences that decode: [rows, heads, d]."""
+    heads, head_size = query.shape[1], query.shape[3]
+    kv_heads = keys.shape[1]
+    counts = [len(group.lengths) * kv_heads for group in packed.decodes]
+    # [rows * kv heads, 1, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
+    single = query[0, :, : sum(counts) // kv_heads].transpose(0, 1).reshape(-1, 1, heads // kv_heads, head_size)
+    out: list[torch.Tensor] = []
+    for group, rows in zip(packed.decodes, single.split(counts), strict=True):
+        if group.read is None:
+            k, v = group.in_place(layer, window, packed.cache)
+            out.append(scaled_dot_product_attention(rows, k, v, scale=scaling))
+        else:
+            shape = (len(group.lengths), -1, kv_heads, head_size)
+            k, v = (memory.index_select(0, group.read).view(shape).transpose(1, 2) for memory in (keys, values))
+            mask = group.mask(window, query)
+            together = rows.view(len(group.lengths), kv_heads, -1, head_size)
+            attended = scaled_dot_product_attention(together, k, v, attn_mask=mask, scale=scaling)
+            out.append(attended.reshape(rows.shape))
+    return torch.cat(out).view(-1, heads, head_size)
 
 
 def _chunk(

@@ -81,6 +81,11 @@ class GraniteSpeechText(PlainText):
         plan = super().plan(token_ids, items)
         return replace(plan, looks_ahead=bool(items and self._lora is not None))
 
+    @property
+    def decodes_alike(self) -> bool:
+        """With an adapter, which rows it is for changes from pass to pass."""
+        return self._lora is None
+
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         if self._lora is not None:
             weight: torch.Tensor = self._model.lm_head.weight

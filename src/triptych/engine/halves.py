@@ -103,6 +103,13 @@ class TextHalf(Protocol):
         """How this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
         ...
 
+    @property
+    def decodes_alike(self) -> bool:
+        """Whether passes that compute one position behind the items of each sequence differ in tokens and positions alone,
+        so that one can be recorded for all.
+        """
+        ...
+
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         """Further arguments for the decoder in a pass of so many rows; most families have none."""
         ...

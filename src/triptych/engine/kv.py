@@ -29,14 +29,21 @@ class KvCache:
     gathers and writes whole rows. Attention over neighbouring slots reads a view, without gathering.
     """
 
-    def __init__(self, shape: KvShape, *, nbytes: int, block_tokens: int, device: torch.device) -> None:
-        """Takes at most ``nbytes``; on a CPU, pages that are never written cost nothing."""
+    def __init__(
+        self, shape: KvShape, *, nbytes: int, block_tokens: int, device: torch.device, spare: bool = False
+    ) -> None:
+        """Takes at most ``nbytes``; on a CPU, pages that are never written cost nothing.
+
+        With ``spare`` one more block than ``blocks`` is there, that is no sequence's.
+        """
         self.block_tokens = block_tokens
-        self.blocks = nbytes // (shape.slot_nbytes * block_tokens)
-        if not self.blocks:
-            least = shape.slot_nbytes * block_tokens
+        blocks = nbytes // (shape.slot_nbytes * block_tokens)
+        self.blocks = blocks - spare
+        if self.blocks < 1:
+            least = shape.slot_nbytes * block_tokens * (1 + spare)
             raise ValueError(f"a KV cache of {nbytes} bytes holds no block of {block_tokens} tokens: one takes {least}")
-        size = (shape.layers, self.blocks * block_tokens, shape.heads, shape.head_size)
+        self.spare_block = self.blocks if spare else None
+        size = (shape.layers, blocks * block_tokens, shape.heads, shape.head_size)
         self.keys = torch.empty(size, dtype=shape.dtype, device=device)
         self.values = torch.empty(size, dtype=shape.dtype, device=device)
 

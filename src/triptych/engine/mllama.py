@@ -98,6 +98,11 @@ class MllamaText:
         zones = _zones([item.positions[0] for item in placed], ends)
         return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)), looks_ahead=True)
 
+    @property
+    def decodes_alike(self) -> bool:
+        """What a position attends to of items is looked up in every pass."""
+        return False
+
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         """Nothing in a pass without images: the decoder leaves its cross-attention layers out."""
         weights: Any = self._model.lm_head.weight

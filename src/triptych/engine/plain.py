@@ -30,6 +30,10 @@ class PlainText:
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
         return PromptPlan(rows=embedding_rows(items))
 
+    @property
+    def decodes_alike(self) -> bool:
+        return True
+
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:  # noqa: ARG002
         return {}
 

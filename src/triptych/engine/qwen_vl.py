@@ -172,6 +172,10 @@ class QwenText:
             extra={start: [layer[start] for layer in layers] for start in rows} if layers else {},
         )
 
+    @property
+    def decodes_alike(self) -> bool:
+        return True
+
     def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
         """Where items stand in a pass, and per layer what is added there; nothing for a family without DeepStack."""
         places = torch.zeros(1, rows, dtype=torch.bool)

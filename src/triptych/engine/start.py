@@ -1,5 +1,6 @@
 """What is settled when a text engine starts: how its decoder is run, how its KV memory is laid out, how large a step is."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 
 from triptych.engine.attention import PACKED_ATTENTION
 from triptych.engine.cached_passes import CachedPasses
+from triptych.engine.decode_graphs import DecodeGraphs, cuda_recorder
 from triptych.engine.flash import FLASH_BLOCK_TOKENS, has_paged_kernel
 from triptych.engine.halves import TextHalf
 from triptych.engine.kv import KvCache, KvShape
@@ -16,6 +18,8 @@ from triptych.engine.passes import PackedPasses, Passes, Work
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import largest_within
+
+logger = logging.getLogger(__name__)
 
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _BLOCK_TOKENS = 16
@@ -44,7 +48,22 @@ class Made:
     """Whether a prompt may be computed in chunks."""
 
 
-def passes_for(half: TextHalf, kv_cache_bytes: int, *, device: torch.device, options: KvOptions) -> Made:
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """Record, where the device can, passes that decode up to ``most_rows`` sequences of up to ``most_tokens`` tokens."""
+
+    most_rows: int
+    most_tokens: int
+
+
+def passes_for(
+    half: TextHalf,
+    kv_cache_bytes: int,
+    *,
+    device: torch.device,
+    options: KvOptions,
+    graphs: GraphOptions | None = None,
+) -> Made:
     """Packed passes for decoders of full and sliding attention, else one cache for each sequence. Raises BadModel.
 
     One small pass shows now, not at the first request, that the decoder works so.
@@ -52,7 +71,7 @@ def passes_for(half: TextHalf, kv_cache_bytes: int, *, device: torch.device, opt
     config: Any = half.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     made = (
-        _packed(half, kv_cache_bytes, device, options)
+        _packed(half, kv_cache_bytes, device, options, graphs)
         if kinds <= _PACKED_LAYERS
         else _cached(half, kv_cache_bytes, device, options)
     )
@@ -92,18 +111,37 @@ def _probe(made: Made, half: TextHalf, tokens: int) -> Sequence[object]:
     return results
 
 
-def _packed(half: TextHalf, kv_cache_bytes: int, device: torch.device, options: KvOptions) -> Made:
+def _packed(
+    half: TextHalf, kv_cache_bytes: int, device: torch.device, options: KvOptions, graphs: GraphOptions | None
+) -> Made:
     config: Any = half.decoder.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = half.decoder.dtype
     shape = KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)
     paged = has_paged_kernel(device, dtype) and options.block_tokens in {None, FLASH_BLOCK_TOKENS}
     block_tokens = options.block_tokens or (FLASH_BLOCK_TOKENS if paged else _BLOCK_TOKENS)
-    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device)
+    records = paged and graphs is not None and half.decodes_alike
+    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=records)
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
-    passes = PackedPasses(half, cache, device=device, paged=paged)
+    recorded = _recorded(half, cache, graphs) if records and graphs is not None else None
+    passes = PackedPasses(half, cache, device=device, paged=paged, graphs=recorded)
     return Made(passes, cache.blocks, block_tokens, contiguous)
+
+
+def _recorded(half: TextHalf, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:
+    """None, and said so, where the decoder does in a pass what cannot be recorded."""
+    try:
+        return DecodeGraphs(
+            half,
+            cache,
+            most_rows=options.most_rows,
+            most_tokens=options.most_tokens,
+            record=cuda_recorder(cache.keys.device),
+        )
+    except Exception:  # whatever a decoder of transformers and CUDA make of it
+        logger.warning("decoding cannot be recorded as CUDA graphs: it runs step by step", exc_info=True)
+        return None
 
 
 def _cached(half: TextHalf, kv_cache_bytes: int, device: torch.device, options: KvOptions) -> Made:

@@ -13,12 +13,13 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.halves import KeepingHalf
+from triptych.engine.heap import keep_freed
 from triptych.engine.packed_weights import pack
 from triptych.engine.passes import Outcome, Passes, Result, Work
 from triptych.engine.registry import halves_of
 from triptych.engine.sequence import AcceptedRequest, Limits, RunningSequence, accept
 from triptych.engine.split import Half, load_half
-from triptych.engine.start import KvOptions, measured_budget, measured_pass_s, passes_for
+from triptych.engine.start import GraphOptions, KvOptions, measured_budget, measured_pass_s, passes_for
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.kv_blocks import KvBlocks
 from triptych.machine.prefix_chain import PrefixChain
@@ -51,6 +52,7 @@ class TransformersTextEngine:
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
+        enforce_eager: bool = False,
         kv: KvOptions | None = None,
     ) -> None:
         """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
@@ -58,12 +60,13 @@ class TransformersTextEngine:
         With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that takes no
         longer. ``max_embedding_bytes`` bounds the copies of what requests bring, ``cross_cache_bytes`` the keys and
         values of items where text attends to them in layers of its own, ``packed_weight_bytes`` the weights that are
-        kept a second time on a CPU, since small batches are computed faster so. ``kv``: how KV memory is laid out; None is
-        what suits the device.
+        kept a second time on a CPU, since small batches are computed faster so. ``enforce_eager`` records no CUDA
+        graphs for decoding. ``kv``: how KV memory is laid out; None is what suits the device.
         """
         if not 1 <= max_sequences <= token_budget:
             raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
         torch.set_num_threads(threads)
+        keep_freed()
         checkpoint = open_checkpoint(model_dir)
         halves = halves_of(checkpoint)
         self._device = torch.device(device)
@@ -74,10 +77,11 @@ class TransformersTextEngine:
             self._half.keep_at_most(cross_cache_bytes)
         decoder: Any = self._half.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
-        made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions())
+        context_length = self._model_info.context_length
+        graphs = None if enforce_eager else GraphOptions(max_sequences, context_length)
+        made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs)
         self._made = made
         self._passes: Passes = made.passes
-        context_length = self._model_info.context_length
         if tpot_slo_s is not None:
             most = min(token_budget, context_length, made.blocks * made.block_tokens)
             token_budget = max(

@@ -1,0 +1,92 @@
+"""What runs on a GPU alone, as far as it can run without one: the paged layout, and decoding from recorded passes.
+
+The kernel is written out in torch, with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a recorded pass is
+the same Python run again on the same buffers. What CUDA itself makes of both is for ``tests/gpu``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from triptych.engine import flash, start
+
+
+@dataclass
+class Recorded:
+    """How often a pass was recorded and replayed."""
+
+    recorded: int = 0
+    replayed: int = 0
+    refuse: bool = field(default=False)
+
+    def recorder(self, device: torch.device) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        del device
+
+        def record(work: Callable[[], None]) -> Callable[[], None]:
+            if self.refuse:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.recorded += 1
+            work()
+
+            def replay() -> None:
+                self.replayed += 1
+                work()
+
+            return replay
+
+        return record
+
+
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> Recorded:
+    """From now on engines take the way that they take on CUDA in half precision."""
+    recorded = Recorded()
+    monkeypatch.setattr(flash, "_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(start, "has_paged_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(start, "FLASH_BLOCK_TOKENS", block_tokens)
+    monkeypatch.setattr(start, "cuda_recorder", recorded.recorder)
+    return recorded
+
+
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: None,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+) -> torch.Tensor:
+    """[rows, heads, d] against pages [pages, page, kv heads, d], causal, the last row of each sequence at its end."""
+    assert cu_seq_k is None
+    assert enable_gqa == (query.shape[1] != key.shape[2])
+    page = key.shape[1]
+    assert max_k <= block_table.shape[1] * page
+    out = torch.empty_like(query)
+    starts: list[int] = cu_seq_q.tolist()
+    for at, (begin, end) in enumerate(pairwise(starts)):
+        length = int(seqused_k[at])
+        assert end - begin <= max_q
+        assert end - begin <= length <= max_k
+        pages = block_table[at, : -(-length // page)].long()
+        k, v = (memory[pages].flatten(0, 1)[:length].transpose(0, 1) for memory in (key, value))
+        rows = torch.arange(length - (end - begin), length)[:, None]
+        columns = torch.arange(length)[None]
+        seen = columns <= rows
+        if window_size[0] >= 0:
+            seen &= columns >= rows - window_size[0]
+        options: Any = {"attn_mask": seen, "scale": scale, "enable_gqa": enable_gqa}
+        one = query[begin:end].transpose(0, 1)[None]
+        out[begin:end] = torch.nn.functional.scaled_dot_product_attention(one, k[None], v[None], **options)[
+            0
+        ].transpose(0, 1)
+    return out
