@@ -2,19 +2,21 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"triptych": ROOT / "src" / "triptych", "services": ROOT / "services"}
 GUIDES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "CHANGELOG.md"]
 
 
-def test_dependencies_point_down_only(capsys: pytest.CaptureFixture[str]) -> None:
-    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
-    assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+def test_dependencies_point_down_only() -> None:
+    command = Path(sys.executable).with_name("lint-imports")  # a process: within this one it would silence all loggers
+    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("package", ["machine", "policy"])
