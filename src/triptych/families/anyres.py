@@ -7,9 +7,10 @@ so an image can be cut between lines, and a shard needs the rows of tiles that i
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import floor, sqrt
 from typing import Self
 
@@ -47,10 +48,16 @@ class Lines:
         return replace(self, count=int(self.shown // ratio), width=int(self.width // ratio))
 
     @property
+    def tokens(self) -> int:
+        return self.count * (self.width + 1)
+
+    @property
     def per_row(self) -> tuple[int, ...]:
         """By row of tiles, how many lines begin in it; rows in which none does are left out."""
-        rows = Counter(self._rows(line)[0] for line in range(self.count))
-        return tuple(rows[row] for row in sorted(rows))
+        lines = range(self.count)
+        rows = range((self.top + self.shown) // self.side + 1)
+        ends = [bisect_right(lines, row, key=lambda line: self._rows(line)[0]) for row in rows]
+        return tuple(end - begin for begin, end in pairwise((0, *ends)) if end > begin)
 
     def rows(self, first: int, count: int) -> range:
         """The rows of tiles that some neighbouring lines are made of."""
@@ -116,7 +123,9 @@ class AnyRes(Plain, ABC):
         ...
 
     def layout(self, info: MediaInfo) -> Layout:
-        return (Positions(self.placeholder_id, sum(self.units(info))),)
+        refuse_unless(info, Modality.IMAGE)
+        lines = self.lines(info)
+        return (Positions(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """The whole, and for each row of tiles the lines that begin in it. Raises InvalidMedia."""
