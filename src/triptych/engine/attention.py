@@ -210,7 +210,7 @@ def _decodes(
     # [rows * kv heads, 1, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
     single = query[0, :, : sum(counts) // kv_heads].transpose(0, 1).reshape(-1, 1, heads // kv_heads, head_size)
     out: list[torch.Tensor] = []
-    for group, rows in zip(packed.decodes, single.split(counts), strict=True):
+    for group, rows in zip(packed.decodes, torch.split(single, counts), strict=True):
         if group.read is None:
             k, v = group.in_place(layer, window, packed.cache)
             out.append(scaled_dot_product_attention(rows, k, v, scale=scaling))
