@@ -12,7 +12,7 @@ import transformers as untyped_transformers
 from tests.unit.families.kit import image, model_files, random_sizes
 from triptych.domain.media import MediaInfo, Shard
 from triptych.families.anyres import AnyRes
-from triptych.families.base import count_tokens
+from triptych.families.base import filled
 from triptych.families.llava_next import LlavaNext
 from triptych.families.llava_onevision import LlavaOneVision
 
@@ -82,7 +82,7 @@ def test_any_cut_has_the_rows_of_the_whole(kind: str, anyres: str, grid: str) ->
         rows, columns = family.grid.tiles(info)
         tiles = torch.rand(1 + rows * columns, SIDE**2, HIDDEN)
         whole = join(tiles, info)
-        assert len(whole) == sum(units) == count_tokens(family, info)
+        assert len(whole) == sum(units) == filled(family.layout(info))
         assert all(units)
         place = chance.randrange(1, len(units)) if len(units) > 1 else 1
         cuts = [(0, place), (place, len(units)), *((unit, unit + 1) for unit in range(len(units))), (0, len(units))]
