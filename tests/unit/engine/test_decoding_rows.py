@@ -33,8 +33,9 @@ def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | 
     """In place alone, gathered together, and gathered from pieces: rows equal attention by its definition."""
     alone = [Context(7, (0, 1), True), Context(20, (5, 6, 7, 8, 9), True)]
     pieces = [Context(9, (3, 12, 2), False), Context(3, (14,), True), Context(12, (20, 17, 30), False)]
-    contexts = [alone[0], *pieces, alone[1]]
-    groups = (decodes(0, alone[:1], cache), decodes(1, pieces, cache), decodes(4, alone[1:], cache))
+    whole = [Context(2, (10,), True), Context(11, (22, 23, 24), True), Context(8, (26, 27), True)]
+    contexts = [alone[0], *pieces, alone[1], *whole]
+    groups = tuple(decodes(row, of, cache) for row, of in ((0, alone[:1]), (1, pieces), (4, alone[1:]), (5, whole)))
     last = [cache.slots(one.table, one.length - 1, one.length)[0] for one in contexts]
     query = torch.randn(1, HEADS, len(contexts), HEAD_SIZE)
     key, value = (torch.randn(1, KV_HEADS, len(contexts), HEAD_SIZE) for _ in range(2))
