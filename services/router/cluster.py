@@ -164,9 +164,9 @@ class Cluster:
     def feed(self, event: ClusterEvent) -> None:
         self._apply(self._machine.handle(event, self._clock()))
 
-    def choose_text(self, run: int, tokens: int, avoid: frozenset[str]) -> TextGranted:
-        """A text instance for a dispatch of ``tokens``. Raises Unavailable."""
-        answer, *rest = self._machine.handle(TextWanted(run, tokens, avoid), self._clock())
+    def choose_text(self, run: int, tokens: int, avoid: frozenset[str], holders: frozenset[str]) -> TextGranted:
+        """A text instance for a dispatch of ``tokens``, whose embeddings ``holders`` hold. Raises Unavailable."""
+        answer, *rest = self._machine.handle(TextWanted(run, tokens, avoid, holders), self._clock())
         self._apply(rest)
         if isinstance(answer, TextGranted):
             return answer

@@ -359,8 +359,9 @@ class Run:
 
     def _dispatch(self, effect: Dispatch) -> None:
         tokens = len(self._prompted.token_ids) + (self._sampling.max_tokens or 0)
+        holders = frozenset(placement.ticket.holder for placement in effect.placements)
         try:
-            granted = self._cluster.choose_text(self._number, tokens, effect.avoid)
+            granted = self._cluster.choose_text(self._number, tokens, effect.avoid, holders)
         except TriptychError as error:
             self._feed(NoText(effect.attempt, error))
             return

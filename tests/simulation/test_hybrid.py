@@ -101,6 +101,22 @@ def test_hybrid_instances_work_with_each_other_and_with_others(seed: int) -> Non
     simulate(World(seed=seed, encoders=1, texts=1, hybrids=2), scenario)
 
 
+def test_an_idle_hybrid_instance_answers_about_what_it_has_encoded_itself() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        asks = make_asks(8, 12, rate_per_s=1.0, images=(1, 1), distinct_images=500)
+        for reply in await play(cluster.router, asks):
+            reply.check_right()
+        both: set[str] = set()
+        for ask in asks:
+            timeline = await cluster.router.timeline(ask.request.request_id)
+            (item,) = timeline.items
+            assert item.encoder == timeline.text_instance
+            both.add(item.encoder)
+        assert both == {"h0", "h1"}
+
+    simulate(World(seed=8, encoders=0, texts=0, hybrids=2), scenario)
+
+
 def test_a_hybrid_instance_that_dies_takes_its_requests_along_and_comes_back_as_a_whole() -> None:
     async def scenario(cluster: SimCluster) -> None:
         async with asyncio.TaskGroup() as group:

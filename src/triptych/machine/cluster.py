@@ -367,7 +367,7 @@ class ClusterMachine:
         pool = ClusterView(
             texts=tuple(text.text_view(now_s) for text in self._texts.values()), text_turn=self._text_turn
         )
-        name = choose_text(pool, avoid=event.avoid)
+        name = choose_text(pool, avoid=event.avoid, holders=event.holders)
         if name is None:
             return [TextRefused(event.run, self._no_text())]
         self._text_turn += 1

@@ -99,11 +99,12 @@ class EmbeddingGone:
 
 @dataclass(frozen=True, slots=True)
 class TextWanted:
-    """A run asks for a text instance for ``tokens`` (prompt with images, and answer)."""
+    """A run asks for a text instance for ``tokens`` (prompt with images, and answer), whose embeddings ``holders`` hold."""
 
     run: int
     tokens: int
     avoid: frozenset[str] = frozenset()
+    holders: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

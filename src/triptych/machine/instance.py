@@ -99,4 +99,11 @@ class Instance:
             tokens = self.load.pending_tokens + self.new_tokens
             reported = self.load.waiting_requests + self.load.running_requests
             requests = max(requests, reported + self.new_items)
-        return TextView(self.name, self.usable, tokens, requests, cooling=now_s < self.cooling_until_s)
+        return TextView(
+            self.name,
+            self.usable,
+            tokens,
+            requests,
+            cooling=now_s < self.cooling_until_s,
+            instance_id=self.info.instance_id if self.info is not None else "",
+        )

@@ -47,6 +47,8 @@ class TextView:
     pending_requests: int
     cooling: bool = False
     """Its engine failed lately: avoided while there is another."""
+    instance_id: str = ""
+    """What it calls itself, which is what tickets name their holder by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +172,24 @@ def _any_packing(view: ClusterView, empty: ClusterView, wants: Sequence[Want]) -
     return Shortage.NEVER_FITS
 
 
-def choose_text(view: ClusterView, *, avoid: frozenset[str] = frozenset()) -> str | None:
+def choose_text(
+    view: ClusterView, *, avoid: frozenset[str] = frozenset(), holders: frozenset[str] = frozenset()
+) -> str | None:
     """The usable text instance with the least pending tokens outside ``avoid``, or None when there is none.
 
-    Ties go by number of requests, then by name, rotated as for encoders.
+    Ties go by number of requests, then to one that is among the ``holders`` of the request's embeddings, for it encodes as
+    well and need not pull them from another process; then by name, rotated as for encoders.
     """
     usable = [text for text in view.texts if text.usable and text.name not in avoid]
     usable = [text for text in usable if not text.cooling] or usable
     if not usable:
         return None
     rank = _rotation([text.name for text in view.texts], view.text_turn)
-    return min(usable, key=lambda text: (text.pending_tokens, text.pending_requests, rank[text.name])).name
+
+    def load(text: TextView) -> tuple[int, int, bool, int]:
+        return text.pending_tokens, text.pending_requests, text.instance_id not in holders, rank[text.name]
+
+    return min(usable, key=load).name
 
 
 def _rotation(names: list[str], turn: int) -> dict[str, int]:

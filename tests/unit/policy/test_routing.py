@@ -228,6 +228,16 @@ def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
     assert choose_text(ClusterView(texts=(TextView("a", True, 0, 1), TextView("b", True, 0, 0)))) == "b"
 
 
+def test_of_equal_text_instances_one_that_holds_the_embeddings_is_taken() -> None:
+    even = tuple(TextView(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
+    for turn in range(3):
+        view = ClusterView(texts=even, text_turn=turn)
+        assert choose_text(view, holders=frozenset({"i-b", "elsewhere"})) == "b"
+    assert choose_text(ClusterView(texts=even), holders=frozenset({"i-b"}), avoid=frozenset({"b"})) == "a"
+    busy = (TextView("a", True, 4, 1, instance_id="i-a"), TextView("b", True, 5, 1, instance_id="i-b"))
+    assert choose_text(ClusterView(texts=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
+
+
 def test_a_text_instance_that_cools_is_avoided_while_there_is_another() -> None:
     busy, cooling = TextView("a", True, 5, 0), TextView("b", True, 0, 0, cooling=True)
     assert choose_text(ClusterView(texts=(busy, cooling))) == "a"
