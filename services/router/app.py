@@ -37,9 +37,10 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         prepare = await offload.run(partial(_prepare, settings))
         encoders = {target: EncoderStub(target, tls) for target in settings.encoders}
         texts = {target: TextStub(target, tls) for target in settings.text}
-        for target in settings.hybrid:  # in each pool under a name of its own: load and credits are of the pool
-            encoders[f"{target}/encoder"] = EncoderStub(target, tls)
-            texts[f"{target}/text"] = TextStub(target, tls)
+        # In each pool under a name of its own: load and credits are of the pool.
+        hybrids = {f"{target}/encoder": f"{target}/text" for target in settings.hybrid}
+        for target, (encoder, text) in zip(settings.hybrid, hybrids.items(), strict=True):
+            encoders[encoder], texts[text] = EncoderStub(target, tls), TextStub(target, tls)
         for stub in (*encoders.values(), *texts.values()):
             stack.push_async_callback(stub.close)
         scope = await stack.enter_async_context(TaskScope("router"))
@@ -53,6 +54,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             scope=scope,
             chance=random.SystemRandom(),
             record=RouterRecord(telemetry.metrics),
+            hybrids=hybrids,
         )
         watch(telemetry.metrics, service)
         service.start()

@@ -68,6 +68,7 @@ class Cluster:
         settings: RouterSettings,
         clock: Clock,
         scope: Scope,
+        hybrids: Mapping[str, str],
     ) -> None:
         self._encoders = dict(encoders)
         self._texts = dict(texts)
@@ -86,6 +87,7 @@ class Cluster:
                 first_cooling_s=settings.first_cooling_s,
                 longest_cooling_s=settings.longest_cooling_s,
             ),
+            hybrids=hybrids,
         )
         self._applicants: dict[int, Applicant] = {}
         self._doubted = {name: asyncio.Event() for name in (*encoders, *texts)}

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
@@ -43,8 +44,12 @@ class RouterService:
         scope: Scope,
         chance: Chance,
         record: Record | None = None,
+        hybrids: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``chance`` makes lease ids, which are secrets: it must not be predictable."""
+        """``chance`` makes lease ids, which are secrets: it must not be predictable.
+
+        ``hybrids`` are instances that are in both pools: what each is called as an encoder, and as a text instance.
+        """
         self._chance = chance
         self._record = record or NoRecord()
         self._settings = settings
@@ -52,7 +57,7 @@ class RouterService:
         self._offload = offload
         self._clock = clock
         self._scope = scope
-        self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope)
+        self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope, hybrids=hybrids)
         self._runs: dict[int, Run] = {}
         # The newest run of each id: one before it may still be cleaning up.
         self._by_id: dict[str, Run] = {}

@@ -321,6 +321,7 @@ class SimCluster:
             clock=self.clock,
             scope=self._scope,
             chance=self.chance("router"),
+            hybrids={f"{node.name}/encoder": f"{node.name}/text" for node in self.hybrids},
         )
 
     async def start(self) -> None:

@@ -8,8 +8,9 @@ within its priority, and holds nothing meanwhile: no hold-and-wait.
 
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
 from triptych.domain.stage import Stage
@@ -89,8 +90,17 @@ class _Waiting:
 class ClusterMachine:
     """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
-    def __init__(self, encoders: Iterable[str], texts: Iterable[str], limits: ClusterLimits) -> None:
+    def __init__(
+        self,
+        encoders: Iterable[str],
+        texts: Iterable[str],
+        limits: ClusterLimits,
+        *,
+        hybrids: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``hybrids`` are instances that are in both pools: what each is called as an encoder, and as a text instance."""
         self._limits = limits
+        self._partners = {**hybrids, **{text: encoder for encoder, text in hybrids.items()}}
         self._encoders = {name: Instance(name, Stage.ENCODE) for name in sorted(encoders)}
         self._texts = {name: Instance(name, Stage.DECODE) for name in sorted(texts)}
         self._instances = {**self._encoders, **self._texts}
@@ -168,7 +178,10 @@ class ClusterMachine:
         for instance in self._instances.values():
             if (info := instance.info) is not None:
                 whose = info.instance_id, info.epoch
-                if states.get(whose, InstanceState.READY) is InstanceState.READY:
+                partner = self._partners.get(instance.name)
+                if partner is not None and self._instances[partner].info is None:
+                    states[whose] = InstanceState.NOT_SEEN
+                elif states.get(whose, InstanceState.READY) is InstanceState.READY:
                     states[whose] = instance.state
         lines = tuple(f"{instance_id}: {state}" for (instance_id, _), state in states.items())
         missing: list[str] = []

@@ -416,10 +416,11 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
 
 
 def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() -> None:
-    machine = Checked(("h/encoder",), ("h/text",), LIMITS)
+    machine = Checked(("h/encoder",), ("h/text",), LIMITS, hybrids={"h/encoder": "h/text"})
     whole = replace(info("h"), role=Role.EPD)
     machine.handle(InstanceSeen("h/encoder", whole), 0)
     assert machine.readiness().missing == ("prefill", "decode")
+    assert machine.readiness().instances == ("i-h: not seen yet",), "half of it was seen"
     machine.handle(InstanceSeen("h/text", whole), 0)
     readiness = machine.readiness()
     assert (readiness.ready, readiness.instances) == (True, ("i-h: ready",))
