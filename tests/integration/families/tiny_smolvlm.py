@@ -16,8 +16,8 @@ from triptych.domain.media import Modality
 
 
 class TinySmolVlm(TinyFamily):
-    """A tile has as many rows as a patch has pixels in a side, or a multiple, as in all that is published: transformers
-    5.20 puts rows into prompts by that number.
+    """A tile has as many rows as a patch has pixels in width: by that number the reference puts rows into prompts in
+    transformers 5.20, and fails where it is no divisor.
     """
 
     name = "smolvlm"
