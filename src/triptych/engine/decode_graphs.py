@@ -129,9 +129,10 @@ class DecodeGraphs:
     def _fill(self, rows: Sequence[Row], positions: torch.Tensor, size: int) -> None:
         unused = size - len(rows)
         block_tokens = self._cache.block_tokens
-        slots = [row.table[row.first // block_tokens] * block_tokens + row.first % block_tokens for row in rows]
-        width = max(len(row.table) for row in rows)
-        tables = [[*row.table, *[self._spare] * (width - len(row.table))] for row in rows]
+        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may have one in hand
+        slots = [table[-1] * block_tokens + row.first % block_tokens for row, table in zip(rows, used, strict=True)]
+        width = max(map(len, used))
+        tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
         self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))
         self._put(self._slots[:size], torch.tensor(slots + [self._spare * block_tokens] * unused))
         self._put(self._positions[:, 0, : len(rows)], positions.reshape(-1, len(rows)).expand(self._axes, -1))

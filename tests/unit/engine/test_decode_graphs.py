@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.unit.engine.on_cuda import as_on_cuda
-from tests.unit.engine.tiny import Reference, engine_request, greedy, random_question, run, text_engine
+from tests.unit.engine.tiny import (
+    Reference,
+    engine_request,
+    greedy,
+    make_model,
+    random_question,
+    run,
+    text_config,
+    text_engine,
+)
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.start import KvOptions
@@ -69,6 +78,23 @@ def test_those_that_are_put_back_and_those_that_share_blocks_answer_the_same(
             assert bool(engine.preemptions) == (room < 1 << 20)
             assert engine.kv_free_tokens == engine.kv_tokens
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_sequence_may_fill_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where blocks are given out ahead, it has more of them than the context has in the end."""
+    directory = make_model(tmp_path, text=text_config(max_position_embeddings=4 * BLOCK_TOKENS))
+    answers = []
+    for on_cuda in (False, True):
+        with monkeypatch.context() as patch:
+            if on_cuda:
+                as_on_cuda(patch, block_tokens=BLOCK_TOKENS)
+            engine = text_engine(
+                directory, max_sequences=2, token_budget=32, kv=KvOptions(BLOCK_TOKENS, contiguous=False)
+            )
+            engine.add(EngineRequest("long", tuple(range(4, 12)), (), greedy(3 * BLOCK_TOKENS, ignore_eos=True)))
+            answers.append(run(engine))
+    assert answers[0] == answers[1]
+    assert len(answers[0]["long"]) == 3 * BLOCK_TOKENS
 
 
 def test_a_decoder_that_cannot_be_recorded_runs_step_by_step(
