@@ -36,8 +36,8 @@ class TextSettings(InstanceSettings):
     """Most tokens that one step of the engine computes."""
     tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Longest time that one step is to take, and with it the time between two tokens of an answer. Steps are measured at
-    start, and the token budget is the largest up to ``token_budget`` that keeps to it. Role EPD: so is what is encoded
-    beside one step of decodes. Unset measures nothing."""
+    start, and the token budget is the largest up to ``token_budget`` that takes three quarters of it while nothing else
+    runs. Role EPD: so is what is encoded beside one step of decodes. Unset measures nothing."""
     max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Most bytes of embeddings that the engine holds for requests that run; further ones wait, a larger one is refused."""
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)

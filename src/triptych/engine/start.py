@@ -17,7 +17,7 @@ from triptych.engine.kv import KvCache, KvShape
 from triptych.engine.passes import PackedPasses, Passes, Work
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
-from triptych.policy.batching import largest_within
+from triptych.policy.batching import MEASURED_SHARE, largest_within
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,11 @@ def passes_for(
 
 
 def measured_budget(made: Made, half: TextHalf, tpot_slo_s: float, *, most: int, least: int) -> int:
-    """The most tokens of a prompt that one pass computes within the objective (HydraInfer section 4.2)."""
+    """The most tokens of a prompt that one pass computes within the objective (HydraInfer section 4.2), with room to spare."""
     measured_pass_s(made, half, least)
-    return largest_within(tpot_slo_s, most, lambda tokens: measured_pass_s(made, half, tokens), least=least)
+    return largest_within(
+        MEASURED_SHARE * tpot_slo_s, most, lambda tokens: measured_pass_s(made, half, tokens), least=least
+    )
 
 
 def measured_pass_s(made: Made, half: TextHalf, tokens: int) -> float:

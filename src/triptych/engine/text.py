@@ -57,8 +57,8 @@ class TransformersTextEngine:
     ) -> None:
         """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
 
-        With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that takes no
-        longer. ``max_embedding_bytes`` bounds the copies of what requests bring, ``cross_cache_bytes`` the keys and
+        With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that leaves
+        room to spare. ``max_embedding_bytes`` bounds the copies of what requests bring, ``cross_cache_bytes`` the keys and
         values of items where text attends to them in layers of its own, ``packed_weight_bytes`` the weights that are
         kept a second time on a CPU, since small batches are computed faster so. ``enforce_eager`` records no CUDA
         graphs for decoding. ``kv``: how KV memory is laid out; None is what suits the device.
