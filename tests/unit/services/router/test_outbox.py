@@ -1,0 +1,43 @@
+"""What waits for a slow reader: merged, handed over together, bounded at a time."""
+
+import pytest
+
+from services.router.outbox import MERGE_TOKENS, MOST_EVENTS, Outbox
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from triptych.errors import EngineFailure
+
+END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
+
+
+async def test_what_waits_comes_together_and_the_end_with_it() -> None:
+    outbox = Outbox()
+    for event in (TokenChunk((1,), "a"), TokenChunk((2,), "b"), *END):
+        outbox.put(event)
+    outbox.close(None)
+    assert await outbox.get() == [TokenChunk((1, 2), "ab"), *END]
+    assert not await outbox.get()
+
+
+async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() -> None:
+    outbox = Outbox()
+    for number in range(MERGE_TOKENS + 1):
+        outbox.put(TokenChunk((number,), "x"))
+    outbox.put(TokenChunk((0,), "y", choice=1))
+    events = await outbox.get()
+    assert [(len(event.token_ids), event.choice) for event in events if isinstance(event, TokenChunk)] == [
+        (MERGE_TOKENS, 0),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+async def test_a_slow_reader_of_many_choices_gets_so_many_events_at_a_time_and_loses_none() -> None:
+    outbox = Outbox()
+    sent = [TokenChunk((number,), "x", number % 2) for number in range(3 * MOST_EVENTS // 2)]
+    for event in sent:
+        outbox.put(event)
+    outbox.close(EngineFailure("it failed"))
+    first, rest = await outbox.get(), await outbox.get()
+    assert (len(first), [*first, *rest]) == (MOST_EVENTS, sent)
+    with pytest.raises(EngineFailure):
+        await outbox.get()
