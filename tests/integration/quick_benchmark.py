@@ -1,0 +1,24 @@
+"""Benchmarks with tiny settings: that they run and measure, not what."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def figures_of(name: str, directory: Path) -> dict[str, Any]:
+    """Run ``benchmarks.<name> --quick``; what it writes, which names the machine."""
+    out = directory / f"{name}.json"
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said: dict[str, Any] = json.loads(out.read_text())
+    assert said["machine"]["cpu"]
+    return said
