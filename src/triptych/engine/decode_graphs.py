@@ -129,8 +129,8 @@ class DecodeGraphs:
     def _fill(self, rows: Sequence[Row], positions: torch.Tensor, size: int) -> None:
         unused = size - len(rows)
         block_tokens = self._cache.block_tokens
+        slots = [slot for row in rows for slot in self._cache.slots(row.table, row.first, row.first + 1)]
         used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may have one in hand
-        slots = [table[-1] * block_tokens + row.first % block_tokens for row, table in zip(rows, used, strict=True)]
         width = max(map(len, used))
         tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
         self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))

@@ -122,11 +122,13 @@ def _packed(
     shape = KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)
     paged = has_paged_kernel(device, dtype) and options.block_tokens in {None, FLASH_BLOCK_TOKENS}
     block_tokens = options.block_tokens or (FLASH_BLOCK_TOKENS if paged else _BLOCK_TOKENS)
-    records = paged and graphs is not None and half.decodes_alike
-    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=records)
+    if not (paged and half.decodes_alike):
+        graphs = None
+    spare = graphs is not None
+    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
     config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
     contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
-    recorded = _recorded(half, cache, graphs) if records and graphs is not None else None
+    recorded = None if graphs is None else _recorded(half, cache, graphs)
     passes = PackedPasses(half, cache, device=device, paged=paged, graphs=recorded)
     return Made(passes, cache.blocks, block_tokens, contiguous)
 
