@@ -61,11 +61,11 @@ Ask = Callable[[list[bytes]], Awaitable[float]]
 """One request; answers with its time to first token, in seconds."""
 
 
-def unique_image(chance: random.Random) -> bytes:
+def unique_image(rng: random.Random) -> bytes:
     """A digit with a little noise in one corner: as hard to encode as any, and like no other."""
-    image = Image.open(chance.choice(DIGITS)).convert("RGB")
+    image = Image.open(rng.choice(DIGITS)).convert("RGB")
     for _ in range(4):
-        image.putpixel((chance.randrange(8), chance.randrange(8)), tuple(chance.randbytes(3)))
+        image.putpixel((rng.randrange(8), rng.randrange(8)), tuple(rng.randbytes(3)))
     out = BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
@@ -73,8 +73,8 @@ def unique_image(chance: random.Random) -> bytes:
 
 async def measure(system: str, ask: Ask, case: Case, seed: int) -> Result:
     """Run a case in a closed loop with ``case.concurrency`` callers."""
-    chance = random.Random(seed)
-    pending = [[unique_image(chance) for _ in range(case.images)] for _ in range(case.requests)]
+    rng = random.Random(seed)
+    pending = [[unique_image(rng) for _ in range(case.images)] for _ in range(case.requests)]
     times: list[float] = []
 
     async def caller() -> None:

@@ -117,16 +117,14 @@ def _text(shape: Shape) -> Any:
 
 def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any]]:
     """Prompts of 16 to 256 tokens and answers of 8 to 96, most of them short; ``scale`` shrinks the number of them."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     def prompt(tokens: int) -> list[int]:
-        return [chance.randrange(8, vocabulary) for _ in range(tokens)]
+        return [rng.randrange(8, vocabulary) for _ in range(tokens)]
 
     for concurrency in CONCURRENCIES:
         count = max(concurrency, round(scale * (4 + 2 * concurrency)))
-        requests = [
-            (prompt(int(16 * 16 ** chance.random())), int(8 * 12 ** chance.random())) for _ in range(max(2, count))
-        ]
+        requests = [(prompt(int(16 * 16 ** rng.random())), int(8 * 12 ** rng.random())) for _ in range(max(2, count))]
         yield {"kind": "throughput", "concurrency": concurrency, "requests": requests}
     yield {"kind": "first token", "prompt": prompt(FIRST_PROMPT_TOKENS), "others": []}
     others = [(prompt(32), 24) for _ in range(OTHERS)]

@@ -208,7 +208,7 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
             scope=scope,
             offload=ThreadOffload(1, name="offload"),
             engine_thread=ThreadOffload(1, name="engine"),
-            chance=random.Random(0),
+            rng=random.Random(0),
             clock=monotonic,
         )
         text.start()

@@ -44,9 +44,9 @@ from triptych.domain.encoding import EncodeRequest
 from triptych.domain.generation import TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.start import fastest_s
-from triptych.engine.text import TransformersTextEngine
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.telemetry import Telemetry
@@ -131,10 +131,10 @@ def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, floa
     return 1.1 * (decode_s + two_s), decode_s, two_s
 
 
-def picture(chance: random.Random) -> bytes:
+def picture(rng: random.Random) -> bytes:
     """One like no other."""
     out = BytesIO()
-    Image.frombytes("RGB", (16, 16), chance.randbytes(768)).resize((IMAGE_PX, IMAGE_PX)).save(out, "JPEG")
+    Image.frombytes("RGB", (16, 16), rng.randbytes(768)).resize((IMAGE_PX, IMAGE_PX)).save(out, "JPEG")
     return out.getvalue()
 
 
@@ -184,7 +184,7 @@ class Play:
         self._text = text
         self._encoder = encoder
         self._load = load
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._names = count()
         self._over = False
         self.seen = Seen()
@@ -216,7 +216,7 @@ class Play:
 
     async def _generate(self, *, prompt_tokens: int, tokens: int) -> list[float]:
         """When each token came."""
-        prompt = tuple(self._chance.randrange(8, VOCABULARY) for _ in range(prompt_tokens))
+        prompt = tuple(self._rng.randrange(8, VOCABULARY) for _ in range(prompt_tokens))
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         request = TextRequest(f"r{next(self._names)}", "random", prompt, (), sampling, 600.0)
         times: list[float] = []
@@ -228,8 +228,8 @@ class Play:
 
     async def _encode(self) -> None:
         while not self._over:
-            media = picture(self._chance)
-            leases = self._chance.randbytes(16), self._chance.randbytes(16)
+            media = picture(self._rng)
+            leases = self._rng.randbytes(16), self._rng.randbytes(16)
             info = inspect_media(media, MediaLimits())
             await self._encoder.encode(
                 EncodeRequest("r", 0, "random", media, info, IMAGE_TOKENS, b"", 600.0, 60.0, leases[0], leases[1])

@@ -107,7 +107,7 @@ class Mutant:
     @property
     def name(self) -> str:
         """Of its module, for people."""
-        return f"{self.path.parent.name}/{self.path.stem}"
+        return str(self.path.relative_to(SOURCE / "triptych").with_suffix(""))
 
     @cached_property
     def code(self) -> str:
@@ -116,7 +116,7 @@ class Mutant:
     @property
     def tests(self) -> str:
         """The file of its module's own tests, or of the module that it is a part of by name: request_events, request."""
-        folder, stem = Path("tests/unit") / self.path.parent.name, self.path.stem
+        folder, stem = Path("tests/unit") / self.path.parent.relative_to(SOURCE / "triptych"), self.path.stem
         while stem and not (ROOT / folder / f"test_{stem}.py").exists():
             stem = stem.rpartition("_")[0]
         return str(folder / f"test_{stem}.py" if stem else folder)
@@ -334,7 +334,7 @@ def main() -> None:
     tried: Counter[str] = Counter()
     all_of: Counter[str] = Counter()
     survivors: list[Mutant] = []
-    for path in (path for layer in LAYERS for path in sorted((SOURCE / "triptych" / layer).glob("*.py"))):
+    for path in (path for layer in LAYERS for path in sorted((SOURCE / "triptych" / layer).rglob("*.py"))):
         name = f"{path.parent.name}/{path.stem}"
         mutants = mutants_of(path) if any(fnmatch.fnmatch(name, one) for one in options.modules) else []
         all_of[name] = len(mutants)

@@ -11,7 +11,7 @@ from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
-from triptych.machine.arena import ArenaLimits
+from triptych.machine.encoder.arena import ArenaLimits
 from triptych.ports import Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.runtime.clock import monotonic

@@ -14,8 +14,8 @@ from typing import Generic
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, InvalidRequest, Overloaded, TriptychError
-from triptych.machine import batch_queue
-from triptych.machine.arena_events import Slot
+from triptych.machine.encoder import batch_queue
+from triptych.machine.encoder.arena_events import Slot
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.tasks import TaskScope

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest
 from triptych.errors import EngineFailure, InternalError
-from triptych.machine import arena_events
-from triptych.machine.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder import arena_events
+from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal
 

@@ -18,7 +18,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.batch_queue import BatchLimits
+from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope

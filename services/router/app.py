@@ -52,7 +52,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             offload=SmallInline(offload, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
             clock=monotonic,
             scope=scope,
-            chance=random.SystemRandom(),
+            rng=random.SystemRandom(),
             record=RouterRecord(telemetry.metrics),
             hybrids=hybrids,
         )

@@ -11,8 +11,8 @@ from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
 from triptych.errors import ArenaFull, DeadlineExceeded, EngineFailure, TransferFailed, TriptychError, Unavailable
-from triptych.machine.cluster import ClusterLimits, ClusterMachine
-from triptych.machine.cluster_events import (
+from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster_events import (
     ArenaRefused,
     ClusterEffect,
     ClusterEvent,

@@ -11,7 +11,7 @@ from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
 from triptych.families.base import Span, as_in_request, filled_positions, refuse_unless, units_of
-from triptych.machine.request_events import CountedItem
+from triptych.machine.router.request_events import CountedItem
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload

@@ -21,7 +21,7 @@ from triptych.domain.generation import (
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
-from triptych.machine.cluster_events import (
+from triptych.machine.router.cluster_events import (
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
@@ -32,8 +32,8 @@ from triptych.machine.cluster_events import (
     TextReturned,
     TextWorked,
 )
-from triptych.machine.request import Phase, RequestMachine
-from triptych.machine.request_events import (
+from triptych.machine.router.request import Phase, RequestMachine
+from triptych.machine.router.request_events import (
     AbandonCredits,
     Abort,
     Alarm,

@@ -12,10 +12,10 @@ from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
-from triptych.machine.request import RequestLimits, RequestMachine
+from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.policy import admission
 from triptych.policy.sharding import ShardLimits
-from triptych.ports import Chance, Clock, Encoder, Offload, Text
+from triptych.ports import Clock, Encoder, Offload, Rng, Text
 from triptych.runtime import logs
 
 from .cluster import Cluster, Scope
@@ -42,15 +42,15 @@ class RouterService:
         offload: Offload,
         clock: Clock,
         scope: Scope,
-        chance: Chance,
+        rng: Rng,
         record: Record | None = None,
         hybrids: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``chance`` makes lease ids, which are secrets: it must not be predictable.
+        """``rng`` makes lease ids, which are secrets: it must not be predictable.
 
         ``hybrids`` are instances that are in both pools: what each is called as an encoder, and as a text instance.
         """
-        self._chance = chance
+        self._rng = rng
         self._record = record or NoRecord()
         self._settings = settings
         self._prepare = prepare
@@ -224,7 +224,7 @@ class RouterService:
         return run
 
     def _new_lease(self) -> LeaseId:
-        return self._chance.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
+        return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
     def _over(self, run: Run) -> None:
         del self._runs[run.number]

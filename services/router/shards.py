@@ -7,7 +7,7 @@ from typing import Self
 
 from triptych.domain.embedding import TensorSpec, with_rows
 from triptych.domain.media import Shard
-from triptych.machine.request_events import CountedItem
+from triptych.machine.router.request_events import CountedItem
 from triptych.policy.routing import ClusterView, Content, slot_nbytes
 from triptych.policy.sharding import Divisible, ShardLimits, cut, shards_of, tokens_of
 

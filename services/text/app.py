@@ -11,8 +11,8 @@ import grpc.aio
 
 from triptych.domain.embedding import LeaseId
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
-from triptych.engine.text import TransformersTextEngine
 from triptych.families.model_files import BadModel
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, Encoder, Offload
@@ -127,7 +127,7 @@ async def opened(
             scope=scope,
             offload=checks,
             engine_thread=engine_thread,
-            chance=random.SystemRandom(),
+            rng=random.SystemRandom(),
             clock=monotonic,
             record=record,
             stages=None if company is None else await _stages(settings, engine, company, engine_thread),

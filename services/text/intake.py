@@ -1,7 +1,7 @@
 """Embeddings on their way into this instance: what the image cache's machine decides is done here.
 
 Everything is pulled beside the engine, never inside a step, from many encoders at once. Turns go to the most urgent
-request, shared fairly and bounded in bytes (``machine/pull_queue.py``). A pull belongs to the instance: several
+request, shared fairly and bounded in bytes (``machine/text/pull_queue.py``). A pull belongs to the instance: several
 requests may wait for it, and once it has begun it goes on when they have left.
 """
 
@@ -15,8 +15,8 @@ from typing import Protocol
 from triptych.domain.embedding import Ticket
 from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
-from triptych.machine import image_cache_events, pull_queue
-from triptych.machine.image_cache import ImageCacheMachine
+from triptych.machine.text import image_cache_events, pull_queue
+from triptych.machine.text.image_cache import ImageCacheMachine
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.probe import PeerBook

@@ -12,9 +12,9 @@ from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
-from triptych.machine import text_queue
 from triptych.machine.extents import round_up
-from triptych.ports import Chance, Clock, EngineRequest, Offload, TextEngine, TokenGrammar
+from triptych.machine.text import text_queue
+from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
 
@@ -64,12 +64,12 @@ class TextService:
         scope: TaskScope,
         offload: Offload,
         engine_thread: Offload,
-        chance: Chance,
+        rng: Rng,
         clock: Clock,
         record: Record | None = None,
         stages: Stages | None = None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread. ``chance`` draws missing seeds.
+        """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
         ``stages`` are there where the instance encodes as well, in the same thread.
         ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
@@ -84,7 +84,7 @@ class TextService:
         self._new_grammar = new_grammar
         self._offload = offload
         self._scope = scope
-        self._chance = chance
+        self._rng = rng
         self._clock = clock
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
@@ -243,7 +243,7 @@ class TextService:
         request = job.request
         sampling = request.sampling
         if sampling.seed is None:
-            sampling = replace(sampling, seed=self._chance.getrandbits(_SEED_BITS))
+            sampling = replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
         engine_request = EngineRequest(
             job.job_id, request.token_ids, arrived.inputs, sampling, grammar, request.tenant_salt
         )

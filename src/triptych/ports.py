@@ -405,7 +405,7 @@ class Offload(Protocol):
     async def run(self, fn: Callable[..., T], /, *args: object) -> T: ...
 
 
-class Chance(Protocol):
+class Rng(Protocol):
     """What ``random.Random`` satisfies."""
 
     def random(self) -> float: ...

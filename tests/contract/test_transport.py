@@ -188,12 +188,12 @@ async def test_many_pulls_at_once_each_get_their_own_bytes(holder: Site, reader:
 async def test_nothing_is_written_after_a_cancelled_pull_unless_it_is_quarantined(
     holder: Site, reader: Site, peer: Peer
 ) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (16 << 20,), 1)])
     at, end = reader.arena.base, reader.arena.base + ticket.slot_nbytes
     for _ in range(8):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(chance.random() * 0.01):
+            async with asyncio.timeout(rng.random() * 0.01):
                 await peer.pull(ticket, at)
         assert all(start >= at and start + nbytes <= end for start, nbytes in reader.transport.quarantined())
         await until_terminal(reader)
@@ -381,10 +381,10 @@ async def still_serves(holder: Site) -> None:
 
 
 async def test_tcp_garbage_is_hung_up_on_and_harms_nobody(listening: Site) -> None:
-    chance = random.Random(3)
+    rng = random.Random(3)
     for length in (1, 39, 40, 41, 5000):
         stranger, writer = await asyncio.open_connection(*address(listening))
-        writer.write(chance.randbytes(length))
+        writer.write(rng.randbytes(length))
         writer.write_eof()
         async with asyncio.timeout(5):
             with contextlib.suppress(ConnectionError):

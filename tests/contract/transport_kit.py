@@ -14,8 +14,8 @@ from pathlib import Path
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
-from triptych.machine.arena import ArenaLimits, ArenaMachine
-from triptych.machine.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
+from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.transport import slot
 from triptych.transport.arena import HostArena

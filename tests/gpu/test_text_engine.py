@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.engine.tiny import greedy, make_model, run, text_engine
-from triptych.engine.flash import FLASH_BLOCK_TOKENS, has_paged_kernel, paged_attention, paged_layout
+from triptych.engine.decoder.flash import FLASH_BLOCK_TOKENS, has_paged_kernel, paged_attention, paged_layout
 from triptych.engine.start import KvOptions
 from triptych.ports import EngineRequest
 

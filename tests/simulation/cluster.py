@@ -23,7 +23,7 @@ from services.text.stages import Stages
 from triptych import ports
 from triptych.domain.embedding import Ticket
 from triptych.domain.stage import Role
-from triptych.machine.arena import ArenaLimits
+from triptych.machine.encoder.arena import ArenaLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.runtime.tasks import TaskScope
@@ -211,7 +211,7 @@ class TextNode(_Node):
             scope=scope,
             offload=InlineOffload(settings.check_threads),
             engine_thread=self.thread,
-            chance=cluster.chance(self.name),
+            rng=cluster.rng(self.name),
             clock=cluster.clock,
             stages=stages,
         )
@@ -276,7 +276,7 @@ class SimCluster:
         self.clock: ports.Clock = asyncio.get_running_loop().time
         self.decisions: list[tuple[float, str, str]] = []
         self.network = MemoryNetwork(world.before_pull)
-        self._latency = self.chance("latency")
+        self._latency = self.rng("latency")
         self._scope = TaskScope("router")
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
         self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
@@ -290,7 +290,7 @@ class SimCluster:
             {_place(node, "text"): LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts},
         )
 
-    def chance(self, name: str) -> Random:
+    def rng(self, name: str) -> Random:
         """A source of its own for each part, so that one part's draws do not shift another's."""
         return Random(f"{self.world.seed}/{name}")
 
@@ -320,7 +320,7 @@ class SimCluster:
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self._scope,
-            chance=self.chance("router"),
+            rng=self.rng("router"),
             hybrids={f"{node.name}/encoder": f"{node.name}/text" for node in self.hybrids},
         )
 

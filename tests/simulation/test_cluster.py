@@ -213,16 +213,16 @@ def test_one_of_two_text_instances_killed_costs_only_answers_that_had_begun(seed
 def test_pulls_that_fail_once_or_arrive_damaged_are_redone() -> None:
     failed: set[tuple[bytes, int]] = set()
     damaged: set[bytes] = set()
-    chance = Random(5)
+    rng = Random(5)
 
     async def before_pull(reader: str, ticket: Ticket) -> None:
-        await asyncio.sleep(chance.uniform(0, 0.02))
-        if chance.random() < 0.05 and (ticket.key, ticket.generation) not in failed:
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        if rng.random() < 0.05 and (ticket.key, ticket.generation) not in failed:
             failed.add((ticket.key, ticket.generation))
             raise TransferFailed("on purpose")
 
     def damage(ticket: Ticket) -> bool:
-        if chance.random() > 0.05 or ticket.key in damaged:
+        if rng.random() > 0.05 or ticket.key in damaged:
             return False
         damaged.add(ticket.key)
         return True
@@ -261,9 +261,9 @@ def test_a_pull_that_never_works_is_a_clear_error_for_its_requests_alone() -> No
 
 @pytest.mark.parametrize("seed", range(6))
 def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
-    chance = Random(seed)
+    rng = Random(seed)
     asks = [
-        replace(ask, leave_after_s=chance.uniform(0, 0.1) if chance.random() < 0.6 else None)
+        replace(ask, leave_after_s=rng.uniform(0, 0.1) if rng.random() < 0.6 else None)
         for ask in make_asks(seed, 120, rate_per_s=150)
     ]
 
@@ -343,26 +343,26 @@ def test_an_image_that_cannot_be_decoded_is_refused_each_time_and_harms_nobody()
 
 def chaos(seed: int) -> list[tuple[float, str, str]]:
     """Lost requests and replies, an encoder that dies and comes back, clients that leave: all of it at random."""
-    chance = Random(seed)
+    rng = Random(seed)
     asks = [
-        replace(ask, leave_after_s=chance.uniform(0, 0.5) if chance.random() < 0.1 else None)
+        replace(ask, leave_after_s=rng.uniform(0, 0.5) if rng.random() < 0.1 else None)
         for ask in make_asks(seed, 60, rate_per_s=100)
     ]
 
     def fault(link: str, method: str) -> Fault:
-        return chance.choice((Fault.REQUEST_LOST, Fault.REPLY_LOST)) if chance.random() < 0.03 else Fault.NONE
+        return rng.choice((Fault.REQUEST_LOST, Fault.REPLY_LOST)) if rng.random() < 0.03 else Fault.NONE
 
     async def before_pull(reader: str, ticket: Ticket) -> None:
-        await asyncio.sleep(chance.expovariate(200))
-        if chance.random() < 0.03:
+        await asyncio.sleep(rng.expovariate(200))
+        if rng.random() < 0.03:
             raise TransferFailed("on purpose")
 
     async def scenario(cluster: SimCluster) -> None:
         async def kill() -> None:
-            await asyncio.sleep(chance.uniform(0.1, 0.5))
-            victim = chance.choice(cluster.encoders)
+            await asyncio.sleep(rng.uniform(0.1, 0.5))
+            victim = rng.choice(cluster.encoders)
             await victim.kill()
-            await asyncio.sleep(chance.uniform(0, 0.3))
+            await asyncio.sleep(rng.uniform(0, 0.3))
             victim.start()
 
         replies = await play_while(cluster, asks, kill())

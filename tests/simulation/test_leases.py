@@ -22,10 +22,9 @@ from triptych.testing.media import png
 @pytest.mark.parametrize("seed", range(6))
 def test_an_answer_that_crosses_its_cancellation_leaves_no_lease(seed: int) -> None:
     """Clients leave while encodes are answered: links are slow, so that many answers are on their way just then."""
-    chance = Random(seed)
+    rng = Random(seed)
     asks = [
-        replace(ask, leave_after_s=chance.uniform(0.05, 0.4))
-        for ask in make_asks(seed, 60, rate_per_s=80, images=(1, 4))
+        replace(ask, leave_after_s=rng.uniform(0.05, 0.4)) for ask in make_asks(seed, 60, rate_per_s=80, images=(1, 4))
     ]
 
     async def scenario(cluster: SimCluster) -> None:
@@ -38,10 +37,10 @@ def test_an_answer_that_crosses_its_cancellation_leaves_no_lease(seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_encode_whose_answer_is_lost_leaves_no_lease(seed: int) -> None:
-    chance = Random(seed)
+    rng = Random(seed)
 
     def fault(link: str, method: str) -> Fault:
-        return Fault.REPLY_LOST if method == "encode" and chance.random() < 0.1 else Fault.NONE
+        return Fault.REPLY_LOST if method == "encode" and rng.random() < 0.1 else Fault.NONE
 
     async def scenario(cluster: SimCluster) -> None:
         await play(cluster.router, make_asks(seed, 60, rate_per_s=80, images=(1, 3)))

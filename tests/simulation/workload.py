@@ -95,25 +95,25 @@ def make_asks(
 
     They arrive as a Poisson process of ``rate_per_s``, or all at once when that is None.
     """
-    chance = Random(seed)
-    stock = [png(chance.randint(1, 56), chance.randint(1, 56), seed=number) for number in range(distinct_images)]
+    rng = Random(seed)
+    stock = [png(rng.randint(1, 56), rng.randint(1, 56), seed=number) for number in range(distinct_images)]
     asks: list[Ask] = []
     now_s = 0.0
     for number in range(count):
-        parts: list[Part] = [MediaPart(Modality.IMAGE, chance.choice(stock)) for _ in range(chance.randint(*images))]
-        for _ in range(chance.randint(1, 3)):
-            words = " ".join(f"w{chance.choice(WORDS)}" for _ in range(chance.randint(1, 12)))
-            parts.insert(chance.randint(0, len(parts)), TextPart(words))
+        parts: list[Part] = [MediaPart(Modality.IMAGE, rng.choice(stock)) for _ in range(rng.randint(*images))]
+        for _ in range(rng.randint(1, 3)):
+            words = " ".join(f"w{rng.choice(WORDS)}" for _ in range(rng.randint(1, 12)))
+            parts.insert(rng.randint(0, len(parts)), TextPart(words))
         sampling = SamplingParams(
             temperature=0,
-            max_tokens=chance.choice((3, 40)),
-            n=chance.choice((1, 1, 1, 3)),
-            logprobs=chance.choice((None, 2)),
+            max_tokens=rng.choice((3, 40)),
+            n=rng.choice((1, 1, 1, 3)),
+            logprobs=rng.choice((None, 2)),
         )
         message = Message("user", tuple(parts))
         request = ChatRequest(f"r{number}", FAKE_MODEL.model_id, (message,), sampling, timeout_s)
         if rate_per_s is not None:
-            now_s += chance.expovariate(rate_per_s)
+            now_s += rng.expovariate(rate_per_s)
         asks.append(Ask(now_s, request))
     return asks
 

@@ -21,10 +21,11 @@ def test_dependencies_point_down_only() -> None:
 
 @pytest.mark.parametrize("package", ["machine", "policy"])
 def test_every_decision_and_every_memory_has_its_own_tests(package: str) -> None:
-    sources = (SOURCES["triptych"] / package).glob("[a-z]*.py")
-    modules = {path.stem for path in sources if not path.stem.endswith("_events")}  # those are nouns
-    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "unit" / package).glob("test_*.py")}
-    assert modules <= tested, f"without tests: {sorted(modules - tested)}"
+    root, tests = SOURCES["triptych"] / package, ROOT / "tests" / "unit" / package
+    sources = root.rglob("[a-z]*.py")
+    modules = {path.relative_to(root) for path in sources if not path.stem.endswith("_events")}  # those are nouns
+    tested = {path.relative_to(tests).with_name(path.name.removeprefix("test_")) for path in tests.rglob("test_*.py")}
+    assert modules <= tested, f"without tests: {sorted(map(str, modules - tested))}"
 
 
 def test_unit_tests_mirror_the_tree() -> None:

@@ -32,7 +32,7 @@ from triptych.domain.generation import (
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.policy.admission import MAX_PRIORITY, MIN_PRIORITY
-from triptych.ports import Chance, Router
+from triptych.ports import Rng, Router
 from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.tls import TlsIdentity
@@ -143,7 +143,7 @@ class AsyncClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         tls: TlsIdentity | None = None,
-        chance: Chance | None = None,
+        rng: Rng | None = None,
     ) -> None:
         if not (_TARGET.fullmatch(target) if isinstance(target, str) else callable(getattr(target, "chat", None))):
             raise errors.InvalidRequest(
@@ -154,7 +154,7 @@ class AsyncClient:
         self._model = None if model is None else checks.text("model", model)
         self._timeout_s = checks.duration_s("timeout_s", timeout_s)
         policy = checks.of_type("retry", retry, RetryPolicy, "a triptych.client.RetryPolicy")
-        self._retries = Retries(policy, chance or random.SystemRandom())
+        self._retries = Retries(policy, rng or random.SystemRandom())
         self._opened: Router | None = None
         self._exit = AsyncExitStack()
         self._closed = False

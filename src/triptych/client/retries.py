@@ -7,7 +7,7 @@ When a server fails for everyone, the bucket runs dry and retries stop adding to
 from dataclasses import dataclass
 
 from triptych.errors import TriptychError
-from triptych.ports import Chance
+from triptych.ports import Rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class RetryPolicy:
 class Retries:
     """What is left of the budget of one client."""
 
-    def __init__(self, policy: RetryPolicy, chance: Chance) -> None:
+    def __init__(self, policy: RetryPolicy, rng: Rng) -> None:
         self._policy = policy
-        self._chance = chance
+        self._rng = rng
         self._left = policy.budget
 
     def succeeded(self) -> None:
@@ -52,7 +52,7 @@ class Retries:
         if not error.retryable or attempt >= policy.max_attempts or self._left < 1:
             return None
         bound_s = min(policy.max_backoff_s, policy.initial_backoff_s * 2.0 ** (attempt - 1))
-        wait_s = (error.retry_after_s or 0.0) + bound_s * self._chance.random()
+        wait_s = (error.retry_after_s or 0.0) + bound_s * self._rng.random()
         if wait_s >= remaining_s:
             return None
         self._left -= 1

@@ -16,8 +16,8 @@ from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.halves import DividingHalf, Features
-from triptych.engine.registry import halves_of
+from triptych.engine.families.halves import DividingHalf, Features
+from triptych.engine.families.registry import halves_of
 from triptych.engine.split import Half, load_half
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.errors import EngineFailure, InvalidMedia

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from triptych.engine.attention import PACKED_ATTENTION
-from triptych.engine.cached_passes import CachedPasses
-from triptych.engine.decode_graphs import DecodeGraphs, cuda_recorder
-from triptych.engine.flash import FLASH_BLOCK_TOKENS, has_paged_kernel
-from triptych.engine.halves import TextHalf
-from triptych.engine.kv import KvCache, KvShape
-from triptych.engine.passes import PackedPasses, Passes, Work
+from triptych.engine.decoder.attention import PACKED_ATTENTION
+from triptych.engine.decoder.cached_passes import CachedPasses
+from triptych.engine.decoder.decode_graphs import DecodeGraphs, cuda_recorder
+from triptych.engine.decoder.flash import FLASH_BLOCK_TOKENS, has_paged_kernel
+from triptych.engine.decoder.kv import KvCache, KvShape
+from triptych.engine.decoder.passes import PackedPasses, Passes, Work
+from triptych.engine.families.halves import TextHalf
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import MEASURED_SHARE, largest_within

@@ -1,1 +1,1 @@
-"""Decisions: pure functions over domain snapshots. Time comes in as ``now_s``, chance as a Protocol."""
+"""Decisions: pure functions over domain snapshots. Time comes in as ``now_s``, random numbers through a Protocol."""

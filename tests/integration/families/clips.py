@@ -9,15 +9,15 @@ import numpy as np
 
 from tests.integration.families.harness import Item
 from triptych.domain.media import MediaInfo, Modality, digest_of
-from triptych.engine.audio import Samples, decode_audio
+from triptych.engine.media.audio import Samples, decode_audio
 
 RATE_HZ = 16_000
 """At which all of the families hear."""
 
 
-def random_clip(chance: random.Random, samples: int, rate_hz: int) -> Item:
+def random_clip(rng: random.Random, samples: int, rate_hz: int) -> Item:
     """A few tones that change every 20 ms, so that no two windows sound alike, as 16-bit WAV."""
-    noise = np.random.default_rng(chance.getrandbits(32))
+    noise = np.random.default_rng(rng.getrandbits(32))
     steps = -(-samples * 50 // rate_hz)
     tones = noise.uniform(100, rate_hz / 2.2, size=(steps, 3)).repeat(-(-samples // steps), axis=0)[:samples]
     loudness = noise.uniform(0.02, 0.3, size=(steps, 1)).repeat(-(-samples // steps), axis=0)[:samples]

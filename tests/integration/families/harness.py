@@ -26,8 +26,8 @@ from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.text import TransformersTextEngine
 from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
@@ -107,10 +107,10 @@ class TinyFamily(ABC):
     def load_processor(self, directory: Path) -> Any:
         return transformers.AutoProcessor.from_pretrained(directory)
 
-    def item(self, chance: random.Random, modality: Modality) -> Item:
+    def item(self, rng: random.Random, modality: Modality) -> Item:
         """A random item; sizes and shapes vary."""
         assert modality is Modality.IMAGE
-        return random_image(chance, chance.randrange(8, 90), chance.randrange(8, 90))
+        return random_image(rng, rng.randrange(8, 90), rng.randrange(8, 90))
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         """What the whole model's ``generate`` takes: the processor's output for a templated prompt."""
@@ -203,9 +203,9 @@ def siglip_sizes(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def random_image(chance: random.Random, width: int, height: int) -> Item:
+def random_image(rng: random.Random, width: int, height: int) -> Item:
     """Coarse noise, so that resizing leaves something of it."""
-    coarse = Image.frombytes("RGB", (6, 6), chance.randbytes(3 * 6 * 6))
+    coarse = Image.frombytes("RGB", (6, 6), rng.randbytes(3 * 6 * 6))
     out = BytesIO()
     coarse.resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
     media = out.getvalue()
@@ -295,18 +295,18 @@ class Case:
 
     def question(self, seed: int, items: int) -> Question:
         """Texts around ``items`` items of random modalities and sizes."""
-        chance = random.Random(seed)
-        parts: list[str | Item] = [_text(chance)]
+        rng = random.Random(seed)
+        parts: list[str | Item] = [_text(rng)]
         for _ in range(items):
-            parts += [self.tiny.item(chance, chance.choice(self.tiny.anchors)[0]), _text(chance)]
+            parts += [self.tiny.item(rng, rng.choice(self.tiny.anchors)[0]), _text(rng)]
         return tuple(parts)
 
     def question_of(self, seed: int, *modalities: Modality) -> Question:
         """Texts around one item of each of these."""
-        chance = random.Random(seed)
-        parts: list[str | Item] = [_text(chance)]
+        rng = random.Random(seed)
+        parts: list[str | Item] = [_text(rng)]
         for modality in modalities:
-            parts += [self.tiny.item(chance, modality), _text(chance)]
+            parts += [self.tiny.item(rng, modality), _text(rng)]
         return tuple(parts)
 
     def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:
@@ -353,8 +353,8 @@ class Case:
         return tokens
 
 
-def _text(chance: random.Random) -> str:
-    return "".join(chance.choice(_LETTERS) for _ in range(chance.randrange(3, 16))) + "!"
+def _text(rng: random.Random) -> str:
+    return "".join(rng.choice(_LETTERS) for _ in range(rng.randrange(3, 16))) + "!"
 
 
 def message_of(question: Question) -> Message:

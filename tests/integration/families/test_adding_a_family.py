@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.families import harness
 from tests.integration.families.harness import Case, finish
-from triptych.engine.registry import HALVES
+from triptych.engine.families.registry import HALVES
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import FAMILIES, load_family
 

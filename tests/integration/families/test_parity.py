@@ -8,7 +8,7 @@ import pytest
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from tests.unit.engine.on_cuda import as_on_cuda
-from triptych.engine.registry import HALVES
+from triptych.engine.families.registry import HALVES
 from triptych.engine.start import KvOptions
 from triptych.ports import EngineOutput
 

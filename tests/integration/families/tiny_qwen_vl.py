@@ -21,7 +21,7 @@ from tests.integration.families.harness import (
 from tests.unit.engine.rope_index import whole_seconds_only, with_parts_of_seconds
 from tests.unit.families.video_processors import video_processor
 from triptych.domain.media import Modality
-from triptych.engine.videos import decode_video
+from triptych.engine.media.videos import decode_video
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
 
@@ -64,15 +64,15 @@ class TinyQwenVL(TinyFamily):
         processor.video_processor = video_processor(self.video_processor_type, **self.videos)
         return processor
 
-    def item(self, chance: random.Random, modality: Modality) -> Item:
+    def item(self, rng: random.Random, modality: Modality) -> Item:
         if modality is Modality.IMAGE:
-            return random_image(chance, chance.randrange(30, 120), chance.randrange(30, 120))
+            return random_image(rng, rng.randrange(30, 120), rng.randrange(30, 120))
         media = clips.video(
-            2 * chance.randrange(15, 50),
-            2 * chance.randrange(15, 50),
-            frames=chance.randrange(3, 34),
-            frames_per_s=chance.choice((5, 8, 12)),
-            seed=chance.randrange(1000),
+            2 * rng.randrange(15, 50),
+            2 * rng.randrange(15, 50),
+            frames=rng.randrange(3, 34),
+            frames_per_s=rng.choice((5, 8, 12)),
+            seed=rng.randrange(1000),
         )
         return Item(media, inspect_media(media, MediaLimits()))
 

@@ -61,10 +61,10 @@ class TinyVoxtral(TinyFamily):
         )
         return transformers.VoxtralForConditionalGeneration(config)
 
-    def item(self, chance: random.Random, modality: Modality) -> Item:
+    def item(self, rng: random.Random, modality: Modality) -> Item:
         assert modality is Modality.AUDIO
-        rate_hz = chance.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
-        return random_clip(chance, chance.randrange(rate_hz // 20, rate_hz * 5 // 2), rate_hz)
+        rate_hz = rng.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
+        return random_clip(rng, rng.randrange(rate_hz // 20, rate_hz * 5 // 2), rate_hz)
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         features = [

@@ -12,10 +12,10 @@ STOPS_WITHIN_S = 0.1
 """From the cut of a stream, and the engine step that is being computed comes on top."""
 
 
-def body(chance: Random, images: int) -> bytes:
+def body(rng: Random, images: int) -> bytes:
     """A request for a stream, with so many images out of 200."""
     urls = [
-        "data:image/png;base64," + base64.b64encode(png(28, 28, seed=chance.randrange(200))).decode()
+        "data:image/png;base64," + base64.b64encode(png(28, 28, seed=rng.randrange(200))).decode()
         for _ in range(images)
     ]
     content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]

@@ -97,23 +97,23 @@ async def events(connection: Connection, number: int) -> None:
 
 async def cut_somewhere(site: Wired, number: int) -> str:
     """Where the cut hit: in the ``body``, while nothing had come (``waiting``), or while ``streaming``."""
-    chance = Random(f"cut/{number}")
-    whole = request(f"r{number}", body(chance, images=chance.randrange(4)))
-    where = chance.choice(("body", "waiting", "streaming"))
+    rng = Random(f"cut/{number}")
+    whole = request(f"r{number}", body(rng, images=rng.randrange(4)))
+    where = rng.choice(("body", "waiting", "streaming"))
     if where == "body":
-        connection = await opened(site, whole[: chance.randrange(1, len(whole))])
-        await asyncio.sleep(chance.uniform(0, LATEST_CUT_S))
+        connection = await opened(site, whole[: rng.randrange(1, len(whole))])
+        await asyncio.sleep(rng.uniform(0, LATEST_CUT_S))
     else:
         connection = await opened(site, whole)
         if where == "waiting":
             try:
-                await asyncio.wait_for(events(connection, 1), chance.uniform(0, LATEST_CUT_S))
+                await asyncio.wait_for(events(connection, 1), rng.uniform(0, LATEST_CUT_S))
                 where = "streaming"
             except TimeoutError:
                 pass
         else:
-            await events(connection, chance.randrange(1, 4))
-    await cut(connection, reset=chance.random() < 0.5)
+            await events(connection, rng.randrange(1, 4))
+    await cut(connection, reset=rng.random() < 0.5)
     return where
 
 
@@ -173,15 +173,15 @@ async def test_every_stage_forgets_a_connection_that_is_cut_within_a_tenth_of_a_
         site.cluster.texts[0].engine.step_s = STEP_S
         took_s = []
         for number in range(ALONE):
-            chance = Random(f"alone/{number}")
+            rng = Random(f"alone/{number}")
             request_id = f"r{number}"
-            connection = await opened(site, request(request_id, body(chance, images=chance.randrange(4))))
+            connection = await opened(site, request(request_id, body(rng, images=rng.randrange(4))))
             if number % 2:
                 await events(connection, 1)
             else:
                 await own.until(partial(_generates, site, request_id))
             assert stages(site.cluster, request_id) == ["router", "t0"]
-            await cut(connection, reset=chance.random() < 0.5)
+            await cut(connection, reset=rng.random() < 0.5)
             took_s.append(await own.until(partial(_is_forgotten, site, request_id)))
             await settled(site.held)
     assert max(took_s) < STOPS_WITHIN_S + STEP_S, [round(one_s, 3) for one_s in took_s]

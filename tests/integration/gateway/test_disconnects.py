@@ -19,7 +19,7 @@ ENGINE_STEP_S = 0.05
 """Above what a batch of the fake engines takes: what is being computed is computed to its end."""
 
 
-async def cut(door: Door, cluster: SimCluster, chance: Random, number: int) -> str:
+async def cut(door: Door, cluster: SimCluster, rng: Random, number: int) -> str:
     """What the cut hit: a stream that was ``waiting``, was ``streaming``, or was ``over``."""
     request_id = f"r{number}"
     leave = asyncio.Event()
@@ -28,13 +28,13 @@ async def cut(door: Door, cluster: SimCluster, chance: Random, number: int) -> s
         ask = group.create_task(
             door.post(
                 "/v1/chat/completions",
-                body(chance, images=chance.randrange(4)),
+                body(rng, images=rng.randrange(4)),
                 request_id=request_id,
                 leave=leave,
                 on_body=lambda _: begun.set(),
             )
         )
-        await asyncio.sleep(chance.uniform(0, LATEST_CUT_S))
+        await asyncio.sleep(rng.uniform(0, LATEST_CUT_S))
         hit = "over" if ask.done() else "streaming" if begun.is_set() else "waiting"
         leave.set()
         await asyncio.sleep(STOPS_WITHIN_S + ENGINE_STEP_S)
@@ -47,7 +47,7 @@ async def cut(door: Door, cluster: SimCluster, chance: Random, number: int) -> s
 @pytest.mark.timeout(240)
 def test_a_stream_that_is_cut_stops_in_every_stage_and_leaves_nothing() -> None:
     async def play() -> None:
-        chance = Random(11)
+        rng = Random(11)
         clock = asyncio.get_running_loop().time
         async with running(World(encoders=2, texts=2)) as cluster:
             gateway = make_gateway(cluster.router, InlineOffload(), clock)
@@ -55,9 +55,7 @@ def test_a_stream_that_is_cut_stops_in_every_stage_and_leaves_nothing() -> None:
             hits: Counter[str] = Counter()
             for first in range(0, STREAMS, AT_ONCE):
                 async with asyncio.TaskGroup() as group:
-                    streams = [
-                        group.create_task(cut(door, cluster, chance, first + number)) for number in range(AT_ONCE)
-                    ]
+                    streams = [group.create_task(cut(door, cluster, rng, first + number)) for number in range(AT_ONCE)]
                 hits.update(stream.result() for stream in streams)
                 assert not working(cluster), working(cluster)
                 assert (gateway.admission.requests, gateway.admission.nbytes) == (0, 0)

@@ -18,8 +18,8 @@ import pytest
 from tests.integration.transport.remote import nixl
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.errors import LeaseLost, TransferFailed
-from triptych.machine import arena_events
-from triptych.machine.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder import arena_events
+from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
 from triptych.machine.extents import Extents, round_up
 from triptych.ports import Peer
 from triptych.transport import slot
@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, backend: str, seed: int) -> None:
         self.backend = backend
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.now_s = 0.0
         self.holder = HostArena(ARENA_NBYTES, instance_id="holder", epoch=1)
         self.reader = HostArena(ARENA_NBYTES, instance_id="reader", epoch=1)
@@ -85,13 +85,13 @@ class World:
         return answer
 
     def reserve(self) -> None:
-        key, nbytes = self.chance.choice(KEYS), int(self.chance.triangular(0, MAX_NBYTES, 4096))
+        key, nbytes = self.rng.choice(KEYS), int(self.rng.triangular(0, MAX_NBYTES, 4096))
         spec = TensorSpec("embedding", DType.U8, (nbytes,))
         match self.happens(arena_events.Reserve(key, (spec,), 3)):
             case arena_events.Reserved(made):
                 assert key not in self.ready
                 assert key not in self.writing
-                self.writing[key] = (made, self.chance.randbytes(nbytes))
+                self.writing[key] = (made, self.rng.randbytes(nbytes))
             case arena_events.Present():
                 assert key in self.ready or key in self.writing
             case arena_events.Refused(_, error):
@@ -111,9 +111,9 @@ class World:
     def finish(self) -> None:
         if not self.writing:
             return
-        key = self.chance.choice(sorted(self.writing))
+        key = self.rng.choice(sorted(self.writing))
         made, data = self.writing.pop(key)
-        if self.chance.random() < 0.1:
+        if self.rng.random() < 0.1:
             self.happens(arena_events.Abandon(key, made.generation))
             return
         tensor = Tensor(made.tensors[0], memoryview(data))
@@ -122,8 +122,8 @@ class World:
         self.ready[key] = (made, data)
 
     def grant(self) -> None:
-        key = self.chance.choice(KEYS)
-        lease_id, lease_s = self.chance.randbytes(16), self.chance.uniform(1, 20)
+        key = self.rng.choice(KEYS)
+        lease_id, lease_s = self.rng.randbytes(16), self.rng.uniform(1, 20)
         answer = self.happens(arena_events.Grant(key, lease_id, lease_s))
         assert isinstance(answer, arena_events.Granted) == (key in self.ready)
         if isinstance(answer, arena_events.Granted):
@@ -134,12 +134,12 @@ class World:
 
     def release(self) -> None:
         if self.leases:
-            lease_id = self.chance.choice(sorted(self.leases))
+            lease_id = self.rng.choice(sorted(self.leases))
             del self.leases[lease_id]
             self.happens(arena_events.Release((lease_id,)))
 
     def wait(self) -> None:
-        self.now_s += self.chance.uniform(0, 3)
+        self.now_s += self.rng.uniform(0, 3)
         self.happens(arena_events.Tick())
 
     def may_read(self, ticket: Ticket) -> bool:
@@ -152,9 +152,7 @@ class World:
         """One pull; after ``patience`` turns of the event loop, if that is set, it is cancelled."""
         if not self.tickets:
             return
-        ticket, promised = self.tickets[
-            -self.chance.choice((1, 2, 3, self.chance.randint(1, RECENT))) % len(self.tickets)
-        ]
+        ticket, promised = self.tickets[-self.rng.choice((1, 2, 3, self.rng.randint(1, RECENT))) % len(self.tickets)]
         at = self.places.allocate(ticket.slot_nbytes)
         if at is None:
             self.end_quarantine()
@@ -189,17 +187,17 @@ class World:
 
     async def slowly(self, _reader: str, _ticket: Ticket) -> None:
         """In one process a copy is one step: here it takes a few turns of the event loop before."""
-        for _ in range(self.chance.randint(0, 4)):
+        for _ in range(self.rng.randint(0, 4)):
             await asyncio.sleep(1e-4)
 
     async def several(self) -> None:
         """Pulls at once, while the holder's world goes on under them."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self.chance.randint(2, 5)):
+            for _ in range(self.rng.randint(2, 5)):
                 group.create_task(self.pull(patience=None))
             for _ in range(4):
                 await asyncio.sleep(0)
-                self.chance.choice((self.reserve, self.finish, self.grant, self.release))()
+                self.rng.choice((self.reserve, self.finish, self.grant, self.release))()
 
     async def meet_again(self) -> None:
         await self.peer.close()
@@ -233,17 +231,17 @@ class World:
             self.release: 8,
             self.wait: 4,
         }
-        draw = self.chance.random()
+        draw = self.rng.random()
         if draw < 0.02:
             await self.several()
         elif draw < 0.2:
             await self.pull(patience=None)
         elif draw < 0.23:
-            await self.pull(patience=self.chance.randint(0, 8))
+            await self.pull(patience=self.rng.randint(0, 8))
         elif draw < 0.232:
             await self.meet_again()
         else:
-            [operation] = self.chance.choices(list(kinds), list(kinds.values()))
+            [operation] = self.rng.choices(list(kinds), list(kinds.values()))
             operation()
 
     async def end(self) -> None:

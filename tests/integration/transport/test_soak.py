@@ -54,7 +54,7 @@ class Soak:
     def __init__(self, reader: Remote, places: list[Place], base: int, nbytes: int) -> None:
         self.reader = reader
         self.places = places
-        self.chance = random.Random(2026)
+        self.rng = random.Random(2026)
         self.memory = Extents(base, nbytes)
         self.set_aside: set[int] = set()
         self.ends: Counter[str] = Counter()
@@ -92,18 +92,18 @@ class Soak:
     async def trouble(self) -> None:
         """Every so often something happens to one of them."""
         while self.running:
-            await asyncio.sleep(self.chance.uniform(0.3, 2.0))
-            await self.strike(self.chance.choice(self.places))
+            await asyncio.sleep(self.rng.uniform(0.3, 2.0))
+            await self.strike(self.rng.choice(self.places))
 
     async def strike(self, place: Place) -> None:
         """The first one is only ever stopped and cut off: it is there to be measured."""
-        remote, what = place.remote, self.chance.choice(("kill", "stop", "cut"))
+        remote, what = place.remote, self.rng.choice(("kill", "stop", "cut"))
         if what == "kill" and remote is not None and place is not self.places[0]:
             remote.signal(signal.SIGKILL)
             place.die.set()
         elif what == "stop" and remote is not None:
             remote.signal(signal.SIGSTOP)
-            await asyncio.sleep(self.chance.uniform(0.1, 1.5 * MAX_PULL_S))
+            await asyncio.sleep(self.rng.uniform(0.1, 1.5 * MAX_PULL_S))
             remote.signal(signal.SIGCONT)
         elif what == "cut":
             await self.cut(place)
@@ -114,7 +114,7 @@ class Soak:
         """One worker."""
         loop = asyncio.get_running_loop()
         while loop.time() < until_s:
-            place = self.chance.choice(self.places)
+            place = self.rng.choice(self.places)
             remote = place.remote
             if remote is None:
                 await asyncio.sleep(0.02)
@@ -134,18 +134,18 @@ class Soak:
     async def pull_some(self, place: Place, remote: Remote) -> None:
         """Tickets for a few embeddings, then all pulls at once: whatever happens to the holder hits some of them."""
         puts = []
-        for _ in range(self.chance.randint(1, 6)):
+        for _ in range(self.rng.randint(1, 6)):
             place.keys += 1
-            nbytes = int(2 ** self.chance.uniform(10, 21))
+            nbytes = int(2 ** self.rng.uniform(10, 21))
             puts.append(await remote.call("put", key=f"{place.keys:016x}", seed=place.keys, nbytes=nbytes))
         try:
-            if self.chance.random() < 0.1:
+            if self.rng.random() < 0.1:
                 await remote.call("release", lease_ids=[puts[0]["ticket"]["lease_id"]])
             link = await self.link(place, remote)
             async with asyncio.TaskGroup() as group:
                 for put in puts:
                     group.create_task(self.into_own_memory(link, put))
-                if self.chance.random() < STRIKES:
+                if self.rng.random() < STRIKES:
                     group.create_task(self.strike(place))
         finally:
             with contextlib.suppress(Gone):  # which would stand in the place of what a pull said
@@ -156,7 +156,7 @@ class Soak:
         if at is None:
             self.ends["own memory full"] += 1
             return
-        patience_s = self.chance.choice((None, None, None, 0.001, 0.01))
+        patience_s = self.rng.choice((None, None, None, 0.001, 0.01))
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

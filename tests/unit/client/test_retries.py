@@ -9,7 +9,7 @@ from triptych.errors import InvalidRequest, Overloaded, Unavailable, tree
 
 
 class Always:
-    """Chance that always says the same."""
+    """Rng that always says the same."""
 
     def __init__(self, value: float) -> None:
         self._value = value

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.engine import flash, start
+from triptych.engine import start
+from triptych.engine.decoder import flash
 
 
 @dataclass

@@ -26,11 +26,11 @@ def question(demo: Reference, text: str, names: list[str]) -> Question:
 
 
 def test_sixteen_concurrent_questions_are_answered_as_generate_does(demo: Reference) -> None:
-    chance = Random(3)
+    rng = Random(3)
     names = sorted(file.name for file in PICTURES.glob("*.png"))
     asked: dict[str, tuple[Question, list[str]]] = {}
     for number in range(16):
-        chosen = chance.sample(names, (0, 1, 2, 3, 8)[number % 5])
+        chosen = rng.sample(names, (0, 1, 2, 3, 8)[number % 5])
         text = "What digits are shown?" if chosen else "Count to 12."
         asked[str(number)] = question(demo, text, chosen), chosen
     encoder = TransformersEncoderEngine(MODEL_DIR, model_id="demo")

@@ -16,8 +16,8 @@ import torch
 from tests.unit.engine.tiny import text_engine
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.start import KvOptions
-from triptych.engine.text import TransformersTextEngine
 from triptych.errors import EngineFailure, InvalidRequest, TriptychError
 from triptych.ports import EmbeddingInput, EngineRequest
 
@@ -48,31 +48,31 @@ class Lucky:
         del token_id
 
 
-def random_request(chance: random.Random, name: str) -> EngineRequest:
-    beginning = [4 + chance.randrange(3)] * chance.randrange(24)
-    prompt = [*beginning, *(chance.randrange(4, 120) for _ in range(chance.randrange(1, 24)))]
+def random_request(rng: random.Random, name: str) -> EngineRequest:
+    beginning = [4 + rng.randrange(3)] * rng.randrange(24)
+    prompt = [*beginning, *(rng.randrange(4, 120) for _ in range(rng.randrange(1, 24)))]
     embeddings: tuple[EmbeddingInput, ...] = ()
-    if chance.random() < 0.3:
-        tokens = chance.randrange(1, 9)
-        at = chance.randrange(len(prompt))
+    if rng.random() < 0.3:
+        tokens = rng.randrange(1, 9)
+        at = rng.randrange(len(prompt))
         prompt[at:at] = [2] * tokens
         spec = TensorSpec("embeds", DType.F32, (tokens, 64))
-        kind = chance.randrange(3)
+        kind = rng.randrange(3)
         data = memoryview(bytes([0, 0, 128, 60 + kind]) * (spec.nbytes // 4))
         embeddings = (EmbeddingInput(at, tokens, {"embeds": Tensor(spec, data)}, b"item %d %d" % (kind, tokens)),)
-    if chance.random() < 0.05:
+    if rng.random() < 0.05:
         prompt[0] = BAD_TOKEN
         embeddings = ()
         prompt = [token for token in prompt if token != 2]
     sampling = SamplingParams(
-        temperature=chance.choice([0.0, 1.2]),
-        max_tokens=chance.randrange(1, 25),
-        ignore_eos=chance.random() < 0.5,
-        seed=chance.randrange(100),
-        n=chance.choice([1, 1, 1, 2, 3]),
-        logprobs=chance.choice([None, None, 2]),
+        temperature=rng.choice([0.0, 1.2]),
+        max_tokens=rng.randrange(1, 25),
+        ignore_eos=rng.random() < 0.5,
+        seed=rng.randrange(100),
+        n=rng.choice([1, 1, 1, 2, 3]),
+        logprobs=rng.choice([None, None, 2]),
     )
-    grammar = Lucky(chance.randrange(30)) if chance.random() < 0.1 else None
+    grammar = Lucky(rng.randrange(30)) if rng.random() < 0.1 else None
     return EngineRequest(name, tuple(prompt), embeddings, sampling, grammar)
 
 
@@ -108,7 +108,7 @@ class Served:
 def serve(model_dir: Path, contiguous: bool) -> Served:
     """In a process of its own, whose memory is this engine's."""
     logging.disable(logging.CRITICAL)
-    chance = random.Random(int(contiguous))
+    rng = random.Random(int(contiguous))
     engine = text_engine(
         model_dir,
         kv_cache_bytes=248 * SLOT_NBYTES,
@@ -133,11 +133,11 @@ def serve(model_dir: Path, contiguous: bool) -> Served:
 
     for number in range(REQUESTS):
         name = str(number)
-        request = random_request(chance, name)
+        request = random_request(rng, name)
         left[name] = request.sampling.n
         engine.add(request)
-        if chance.random() < 0.1:
-            victim = str(chance.randrange(max(0, number - 6), number + 1))
+        if rng.random() < 0.1:
+            victim = str(rng.randrange(max(0, number - 6), number + 1))
             outcomes.setdefault(victim, "cancelled")
             engine.cancel(victim)
         while engine.pending_tokens > 500:

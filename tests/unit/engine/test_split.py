@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.tiny import Reference
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.registry import HALVES
+from triptych.engine.families.registry import HALVES
 from triptych.engine.split import Half, load_half, parameter_nbytes
 from triptych.families.model_files import BadModel
 from triptych.families.registry import FAMILIES

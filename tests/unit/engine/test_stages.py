@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from tests.unit.engine.tiny import Reference, engine_request, greedy, info_of, random_image, random_question
 from triptych.engine import checkpoint as checkpoint_module
 from triptych.engine import encoder as encoder_module
-from triptych.engine import text as text_module
 from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.decoder import text as text_module
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.split import load_half, parameter_nbytes
-from triptych.engine.text import TransformersTextEngine
 
 
 def test_two_halves_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
@@ -48,20 +48,20 @@ def test_two_halves_of_one_checkpoint_are_the_model_once_and_its_files_are_hashe
 def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_prompts_wait(
     model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
 ) -> None:
-    chance = random.Random(3)
-    questions = {f"q{number}": random_question(chance, number % 3) for number in range(6)}
+    rng = random.Random(3)
+    questions = {f"q{number}": random_question(rng, number % 3) for number in range(6)}
     engine = TransformersTextEngine(
         model_dir, model_id="tiny", kv_cache_bytes=4 << 20, max_sequences=16, token_budget=24
     )
     pending = dict(questions)
-    others = [encoder.prepare(media, info_of(media)) for media in (random_image(chance, 30, 20) for _ in range(3))]
+    others = [encoder.prepare(media, info_of(media)) for media in (random_image(rng, 30, 20) for _ in range(3))]
     answers: dict[str, list[int]] = {}
     held_back = 0
     while pending or engine.has_work:
-        if pending and chance.random() < 0.4:
+        if pending and rng.random() < 0.4:
             name = next(iter(pending))
             engine.add(engine_request(name, pending.pop(name), reference, encoder, greedy(12, ignore_eos=True)))
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             held_back += engine.prefill_ready
             decoding = {name for name, tokens in answers.items() if 0 < len(tokens) < 12}
             outputs = engine.decode_step()

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.text import TransformersTextEngine
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 transformers: Any = untyped_transformers
@@ -98,8 +98,8 @@ def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS, te
     return directory
 
 
-def random_image(chance: random.Random, width: int, height: int) -> bytes:
-    pixels = Image.frombytes("RGB", (width, height), chance.randbytes(3 * width * height))
+def random_image(rng: random.Random, width: int, height: int) -> bytes:
+    pixels = Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height))
     return png(pixels)
 
 
@@ -123,13 +123,13 @@ class Question:
     images: tuple[bytes, ...] = ()
 
 
-def random_question(chance: random.Random, images: int) -> Question:
+def random_question(rng: random.Random, images: int) -> Question:
     """Words with ``images`` placeholders among them."""
-    words = [f"w{chance.randrange(_WORDS)}" for _ in range(chance.randrange(2, 12))]
+    words = [f"w{rng.randrange(_WORDS)}" for _ in range(rng.randrange(2, 12))]
     for _ in range(images):
-        words.insert(chance.randrange(len(words)), "<image>")
-    sizes = [(chance.randrange(8, 60), chance.randrange(8, 60)) for _ in range(images)]
-    return Question(" ".join(words), tuple(random_image(chance, *size) for size in sizes))
+        words.insert(rng.randrange(len(words)), "<image>")
+    sizes = [(rng.randrange(8, 60), rng.randrange(8, 60)) for _ in range(images)]
+    return Question(" ".join(words), tuple(random_image(rng, *size) for size in sizes))
 
 
 class Reference:

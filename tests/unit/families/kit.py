@@ -37,9 +37,9 @@ def random_sizes(longest: int, count: int = 1000) -> Iterator[tuple[int, int]]:
 
     A loop where hypothesis would take most of the time: the processors behind it are asked about pixels.
     """
-    chance = Random(longest)
+    rng = Random(longest)
     for _ in range(count):
-        yield chance.randint(1, longest), chance.randint(1, longest)
+        yield rng.randint(1, longest), rng.randint(1, longest)
     yield from ((longest, longest), (1, 1), (longest, 1), (1, longest))
 
 

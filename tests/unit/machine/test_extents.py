@@ -76,14 +76,14 @@ def test_large_extents_come_from_the_top_of_a_gap_and_small_ones_from_its_bottom
 
 def test_mixed_sizes_leave_little_waste() -> None:
     """1 KB to 100 MB, freed in random order at 70 % load: large embeddings must still find room."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     extents = Extents(4096, 1 << 30)
     held: list[int] = []
     used = failures = attempts = 0
     for _ in range(3000):
-        nbytes = int(1024 * 10 ** (chance.random() * 5))
+        nbytes = int(1024 * 10 ** (rng.random() * 5))
         while used + nbytes > 0.7 * extents.capacity:
-            offset = held.pop(chance.randrange(len(held)))
+            offset = held.pop(rng.randrange(len(held)))
             used -= extents.size(offset)
             extents.free(offset)
         attempts += 1

@@ -39,14 +39,14 @@ def test_no_blocks_are_none_to_have_or_to_take() -> None:
         FreeRuns(4).take(2, 0)
 
 
-@given(blocks=st.integers(1, 20), chance=st.randoms(use_true_random=False))
-def test_what_is_free_is_what_was_not_taken(blocks: int, chance: random.Random) -> None:
+@given(blocks=st.integers(1, 20), rng=st.randoms(use_true_random=False))
+def test_what_is_free_is_what_was_not_taken(blocks: int, rng: random.Random) -> None:
     runs, free = FreeRuns(blocks), set(range(blocks))
     for _ in range(40):
-        block = chance.randrange(blocks)
+        block = rng.randrange(blocks)
         if block in free:
             end = next(one for one in range(block, blocks + 1) if one not in free)
-            count = chance.randint(1, end - block)
+            count = rng.randint(1, end - block)
             runs.take(block, count)
             free -= set(range(block, block + count))
         else:

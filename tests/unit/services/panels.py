@@ -24,7 +24,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
-from triptych.machine.arena import ArenaLimits
+from triptych.machine.encoder.arena import ArenaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
@@ -248,7 +248,7 @@ async def text_panel(
             scope=scope,
             offload=InlineOffload(1),
             engine_thread=thread or InlineOffload(1),
-            chance=random.Random(2),
+            rng=random.Random(2),
             clock=clock,
             stages=None if tower is None else Stages(engine, tower, budget, said.encode_patience_s, clock),
         )

@@ -50,11 +50,11 @@ def allowed(grammar: TokenMatcher) -> list[int]:
     return [token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1]
 
 
-def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, chance: Random, limit: int = 600) -> str | None:
+def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, rng: Random, limit: int = 600) -> str | None:
     """What a model of random logits says; None when it does not come to an end."""
     token_ids: list[int] = []
     while len(token_ids) < limit:
-        token_ids.append(chance.choice(allowed(grammar)))
+        token_ids.append(rng.choice(allowed(grammar)))
         grammar.accept(token_ids[-1])
         if token_ids[-1] in tokenizer.eos_ids:
             return b"".join(map(tokenizer.token_bytes, token_ids[:-1])).decode()

@@ -99,11 +99,11 @@ def encoded(text: str) -> list[int]:
 
 
 def test_texts_have_the_ids_of_the_published_tokenizer(model: ModelFiles) -> None:
-    tokenizer, chance = PromptBuilder.load(model).tokenizer, Random(0)
+    tokenizer, rng = PromptBuilder.load(model).tokenizer, Random(0)
     assert tokenizer.encode("the thing") == encoded("the thing")
     assert len(encoded("the thing")) == len(("the", " ", "th", "ing"))
     for _ in range(500):
-        text = "".join(chance.choice(PIECES) for _ in range(chance.randrange(1, 30)))
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 30)))
         assert tokenizer.encode(text) == encoded(text)
 
 

@@ -85,8 +85,8 @@ def test_calls_are_told_from_text_whole_and_cut_at_every_character(
     for cut in range(1, len(text)):
         assert read(syntax, text[:cut], text[cut:]) == right, cut
     for seed in range(20):
-        chance = Random(seed)
-        cuts = sorted(chance.sample(range(len(text)), min(4, len(text))))
+        rng = Random(seed)
+        cuts = sorted(rng.sample(range(len(text)), min(4, len(text))))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         assert read(syntax, *pieces) == right, pieces
 

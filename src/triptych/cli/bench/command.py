@@ -92,15 +92,13 @@ class Bench:
 
     def plan(self, rate: float | None) -> list[Planned]:
         """Raises WorkloadError."""
-        chance = random.Random(f"{self.seed} {rate}")  # noqa: S311 - a workload is no secret
+        rng = random.Random(f"{self.seed} {rate}")  # noqa: S311 - a workload is no secret
         if self.trace is not None:
             span = traces.Span(self.start_s, self.duration_s, rate)
-            return traces.load(self.trace, span, self.size, chance)
+            return traces.load(self.trace, span, self.size, rng)
         if rate is None:
             raise WorkloadError("only a trace has a pace of its own")
-        return workload.synthetic(
-            self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, chance=chance
-        )
+        return workload.synthetic(self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, rng=rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
 async def _run(
     job: Bench, rate: float | None, requests: Sequence[Planned], style: Style, console: Console, runs: list[Run]
 ) -> None:
-    chance = random.Random(f"{job.seed} bodies")  # noqa: S311
+    rng = random.Random(f"{job.seed} bodies")  # noqa: S311
     records: list[Record] = []
     try:
         with _progress(console, len(requests)) as advance:
@@ -174,7 +172,7 @@ async def _run(
                 records.append(record)
                 advance(record)
 
-            await load.run(job.endpoint, requests, style, chance, note)
+            await load.run(job.endpoint, requests, style, rng, note)
     except asyncio.CancelledError:
         console.print(f"interrupted: {len(records)} of {len(requests)} requests had ended")
         raise

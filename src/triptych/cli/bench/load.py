@@ -111,7 +111,7 @@ async def run(
     endpoint: Endpoint,
     requests: Sequence[Planned],
     style: payload.Style,
-    chance: random.Random,
+    rng: random.Random,
     note: Callable[[Record], None],
 ) -> None:
     """Send all requests, the first at its arrival after now; ``note`` gets a record for each, as they end."""
@@ -120,7 +120,7 @@ async def run(
 
     async def make() -> None:
         for planned in requests:
-            await bodies.put((planned, await asyncio.to_thread(payload.body, planned, style, chance)))
+            await bodies.put((planned, await asyncio.to_thread(payload.body, planned, style, rng)))
 
     async def send(client: httpx.AsyncClient, planned: Planned, content: bytes, due_s: float) -> None:
         late_s = max(0.0, now_s() - due_s)

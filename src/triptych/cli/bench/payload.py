@@ -26,13 +26,13 @@ class Style:
     temperature: float = 0.0
 
 
-def body(planned: Planned, style: Style, chance: random.Random) -> bytes:
+def body(planned: Planned, style: Style, rng: random.Random) -> bytes:
     """The JSON of a streamed chat request."""
     content: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(image).decode()}}
-        for image in (png(size, chance) for size in planned.images)
+        for image in (png(size, rng) for size in planned.images)
     ]
-    content.append({"type": "text", "text": " ".join(chance.choices(_WORDS, k=max(1, planned.text_tokens)))})
+    content.append({"type": "text", "text": " ".join(rng.choices(_WORDS, k=max(1, planned.text_tokens)))})
     document = {
         "model": style.model,
         "messages": [{"role": "user", "content": content}],
@@ -46,12 +46,12 @@ def body(planned: Planned, style: Style, chance: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-def png(size: Size, chance: random.Random) -> bytes:
+def png(size: Size, rng: random.Random) -> bytes:
     """An RGB image of cells in random colours."""
     across = -(-size.width // _CELL_PIXELS)
     rows = bytearray()
     for top in range(0, size.height, _CELL_PIXELS):
-        colours = chance.randbytes(3 * across)
+        colours = rng.randbytes(3 * across)
         row = b"".join(colours[3 * cell : 3 * cell + 3] * _CELL_PIXELS for cell in range(across))
         rows += (b"\0" + row[: 3 * size.width]) * min(_CELL_PIXELS, size.height - top)
     header = struct.pack(">IIBBBBB", size.width, size.height, 8, 2, 0, 0, 0)

@@ -34,13 +34,13 @@ class Span:
     rate: float | None = None
 
 
-def load(path: Path, span: Span, size: Size | None, chance: random.Random) -> list[Planned]:
+def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
     """The requests of a directory (ServeGen) or a CSV file (Azure), by arrival. Raises WorkloadError.
 
     ``size`` overrides the size of images: ServeGen knows their tokens, of which squares are made; Azure knows nothing.
     """
     try:
-        planned = _servegen(path, span, size, chance) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
+        planned = _servegen(path, span, size, rng) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"cannot read {path.name}: {getattr(error, 'strerror', None) or error}") from None
     if not planned:
@@ -62,10 +62,10 @@ class Window:
     shape: float
     scale_s: float
 
-    def gap_s(self, chance: random.Random) -> float:
+    def gap_s(self, rng: random.Random) -> float:
         if self.family == "Gamma":
-            return chance.gammavariate(self.shape, self.scale_s)
-        return chance.weibullvariate(self.scale_s, self.shape)
+            return rng.gammavariate(self.shape, self.scale_s)
+        return rng.weibullvariate(self.scale_s, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class Sizes:
     image_count: Distribution
     output_tokens: Distribution
 
-    def request(self, arrival_s: float, size: Size | None, chance: random.Random) -> Planned:
-        count = min(self.image_count.draw(chance), MAX_IMAGES)
-        images = tuple(size or _square(self.image_tokens.draw(chance)) for _ in range(count))
-        return Planned(arrival_s, self.text_tokens.draw(chance), images, max(1, self.output_tokens.draw(chance)))
+    def request(self, arrival_s: float, size: Size | None, rng: random.Random) -> Planned:
+        count = min(self.image_count.draw(rng), MAX_IMAGES)
+        images = tuple(size or _square(self.image_tokens.draw(rng)) for _ in range(count))
+        return Planned(arrival_s, self.text_tokens.draw(rng), images, max(1, self.output_tokens.draw(rng)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +94,15 @@ class Profile:
         return next((sizes for start_s, sizes in reversed(self.sizes) if start_s <= at_s), self.sizes[0][1])
 
 
-def _servegen(directory: Path, span: Span, size: Size | None, chance: random.Random) -> list[Planned]:
+def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
     names = sorted((int(match[1]), path) for path in directory.iterdir() if (match := _TRACE_FILE.fullmatch(path.name)))
     if not names:
         raise WorkloadError(f"{directory.name} has no chunk-N-trace.csv: it is not a ServeGen workload")
     profiles = [_profile(path, path.with_name(f"chunk-{number}-dataset.json"), span) for number, path in names]
-    return sample(profiles, span, size, chance)
+    return sample(profiles, span, size, rng)
 
 
-def sample(profiles: list[Profile], span: Span, size: Size | None, chance: random.Random) -> list[Planned]:
+def sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
     """Draw the requests of all clients within the span; a rate stretches all gaps alike, so that bursts stay bursts."""
     end_s = span.start_s + span.duration_s
     active = [
@@ -115,11 +115,11 @@ def sample(profiles: list[Profile], span: Span, size: Size | None, chance: rando
     stretch = 1.0 if span.rate is None or not recorded else recorded / span.rate
     planned = []
     for profile, window, from_s, to_s in active:
-        at_s = from_s - (_SETTLE_GAPS + chance.random()) * stretch / window.rate
-        while (at_s := at_s + max(window.gap_s(chance) * stretch, 1e-6)) < to_s:
+        at_s = from_s - (_SETTLE_GAPS + rng.random()) * stretch / window.rate
+        while (at_s := at_s + max(window.gap_s(rng) * stretch, 1e-6)) < to_s:
             if at_s < from_s:
                 continue
-            planned.append(profile.sizes_at(at_s).request(at_s - span.start_s, size, chance))
+            planned.append(profile.sizes_at(at_s).request(at_s - span.start_s, size, rng))
     return sorted(planned, key=lambda request: request.arrival_s)
 
 

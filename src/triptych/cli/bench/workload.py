@@ -83,8 +83,8 @@ class Distribution:
                 raise WorkloadError(f"{text!r}: the weight {weight} is not a number from 0")
         return cls.of(weights)
 
-    def draw(self, chance: random.Random) -> int:
-        position = bisect(self.cumulative, chance.random() * self.cumulative[-1])
+    def draw(self, rng: random.Random) -> int:
+        position = bisect(self.cumulative, rng.random() * self.cumulative[-1])
         return self.values[min(position, len(self.values) - 1)]
 
 
@@ -97,12 +97,12 @@ class Mix:
     output_tokens: Distribution
     size: Size
 
-    def request(self, arrival_s: float, chance: random.Random) -> Planned:
-        images = (self.size,) * self.images.draw(chance)
-        return Planned(arrival_s, self.text_tokens.draw(chance), images, self.output_tokens.draw(chance))
+    def request(self, arrival_s: float, rng: random.Random) -> Planned:
+        images = (self.size,) * self.images.draw(rng)
+        return Planned(arrival_s, self.text_tokens.draw(rng), images, self.output_tokens.draw(rng))
 
 
-def arrivals(rate: float, duration_s: float, burstiness: float, chance: random.Random) -> list[float]:
+def arrivals(rate: float, duration_s: float, burstiness: float, rng: random.Random) -> list[float]:
     """Arrival times within ``duration_s`` at ``rate`` per second on average.
 
     Gaps are Gamma distributed with coefficient of variation ``sqrt(burstiness)``: 1 is a Poisson process, 0 is even.
@@ -110,15 +110,15 @@ def arrivals(rate: float, duration_s: float, burstiness: float, chance: random.R
     times: list[float] = []
     at_s = 0.0
     while True:
-        at_s += chance.gammavariate(1 / burstiness, burstiness / rate) if burstiness else 1 / rate
+        at_s += rng.gammavariate(1 / burstiness, burstiness / rate) if burstiness else 1 / rate
         if at_s >= duration_s:
             return times
         times.append(at_s)
 
 
-def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, chance: random.Random) -> list[Planned]:
+def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> list[Planned]:
     """Requests of a mix; at least one. Raises WorkloadError for more than can be planned."""
     if not rate * duration_s <= MAX_REQUESTS:
         raise WorkloadError(f"{rate:g} requests/s for {duration_s:g} s are more than {MAX_REQUESTS:,} requests")
-    times = arrivals(rate, duration_s, burstiness, chance) or [0.0]
-    return [mix.request(at_s, chance) for at_s in times]
+    times = arrivals(rate, duration_s, burstiness, rng) or [0.0]
+    return [mix.request(at_s, rng) for at_s in times]

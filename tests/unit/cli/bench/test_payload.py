@@ -18,8 +18,8 @@ def test_images_are_what_they_say(size: Size) -> None:
 
 
 def test_no_two_images_are_alike_and_none_is_large() -> None:
-    chance = random.Random(0)
-    images = {png(Size(336, 336), chance) for _ in range(50)}
+    rng = random.Random(0)
+    images = {png(Size(336, 336), rng) for _ in range(50)}
     assert len(images) == 50
     assert max(map(len, images)) < 50_000
 

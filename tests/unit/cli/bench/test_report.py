@@ -71,8 +71,8 @@ def test_percentiles_are_interpolated() -> None:
 
 @pytest.mark.parametrize("rates", [(2.0,), (1.0, 2.0)])
 def test_plots_are_pictures(tmp_path: Path, rates: tuple[float, ...]) -> None:
-    chance = random.Random(0)
-    records = [replace(GOOD, ttft_s=chance.random(), end_s=2 + chance.random()) for _ in range(20)] + [FAILED]
+    rng = random.Random(0)
+    records = [replace(GOOD, ttft_s=rng.random(), end_s=2 + rng.random()) for _ in range(20)] + [FAILED]
     objectives = Objectives(ttft_s=0.5)
     report = summarize(records, objectives)
     plot(tmp_path / "a.png", [(rate, report, records) for rate in rates], objectives)

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from triptych.cli.bench.workload import Distribution, Mix, Size, WorkloadError, arrivals, synthetic
 
 
-def chance(seed: int = 0) -> random.Random:
+def rng(seed: int = 0) -> random.Random:
     return random.Random(seed)
 
 
 def test_a_mix_is_drawn_by_its_weights() -> None:
     distribution = Distribution.parse("1:0.6, 4:0.3,8:0.1")
-    draw = chance()
+    draw = rng()
     drawn = [distribution.draw(draw) for _ in range(20_000)]
     shares = {value: drawn.count(value) / len(drawn) for value in (1, 4, 8)}
     assert shares == pytest.approx({1: 0.6, 4: 0.3, 8: 0.1}, abs=0.02)
 
 
 def test_a_number_alone_is_always_drawn() -> None:
-    assert {Distribution.parse("64").draw(chance(seed)) for seed in range(20)} == {64}
+    assert {Distribution.parse("64").draw(rng(seed)) for seed in range(20)} == {64}
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:", "1:x", "1:-1", "1:0", "-1", "1:inf", "1:nan", "99", "1,,2"])
@@ -47,7 +47,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(0.0, 0.0), (1.0, 1.0), (4.0, 2.0)])
 def test_arrivals_have_their_rate_and_their_burstiness(burstiness: float, variation: float) -> None:
-    times = arrivals(20.0, 1000.0, burstiness, chance())
+    times = arrivals(20.0, 1000.0, burstiness, rng())
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) / 1000 == pytest.approx(20, rel=0.05)
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(variation, abs=0.15)
@@ -57,9 +57,7 @@ def test_arrivals_have_their_rate_and_their_burstiness(burstiness: float, variat
 
 def test_the_same_seed_makes_the_same_requests() -> None:
     mix = Mix(Distribution.parse("1:1,2:1"), Distribution.parse("5,9"), Distribution.parse("7"), Size(8, 8))
-    first, again, other = (
-        synthetic(mix, rate=3, duration_s=20, burstiness=1, chance=chance(seed)) for seed in (1, 1, 2)
-    )
+    first, again, other = (synthetic(mix, rate=3, duration_s=20, burstiness=1, rng=rng(seed)) for seed in (1, 1, 2))
     assert first == again != other
     assert {len(request.images) for request in first} == {1, 2}
 
@@ -67,4 +65,4 @@ def test_the_same_seed_makes_the_same_requests() -> None:
 def test_there_is_always_something_to_send() -> None:
     one = Distribution.parse("1")
     mix = Mix(one, one, one, Size(8, 8))
-    assert len(synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, chance=chance())) == 1
+    assert len(synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, rng=rng())) == 1

@@ -247,7 +247,7 @@ async def bench(
             offload=InlineOffload(),
             clock=asyncio.get_running_loop().time,
             scope=scope,
-            chance=Random(7),
+            rng=Random(7),
         )
         router.start()
         await asyncio.sleep(0.1)

@@ -1,0 +1,1 @@
+"""The language model: batches, KV memory, attention, sampling."""

@@ -1,0 +1,277 @@
+"""Attention over sequences that are packed one behind the other, each against its own blocks of the KV cache.
+
+It is registered with transformers under a name of its own and gets the batch as a keyword argument, which decoder
+layers hand through: there is no global state, so several engines can live in one process.
+
+On a CPU a sequence whose blocks are neighbours is read in place, one call per sequence and layer; sequences that are
+short, or in pieces, are gathered and padded instead (ADR 13 has the figures). On CUDA one paged kernel does it all where
+there is one (``engine/decoder/flash.py``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from triptych.engine.decoder.flash import PagedLayout, paged_attention
+from triptych.engine.decoder.kv import KvCache
+from triptych.families.base import Span
+
+PACKED_ATTENTION = "triptych_packed"
+Views = tuple[torch.Tensor, ...]
+SHORT_TOKENS = 96
+"""Decoding sequences up to this length are gathered and padded together: calls cost more than copies then."""
+_MANY = 4
+_GROUP = 8
+"""So many long sequences that are in pieces are padded to the longest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a sequence's rows may attend to: positions 0 to ``length``, in these blocks."""
+
+    length: int
+    table: Sequence[int]
+    is_contiguous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows ``row`` to ``row + count`` of the pass are the last ``count`` positions of a sequence."""
+
+    row: int
+    count: int
+    context: Context
+    whole: tuple[Span, ...] = ()
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
+
+    @property
+    def first(self) -> int:
+        return self.context.length - self.count
+
+    def oldest(self, window: int | None) -> int:
+        """The first position that any of its rows may look at."""
+        return 0 if window is None else max(0, self.first - window + 1)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """[count, length - oldest], to be added to the scores; None where plain causal attention is meant."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window, like)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        first, length, oldest = self.first, self.context.length, self.oldest(window)
+        whole = [run for run in self.whole if first < run.start + run.tokens and run.start < length]
+        if not first and not whole and (window is None or length <= window):
+            return None
+        rows = torch.arange(first, length, device=like.device)[:, None]
+        columns = torch.arange(oldest, length, device=like.device)[None]
+        seen = columns <= rows
+        for run in whole:
+            seen |= _within(rows, run) & _within(columns, run)
+        if window is not None:
+            seen &= columns > rows - window
+        return _additive(seen, like)
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Rows ``row`` and following of the pass are one position each of these sequences, the last.
+
+    ``start`` is the first slot of one that is read in place. Otherwise ``read`` [sequences * longest] are the slots
+    of all, padded to the longest.
+    """
+
+    row: int
+    lengths: tuple[int, ...]
+    start: int | None
+    read: torch.Tensor | None
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
+    _places: dict[int | None, tuple[Views, Views]] = field(default_factory=dict, compare=False)
+
+    def in_place(self, layer: int, window: int | None, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one that is read in place, each [kv heads, 1, positions seen, d].
+
+        Views of all layers are made at once: one by one they cost a fifth of the time of a short sequence's attention.
+        """
+        if window not in self._places:
+            if self.start is None:
+                raise AssertionError("these sequences are gathered")
+            (length,) = self.lengths
+            seen = length if window is None else min(length, window)
+            at = self.start + length - seen
+            views = (memory.narrow(1, at, seen).transpose(1, 2)[:, :, None] for memory in (cache.keys, cache.values))
+            keys, values = (view.unbind(0) for view in views)
+            self._places[window] = keys, values
+        keys, values = self._places[window]
+        return keys[layer], values[layer]
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """[sequences, 1, 1, longest], to be added to the scores; None where everything is seen."""
+        if window not in self._masks:
+            longest = max(self.lengths)
+            lengths = torch.tensor(self.lengths, device=like.device)[:, None, None, None]
+            columns = torch.arange(longest, device=like.device)
+            seen = columns < lengths
+            if window is not None:
+                seen &= columns >= lengths - window
+            self._masks[window] = None if bool(seen.all()) else _additive(seen, like)
+        return self._masks[window]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` says where each row's key and value go.
+
+    ``paged`` is set where a kernel follows the tables by itself; the two others are not looked at then.
+    """
+
+    cache: KvCache
+    slots: torch.Tensor
+    decodes: tuple[Decodes, ...]
+    chunks: tuple[Chunk, ...]
+    paged: PagedLayout | None = None
+
+
+def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:
+    """Indices of decoding sequences, in groups that are computed together; their order is that of the rows."""
+    if device.type != "cpu":
+        return [sorted(range(len(contexts)), key=lambda at: contexts[at].length)] if contexts else []
+    short = [at for at, one in enumerate(contexts) if one.length <= SHORT_TOKENS]
+    groups = [short] if len(short) >= _MANY else []
+    rest = [at for at, one in enumerate(contexts) if one.length > SHORT_TOKENS or not groups]
+    groups += [[at] for at in rest if contexts[at].is_contiguous]
+    pieces = sorted((at for at in rest if not contexts[at].is_contiguous), key=lambda at: contexts[at].length)
+    return groups + [pieces[at : at + _GROUP] for at in range(0, len(pieces), _GROUP)]
+
+
+def decodes(row: int, contexts: Sequence[Context], cache: KvCache) -> Decodes:
+    """A group of ``order_decodes``."""
+    lengths = tuple(one.length for one in contexts)
+    if len(contexts) == 1 and contexts[0].is_contiguous:
+        return Decodes(row, lengths, contexts[0].table[0] * cache.block_tokens, None)
+    longest = max(lengths)
+    device = cache.keys.device
+    if all(one.is_contiguous for one in contexts):  # counted by torch: one by one it is a twentieth of a small step
+        firsts = torch.tensor([one.table[0] * cache.block_tokens for one in contexts], device=device)
+        columns = torch.minimum(torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None] - 1)
+        return Decodes(row, lengths, None, (firsts[:, None] + columns).flatten())
+    read: list[int] = []
+    for one in contexts:
+        slots = cache.slots(one.table, 0, one.length)
+        read += slots
+        read += [slots[-1]] * (longest - len(slots))
+    return Decodes(row, lengths, None, torch.tensor(read, device=device))
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed: PackedBatch,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that decoder layers call: query [1, heads, n, d], key and value [1, kv heads, n, d].
+
+    Returns [1, n, heads, d]. Writes the new keys and values to the cache first; doing so twice is harmless, which lets
+    a failed pass be repeated. A position sees the ``sliding_window`` positions up to itself, where a layer has one.
+    """
+    refused = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    if refused or attention_mask is not None:
+        raise NotImplementedError(f"packed attention has no {refused or 'attention mask'}")
+    keys, values = packed.cache.keys[module.layer_idx], packed.cache.values[module.layer_idx]
+    keys.index_copy_(0, packed.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, packed.slots, value[0].transpose(0, 1))
+    if packed.paged is not None:
+        return paged_attention(packed.paged, query, keys, values, scaling, sliding_window), None
+    done = [_decodes(query, keys, values, packed, module.layer_idx, scaling, sliding_window)] if packed.decodes else []
+    done += [
+        _chunk(part, query, key, value, packed.cache, keys, values, scaling, sliding_window) for part in packed.chunks
+    ]
+    return (done[0] if len(done) == 1 else torch.cat(done))[None], None
+
+
+def _decodes(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    packed: PackedBatch,
+    layer: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The rows of all sequences that decode: [rows, heads, d]."""
+    heads, head_size = query.shape[1], query.shape[3]
+    kv_heads = keys.shape[1]
+    counts = [len(group.lengths) * kv_heads for group in packed.decodes]
+    # [rows * kv heads, 1, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
+    single = query[0, :, : sum(counts) // kv_heads].transpose(0, 1).reshape(-1, 1, heads // kv_heads, head_size)
+    out: list[torch.Tensor] = []
+    for group, rows in zip(packed.decodes, torch.split(single, counts), strict=True):
+        if group.read is None:
+            k, v = group.in_place(layer, window, packed.cache)
+            out.append(scaled_dot_product_attention(rows, k, v, scale=scaling))
+        else:
+            shape = (len(group.lengths), -1, kv_heads, head_size)
+            k, v = (memory.index_select(0, group.read).view(shape).transpose(1, 2) for memory in (keys, values))
+            mask = group.mask(window, query)
+            together = rows.view(len(group.lengths), kv_heads, -1, head_size)
+            attended = scaled_dot_product_attention(together, k, v, attn_mask=mask, scale=scaling)
+            out.append(attended.reshape(rows.shape))
+    return torch.cat(out).view(-1, heads, head_size)
+
+
+def _chunk(
+    part: Chunk,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: KvCache,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The part's rows: [count, heads, d]."""
+    rows = slice(part.row, part.row + part.count)
+    oldest, length = part.oldest(window), part.context.length
+    if not part.first:
+        k, v = key[0, :, rows], value[0, :, rows]
+    elif part.context.is_contiguous:
+        start = part.context.table[0] * cache.block_tokens
+        k, v = (memory[start + oldest : start + length].transpose(0, 1) for memory in (keys, values))
+    else:
+        read = torch.tensor(cache.slots(part.context.table, oldest, length), device=keys.device)
+        k, v = (memory.index_select(0, read).transpose(0, 1) for memory in (keys, values))
+    heads, kv_heads, head_size = query.shape[1], key.shape[1], query.shape[3]
+    groups = heads // kv_heads
+    mask = part.mask(window, query)
+    attended = scaled_dot_product_attention(
+        query[0, :, rows].reshape(kv_heads, groups, part.count, head_size),
+        k[:, None].expand(-1, groups, -1, -1),
+        v[:, None].expand(-1, groups, -1, -1),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+    )
+    return attended.reshape(heads, part.count, head_size).transpose(0, 1)
+
+
+def _within(positions: torch.Tensor, run: Span) -> torch.Tensor:
+    return (positions >= run.start) & (positions < run.start + run.tokens)
+
+
+def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Made once a pass: a mask of booleans would be made into this in every layer."""
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

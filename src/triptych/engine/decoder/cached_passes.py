@@ -1,0 +1,107 @@
+"""The slower way, for decoders with layers that are neither full nor sliding attention: a cache for each sequence.
+
+Convolutions, recurrences and what else a layer keeps are left to transformers' own caches, one for each sequence, and
+a pass is a sequence's alone; a prompt is computed in one go, since not every layer can go on in the middle of one.
+Memory is accounted for in the same blocks as elsewhere: what one token and what one sequence takes is measured at start.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from triptych.engine.decoder.passes import Outcome, Result, Work, outcomes_of, positions, splice
+from triptych.engine.families.halves import PassPart, TextHalf
+from triptych.errors import EngineFailure
+from triptych.machine.text.kv_blocks import Copy
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TOKENS = (4, 36)
+
+
+class CachedPasses:
+    """``Passes`` with one of transformers' caches for each sequence."""
+
+    def __init__(self, half: TextHalf, *, device: torch.device) -> None:
+        self._half = half
+        self._decoder: Any = half.decoder
+        self._embed_tokens = self._decoder.get_input_embeddings()
+        self._device = device
+        self._caches: dict[str, Any] = {}
+
+    def cache_nbytes(self) -> tuple[int, int]:
+        """(of one token, of one sequence beside its tokens), measured."""
+        few, many = _PROBE_TOKENS
+        sizes = []
+        for tokens in _PROBE_TOKENS:
+            plan = self._half.plan([0] * tokens, [])
+            self._forward(Work("probe", [0] * tokens, plan, 0, (), False, False, False))
+            sizes.append(_nbytes(self._caches["probe"]))
+            self.drop(["probe"])
+        token = -(-max(0, sizes[1] - sizes[0]) // (many - few))
+        return token, max(0, sizes[0] - few * token)
+
+    @property
+    def held(self) -> int:
+        """Sequences that have a cache."""
+        return len(self._caches)
+
+    def run(self, work: Sequence[Work]) -> list[Result]:
+        results: list[Result] = []
+        for one in work:
+            try:
+                results.append(self._forward(one))
+            except Exception:
+                logger.exception("sequence %s fails", one.sequence_id)
+                results.append(EngineFailure("the engine failed on this request"))
+        return results
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Blocks are only counted here."""
+
+    def fork(self, source: str, targets: Sequence[str]) -> None:
+        for target in targets:
+            self._caches[target] = copy.deepcopy(self._caches[source])
+
+    def drop(self, sequence_ids: Iterable[str]) -> None:
+        for sequence_id in sequence_ids:
+            self._caches.pop(sequence_id, None)
+
+    @torch.inference_mode()
+    def _forward(self, work: Work) -> Outcome | None:
+        if work.plan.whole:
+            raise ValueError("runs that attend both ways need attention layers that are full or sliding")
+        if not work.first:
+            self._caches[work.sequence_id] = DynamicCache(config=self._decoder.config)
+        part = PassPart(work.plan, work.first, work.count, 0)
+        embeds = self._embed_tokens(torch.tensor(work.token_ids, device=self._device))
+        splice(part, embeds)
+        hidden = self._decoder(
+            inputs_embeds=embeds[None],
+            position_ids=positions([part], self._device),
+            past_key_values=self._caches[work.sequence_id],
+            use_cache=True,
+            **self._half.inputs([part], work.count),
+        ).last_hidden_state[0]
+        if not work.reaches_end:
+            return None
+        return outcomes_of(self._half.logits(hidden[-1:]), [work.wants_logits])[0]
+
+
+def _nbytes(cache: Any) -> int:
+    """Of all tensors that a cache's layers hold."""
+    held: list[Any] = [value for layer in cache.layers for value in vars(layer).values()]
+    total = 0
+    while held:
+        value = held.pop()
+        if isinstance(value, torch.Tensor):
+            total += value.nbytes
+        elif isinstance(value, dict):
+            held += value.values()
+        elif isinstance(value, list | tuple):
+            held += value
+    return total

@@ -1,0 +1,176 @@
+"""Decoding on CUDA from recorded graphs: one launch for a step in which every sequence gets one token.
+
+A step of few rows is so little work for a GPU that launching its kernels one by one takes longer than they do. So the
+passes for some numbers of rows are recorded once, on buffers that stay where they are; a step fills the buffers of the
+next larger number and replays it. Rows that nobody needs read and write a block that is no sequence's.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from triptych.engine.decoder.attention import PackedBatch
+from triptych.engine.decoder.flash import PagedLayout
+from triptych.engine.decoder.kv import KvCache
+from triptych.engine.families.halves import PromptPlan, TextHalf
+from triptych.families.base import Span
+
+logger = logging.getLogger(__name__)
+
+_FEW = (1, 2, 4)
+_STEP = 8
+
+
+class Record(Protocol):
+    """Runs ``work``, which computes from fixed memory to fixed memory, and returns what does the same again."""
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class Row(Protocol):
+    """Some positions of a sequence, from ``first`` on, as ``passes.Work`` has them."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def plan(self) -> PromptPlan: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def table(self) -> Sequence[int]:
+        """Its blocks."""
+        ...
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the next token follows from it."""
+        ...
+
+    @property
+    def whole(self) -> tuple[Span, ...]: ...
+
+
+def cuda_recorder(device: torch.device) -> Record:
+    """CUDA graphs that share their memory: what one has computed is read before another is replayed."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(work: Callable[[], None]) -> Callable[[], None]:
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as in torch
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):  # libraries load and choose what they need before anything is recorded
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream(device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    return record
+
+
+def rotary_axes(half: TextHalf) -> int:
+    """Axes of the rotary positions that the decoder takes: more than one where prompts may have several."""
+    config: Any = half.decoder.config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return len(rope.get("mrope_section", ())) or 1
+
+
+class DecodeGraphs:
+    """The passes for up to ``most_rows`` sequences of a half that ``decodes_alike``, recorded at construction.
+
+    Raises whatever recording raises, where a decoder does in a pass what cannot be recorded.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, half: TextHalf, cache: KvCache, *, most_rows: int, most_tokens: int, record: Record) -> None:
+        """``most_tokens`` is the longest that a sequence may become. The cache has a ``spare_block``."""
+        if cache.spare_block is None:
+            raise ValueError("rows that nobody needs have to go to a spare block")
+        device = cache.keys.device
+        self._half = half
+        self._decoder: Any = half.decoder
+        self._embed_tokens = self._decoder.get_input_embeddings()
+        self._cache = cache
+        self._axes = rotary_axes(half)
+        blocks = min(cache.blocks, -(-most_tokens // cache.block_tokens))
+        self._most_length = blocks * cache.block_tokens
+        self._spare = cache.spare_block
+        self._ids = torch.zeros(most_rows, dtype=torch.long, device=device)
+        self._slots = torch.full((most_rows,), self._spare * cache.block_tokens, dtype=torch.long, device=device)
+        self._positions = torch.zeros(self._axes, 1, most_rows, dtype=torch.long, device=device)
+        self._starts = torch.arange(most_rows + 1, dtype=torch.int32, device=device)
+        self._lengths = torch.ones(most_rows, dtype=torch.int32, device=device)
+        self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
+        self._logits: dict[int, torch.Tensor] = {}
+        self._sizes = [*(size for size in _FEW if size < most_rows), *range(_STEP, most_rows, _STEP), most_rows]
+        # The largest first: smaller ones find room in the memory that it took.
+        self._replays = {size: record(self._work(size)) for size in reversed(self._sizes)}
+
+    def takes(self, rows: Sequence[Row]) -> bool:
+        """Whether a pass over ``rows`` is one of those that were recorded."""
+        return len(rows) <= self._sizes[-1] and all(map(_decodes, rows))
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary], good until the next call. ``positions`` [rows] or [axes, 1, rows], on the CPU."""
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        self._fill(rows, positions, size)
+        self._replays[size]()
+        return self._logits[size][: len(rows)]
+
+    def _fill(self, rows: Sequence[Row], positions: torch.Tensor, size: int) -> None:
+        unused = size - len(rows)
+        block_tokens = self._cache.block_tokens
+        slots = [slot for row in rows for slot in self._cache.slots(row.table, row.first, row.first + 1)]
+        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may have one in hand
+        width = max(map(len, used))
+        tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
+        self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))
+        self._put(self._slots[:size], torch.tensor(slots + [self._spare * block_tokens] * unused))
+        self._put(self._positions[:, 0, : len(rows)], positions.reshape(-1, len(rows)).expand(self._axes, -1))
+        self._put(self._lengths[:size], torch.tensor([row.first + 1 for row in rows] + [1] * unused, dtype=torch.int32))
+        padded = tables + [[self._spare] * width] * unused
+        self._put(self._tables[:size, :width], torch.tensor(padded, dtype=torch.int32))
+
+    def _put(self, buffer: torch.Tensor, values: torch.Tensor) -> None:
+        if buffer.device.type == "cuda":
+            values = values.contiguous().pin_memory()
+        buffer.copy_(values, non_blocking=True)
+
+    def _work(self, size: int) -> Callable[[], None]:
+        layout = PagedLayout(
+            self._cache.block_tokens,
+            self._starts[: size + 1],
+            self._lengths[:size],
+            self._tables[:size],
+            most_rows=1,
+            most_length=self._most_length,
+        )
+        packed = PackedBatch(self._cache, self._slots[:size], (), (), layout)
+        positions = self._positions[:, :, :size] if self._axes > 1 else self._positions[0, :, :size]
+
+        def work() -> None:
+            hidden = self._decoder(
+                inputs_embeds=self._embed_tokens(self._ids[:size])[None],
+                position_ids=positions,
+                use_cache=False,
+                packed=packed,
+            ).last_hidden_state[0]
+            self._logits[size] = self._half.logits(hidden)
+
+        return work
+
+
+def _decodes(row: Row) -> bool:
+    """Whether it is one position, which the next token follows from and which is no item's."""
+    if len(row.token_ids) != 1 or not row.reaches_end or row.whole:
+        return False
+    return all(start + len(embeds) <= row.first for start, embeds in row.plan.rows.items())

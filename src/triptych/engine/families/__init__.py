@@ -1,0 +1,1 @@
+"""What each family's modules need of the engine."""

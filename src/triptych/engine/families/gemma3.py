@@ -1,0 +1,19 @@
+"""Gemma 3: an image is one tile, and its positions attend to each other both ways."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from triptych.engine.families.halves import PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.plain import PlainText
+from triptych.engine.families.tiles import TileEncoder
+from triptych.families.base import Span
+
+
+class Gemma3Encoder(TileEncoder):
+    options: ClassVar[Mapping[str, Any]] = {"do_pan_and_scan": False, "do_convert_rgb": True}
+
+
+class Gemma3Text(PlainText):
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
+        rows = embedding_rows(items)
+        return PromptPlan(rows=rows, whole=tuple(Span(start, len(embeds)) for start, embeds in sorted(rows.items())))

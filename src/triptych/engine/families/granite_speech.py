@@ -1,0 +1,101 @@
+"""Granite Speech: a conformer over the whole clip; a LoRA adapter listens where there is something to hear."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.audio_utils import mel_filter_bank
+
+from triptych.domain.media import MediaInfo
+from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
+from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan
+from triptych.engine.families.lora import Lora
+from triptych.engine.families.plain import PlainText
+from triptych.engine.media.audio import decode_audio
+from triptych.families.fields import integer
+from triptych.families.granite_speech import EXTRACTOR_DEFAULTS
+from triptych.families.model_files import BadModel
+
+
+class GraniteSpeechEncoder:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._model: Any = model
+        settings = {**EXTRACTOR_DEFAULTS, **checkpoint.files.feature_extractor}
+        self._settings = {name: integer(settings, name) for name in EXTRACTOR_DEFAULTS}
+        rate, transform = self._settings["sampling_rate"], self._settings["n_fft"]
+        filters = mel_filter_bank(
+            num_frequency_bins=transform // 2 + 1,
+            num_mel_filters=self._settings["n_mels"],
+            min_frequency=0.0,
+            max_frequency=rate / 2,
+            sampling_rate=rate,
+            norm=None,
+            mel_scale="htk",
+        )
+        self._filters = torch.from_numpy(filters).to(torch.float32)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._settings
+
+    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        """As ``GraniteSpeechFeatureExtractor`` does, without torchaudio: two log-mel spectra side by side per frame."""
+        samples = torch.from_numpy(decode_audio(media, info, self._settings["sampling_rate"]))
+        width = self._settings["win_length"]
+        spectrum = torch.stft(
+            samples,
+            self._settings["n_fft"],
+            self._settings["hop_length"],
+            width,
+            window=torch.hann_window(width),
+            return_complex=True,
+        )
+        mel = (self._filters.T @ spectrum.abs().square()).T.clip(min=1e-10).log10()
+        mel = torch.maximum(mel, mel.max() - 8.0) / 4 + 1
+        return {"input_features": mel[: len(mel) // 2 * 2].reshape(-1, 2 * mel.shape[1])}
+
+    def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        """Clip by clip: the conformer would hear the padding that a batch of several lengths needs."""
+        made: list[tuple[torch.Tensor, ...]] = []
+        for features in batch:
+            frames = features["input_features"][None].to(device=self._model.device, dtype=self._model.dtype)
+            made.append((self._model.get_audio_features(frames, return_dict=True).pooler_output[0],))
+        return made
+
+
+class GraniteSpeechText(PlainText):
+    """Prompts with audio take the checkpoint's adapter, from their first to their last token; others do not."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        super().__init__(model, checkpoint)
+        self._logits_scaling = float(self._model.config.text_config.logits_scaling)
+        self._lora: Lora | None = None
+        if (checkpoint.directory / ADAPTER_CONFIG).is_file():
+            self._lora = Lora(self.decoder, checkpoint.directory)
+        elif self._model.config.has_lora_adapter:
+            raise BadModel(f"config.json says has_lora_adapter, and {ADAPTER_CONFIG} is missing")
+
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        plan = super().plan(token_ids, items)
+        return replace(plan, looks_ahead=bool(items and self._lora is not None))
+
+    @property
+    def decodes_alike(self) -> bool:
+        """With an adapter, which rows it is for changes from pass to pass."""
+        return self._lora is None
+
+    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+        if self._lora is not None:
+            weight: torch.Tensor = self._model.lm_head.weight
+            hearing = torch.zeros(rows, dtype=weight.dtype, device=weight.device)
+            for part in parts:
+                if part.plan.rows:
+                    hearing[part.row : part.row + part.count] = 1
+            self._lora.take(hearing if any(part.plan.rows for part in parts) else None)
+        return {}
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As Granite does without speech. transformers leaves the scaling out, which changes no greedy answer."""
+        return super().logits(hidden) / self._logits_scaling

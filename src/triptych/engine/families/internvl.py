@@ -1,0 +1,10 @@
+"""InternVL: the tiles of an image, and the whole of it as one more."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from triptych.engine.families.tiles import TileEncoder
+
+
+class InternVlEncoder(TileEncoder):
+    options: ClassVar[Mapping[str, Any]] = {"crop_to_patches": True}

@@ -1,0 +1,146 @@
+"""Llama 3.2 Vision: states of tiles, to which the text after an image attends in layers of their own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from triptych.domain.embedding import TensorSpec
+from triptych.domain.media import MediaInfo
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.decoder.cross_attention import (
+    CROSS_ATTENTION,
+    CrossCache,
+    CrossPass,
+    CrossStates,
+    Zone,
+    cross_parts,
+)
+from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan
+from triptych.engine.media.images import ImagePreparer
+from triptych.engine.tensors import domain_dtype
+from triptych.families.mllama import PADDING, TILES, Mllama
+from triptych.families.model_files import BadModel
+
+
+class MllamaEncoder:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._model: Any = model
+        self._images = ImagePreparer(checkpoint.files)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._images.settings
+
+    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        features = self._images.prepare(media, info)
+        return {name: features[name][0] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
+
+    def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        """An image is always ``max_tiles`` tiles to the tower; those that it has come first."""
+        device, base = self._model.device, self._model.model
+        stacked = {name: torch.stack([features[name] for features in batch])[:, None].to(device) for name in batch[0]}
+        states = base.multi_modal_projector(base.vision_model(**stacked).last_hidden_state)[:, 0]
+        tiles = [int(features["aspect_ratio_mask"].sum()) for features in batch]
+        return [(made[:count], made[count:]) for made, count in zip(states, tiles, strict=True)]
+
+
+class MllamaText:
+    """The states of a request's images lie one behind the other: all tiles, then all padding.
+
+    So whatever a position may see is one run of them. Text in front of all images sees everything, padding included,
+    since transformers lifts a mask that leaves nothing.
+    """
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        if not isinstance(checkpoint.family, Mllama):
+            raise BadModel(f"{checkpoint.family.model_type} is not Llama 3.2 Vision")
+        self._model: Any = model
+        self._family = checkpoint.family
+        decoder: Any = self.decoder
+        crossing = set(decoder.config.cross_attention_layers)
+        layers = [layer.cross_attn for index, layer in enumerate(decoder.layers) if index in crossing]
+        for layer in layers:  # the others have the packed attention, by the configuration that they share
+            layer.config = copy(layer.config)
+            layer.config._attn_implementation = CROSS_ATTENTION  # noqa: SLF001 - transformers' documented switch
+        others = [layer.self_attn for index, layer in enumerate(decoder.layers) if index not in crossing]
+        for index, layer in enumerate(others):  # only these have keys and values of tokens, and memory for them
+            layer.layer_idx = index
+        decoder.config.num_hidden_layers = len(others)
+        self._cache = CrossCache(layers=len(layers))
+
+    def keep_at_most(self, nbytes: int) -> None:
+        self._cache.nbytes = nbytes
+
+    @property
+    def kept_nbytes(self) -> int:
+        return self._cache.used_nbytes
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        decoder: PreTrainedModel = self._model.model.language_model
+        return decoder
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
+        if tokens != 1 or names != [TILES, PADDING] or any(len(shape) != 3 for shape in shapes):
+            return False
+        family, dtype = self._family, domain_dtype(self._model.dtype)
+        return (
+            all(tensor.dtype is dtype for tensor in tensors)
+            and all(shape[1:] == (family.states_per_tile, family.hidden_size) for shape in shapes)
+            and shapes[0][0] >= 1
+            and shapes[0][0] + shapes[1][0] == family.max_tiles
+        )
+
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
+        if not items:
+            return PromptPlan()
+        placed = sorted(items, key=lambda item: item.positions)
+        tiles, padding = ([item.tensors[name].flatten(0, 1) for item in placed] for name in (TILES, PADDING))
+        ends = torch.tensor([len(states) for states in tiles]).cumsum(0).tolist()
+        states = torch.cat([*tiles, *padding])
+        zones = _zones([item.positions[0] for item in placed], ends)
+        return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)), looks_ahead=True)
+
+    @property
+    def decodes_alike(self) -> bool:
+        """What a position attends to of items is looked up in every pass."""
+        return False
+
+    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+        """Nothing in a pass without images: the decoder leaves its cross-attention layers out."""
+        weights: Any = self._model.lm_head.weight
+        sighted = torch.zeros(1, 1, rows, 1, dtype=weights.dtype, device=weights.device)
+        found = []
+        for part in parts:
+            if isinstance(part.plan.extra, CrossStates):
+                found += cross_parts(part.plan.extra, part.first, part.count, part.row)
+                seeing = max(part.first, part.plan.extra.zones[1].first) - part.first
+                sighted[0, 0, part.row + seeing : part.row + part.count] = 1
+        if not found:
+            return {}
+        return {
+            "cross": CrossPass(self._cache, found),
+            "cross_attention_states": weights.new_zeros(1, 1, self._family.hidden_size),
+            "full_text_row_masked_out_mask": sighted,
+        }
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.lm_head(hidden)
+        return logits
+
+
+def _zones(places: Sequence[int], ends: Sequence[int]) -> Iterator[Zone]:
+    """What is seen from each image on, as transformers' ``get_cross_attention_token_mask`` says: that image.
+
+    Images that follow each other at once are seen together, by what comes after them; ``ends`` are where their states
+    end.
+    """
+    begin = 0
+    for index, place in enumerate(places):
+        if index and place != places[index - 1] + 1:
+            begin = ends[index - 1]
+        yield Zone(place, begin, ends[index])

@@ -1,0 +1,42 @@
+"""The text half of every family whose items are rows of embeddings and nothing else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from triptych.domain.embedding import EMBEDS, TensorSpec
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.halves import PassPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.split import LANGUAGE_MODELS
+from triptych.engine.tensors import domain_dtype
+
+
+class PlainText:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._model: Any = model
+        self._hidden_size = checkpoint.family.hidden_size
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        base = self._model.model
+        decoder: PreTrainedModel = next(getattr(base, name) for name in LANGUAGE_MODELS if hasattr(base, name))
+        return decoder
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == (TensorSpec(EMBEDS, domain_dtype(self._model.dtype), (tokens, self._hidden_size)),)
+
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
+        return PromptPlan(rows=embedding_rows(items))
+
+    @property
+    def decodes_alike(self) -> bool:
+        return True
+
+    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:  # noqa: ARG002
+        return {}
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.lm_head(hidden)
+        return logits

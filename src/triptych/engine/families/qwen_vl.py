@@ -1,0 +1,223 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: items of any shape in one pass, rotary positions in time, height and width.
+
+Rotary positions are worked out where an item is prepared and cross the boundary with it. So the text half needs no more
+than to place them, and a part of a video brings its own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import PreTrainedModel
+
+from triptych.domain.embedding import TensorSpec
+from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.plain import PlainText
+from triptych.engine.media.images import ImagePreparer
+from triptych.engine.media.videos import Frame, decode_video
+from triptych.engine.tensors import domain_dtype
+from triptych.errors import InvalidRequest
+from triptych.families.model_files import Json, ModelFiles
+from triptych.families.qwen2_vl import Qwen2VL
+from triptych.families.qwen3_vl import Qwen3VL, deepstack
+from triptych.families.qwen_vision import ROTARY, Grid
+
+QwenVL = Qwen2VL | Qwen3VL
+
+_PIXEL_SETTINGS = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
+_HALVES = [0.5, 0.5, 0.5]
+_BICUBIC = 3
+_CHANNELS = "RGB"
+
+
+class QwenEncoder:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._model: Any = model
+        self._family = _qwen(checkpoint)
+        self._images = ImagePreparer(checkpoint.files)
+        self._frames = _FramePreparer(checkpoint.files, self._family)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {**self._images.settings, "videos": {**self._frames.settings, **asdict(self._family.videos)}}
+
+    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        frames = self._family.grid(info).frames
+        return self.prepare_shard(media, info, Shard(0, frames, frames))
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """A unit is a patch in time; an image has one."""
+        whole = self._family.grid(info)
+        grid = whole._replace(frames=shard.count)
+        if info.modality is Modality.VIDEO:
+            length = self._family.patches.frames
+            numbers = self._family.sampled_frames(info)[shard.first * length :][: shard.count * length]
+            pixels = self._frames.prepare(decode_video(media, info, numbers), grid)
+        else:
+            pixels = self._images.process([self._images.open(media, info)])["pixel_values"]
+        if len(pixels) != grid.frames * grid.rows * grid.columns:
+            raise ValueError(f"the processor made {len(pixels)} patches, not the {grid} that were counted")
+        per_unit = self._family.patches.tokens_per_frame(grid)
+        rotary = _rotary(self._family, info, whole)[shard.first * per_unit :][: shard.count * per_unit]
+        return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: rotary}
+
+    def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        """Images and videos alike: towers tell them apart by their grids alone."""
+        pixels = torch.cat([features["pixel_values"] for features in batch])
+        grids = torch.stack([features["grid"] for features in batch])
+        made = self._model.get_image_features(
+            pixels.to(device=self._model.device, dtype=self._model.dtype),
+            image_grid_thw=grids.to(self._model.device),
+            return_dict=True,
+        )
+        rows = [len(one) for one in made.pooler_output]
+        # By items; up to transformers 5.17 those of DeepStack are all in one.
+        layers = [
+            torch.split(layer, rows) if isinstance(layer, torch.Tensor) else layer
+            for layer in getattr(made, "deepstack_features", ())
+        ]
+        rotary = [features[ROTARY] for features in batch]
+        return list(zip(made.pooler_output, rotary, *layers, strict=True))
+
+
+class _FramePreparer:
+    """Frames of videos, preprocessed by the image processor of these families under the settings for videos."""
+
+    def __init__(self, files: ModelFiles, family: QwenVL) -> None:
+        defaults: Json = {"image_mean": _HALVES, "image_std": _HALVES} if isinstance(family, Qwen3VL) else {}
+        given = {**defaults, **files.video_processor}
+        settings = {name: given[name] for name in _PIXEL_SETTINGS if given.get(name) is not None}
+        self._patches = family.patches
+        self._resample = Image.Resampling(settings.get("resample", _BICUBIC))
+        self._images = ImagePreparer(
+            replace(files, image_processor={**settings, "image_processor_type": "Qwen2VLImageProcessor"}),
+            {
+                "patch_size": self._patches.side,
+                "merge_size": self._patches.merge,
+                "temporal_patch_size": 1,  # ``prepare`` joins frames
+                "do_resize": False,  # the bounds are those of videos
+            },
+        )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._images.settings
+
+    def prepare(self, frames: Iterable[Frame], grid: Grid) -> torch.Tensor:
+        """[patches, values of a patch], in the order in which the tower takes them.
+
+        Each patch in time is finished before the frames of the next are looked at: memory is that of the result.
+        """
+        side, length = self._patches.side, self._patches.frames
+        size = (grid.columns * side, grid.rows * side)
+        places = grid.rows * grid.columns
+        pixels = torch.empty(grid.frames, places, len(_CHANNELS) * length * side**2)
+        resized = (Image.fromarray(frame).resize(size, self._resample) for frame in frames)
+        at = 0
+        while patch := list(islice(resized, length)):
+            patch += patch[-1:] * (length - len(patch))
+            made = self._images.process(patch)["pixel_values"].view(length, places, len(_CHANNELS), side**2)
+            # Of each place, the frames of a patch in time are neighbours within a channel.
+            pixels[at] = made.permute(1, 2, 0, 3).flatten(1)
+            at += 1
+        return pixels.flatten(0, 1)
+
+
+def _rotary(family: QwenVL, info: MediaInfo, grid: Grid) -> torch.Tensor:
+    """[tokens, 3] of int32: each token's time, height and width, from 0 where its run of placeholders starts."""
+    times = torch.arange(grid.frames)
+    if isinstance(family, Qwen3VL):
+        times = torch.zeros_like(times)  # each patch in time is a run of its own
+    elif family.tokens_per_second is not None and info.modality is Modality.VIDEO:
+        # In single precision, as transformers does: products that are nearly whole decide by their rounding.
+        seconds = torch.tensor(family.patch_seconds(info), dtype=torch.float32)
+        times = (times * (family.tokens_per_second * seconds)).long()
+    merge = family.patches.merge
+    axes = (times, torch.arange(grid.rows // merge), torch.arange(grid.columns // merge))
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2).int()
+
+
+class QwenText:
+    """Places rotary positions; for Qwen3-VL, hands what enters at further layers to the decoder."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._plain = PlainText(model, checkpoint)
+        self._family = _qwen(checkpoint)
+        self._dtype = domain_dtype(model.dtype)
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        return self._plain.decoder
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        return tuple(tensors) == self._family.tensors(tokens, self._dtype)
+
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        if not items:
+            return PromptPlan(extra={})
+        in_order = sorted(items, key=lambda item: item.positions)
+        rows = embedding_rows(in_order)
+        positions = _positions(len(token_ids), embedding_rows(in_order, ROTARY))
+        depth = self._family.deepstack_layers if isinstance(self._family, Qwen3VL) else 0
+        layers = [embedding_rows(in_order, deepstack(layer)) for layer in range(depth)]
+        return PromptPlan(
+            rows=rows,
+            positions=positions,
+            next_position=int(positions.max()) + 1,
+            extra={start: [layer[start] for layer in layers] for start in rows} if layers else {},
+        )
+
+    @property
+    def decodes_alike(self) -> bool:
+        return True
+
+    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+        """Where items stand in a pass, and per layer what is added there; nothing for a family without DeepStack."""
+        places = torch.zeros(1, rows, dtype=torch.bool)
+        added: list[list[torch.Tensor]] = []
+        for part in parts:
+            for start, layers in part.plan.extra.items():
+                begin, end = max(part.first, start), min(part.first + part.count, start + len(layers[0]))
+                if begin < end:
+                    places[0, part.row + begin - part.first : part.row + end - part.first] = True
+                    added.append([layer[begin - start : end - start] for layer in layers])
+        if not added:
+            return {}
+        embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
+        return {"visual_pos_masks": places.to(embeds[0].device), "deepstack_visual_embeds": embeds}
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._plain.logits(hidden)
+
+
+def _positions(length: int, rotary: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """[3, length] for a prompt with items whose positions, by where each run starts, are ``rotary``.
+
+    Text goes on behind the height and width of what is before it, whatever time that takes.
+    Raises InvalidRequest for positions that no item has.
+    """
+    columns: list[torch.Tensor] = []
+    at = following = 0
+    for start, rows in rotary.items():
+        axes = rows.T.long().cpu()
+        if int(axes.min()) < 0 or int(axes[1:].max()) >= len(rows):
+            raise InvalidRequest(f"the item at position {start} of the prompt has rotary positions that none has")
+        columns += [_text(following, start - at), axes + following + start - at]
+        following += start - at + int(axes[1:].max()) + 1
+        at = start + len(rows)
+    return torch.cat([*columns, _text(following, length - at)], dim=1)
+
+
+def _text(first: int, count: int) -> torch.Tensor:
+    return torch.arange(first, first + count).expand(3, -1)
+
+
+def _qwen(checkpoint: Checkpoint) -> QwenVL:
+    if not isinstance(checkpoint.family, QwenVL):
+        raise TypeError(f"{checkpoint.family.model_type} is not of the families that this module serves")
+    return checkpoint.family

@@ -1,0 +1,55 @@
+"""Voxtral: windows of a clip, none of which hears another once their spectra are there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from triptych.domain.media import MediaInfo, Shard
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.halves import Features
+from triptych.engine.families.listening import WhisperListener
+from triptych.families.model_files import BadModel
+from triptych.families.voxtral import Voxtral
+
+_WINDOWS_PER_PASS = 8
+"""Bounds the memory that an hour of audio needs at once."""
+
+
+class VoxtralEncoder:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        if not isinstance(checkpoint.family, Voxtral):
+            raise BadModel(f"{checkpoint.family.model_type} is not Voxtral")
+        self._model: Any = model
+        self._family = checkpoint.family
+        self._listener = WhisperListener(checkpoint.files)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._listener.settings
+
+    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+        """One spectrum over the whole clip, since its loudest part sets the level of all, then cut into windows."""
+        window = self._family.window
+        heard = self._listener.hear(media, info, padding=True, truncation=False, pad_to_multiple_of=window.samples)
+        spectrum = heard["input_features"]
+        frames = window.samples // window.hop
+        return {"input_features": spectrum.reshape(len(spectrum), -1, frames).transpose(0, 1).contiguous()}
+
+    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+        """A unit is a window."""
+        windows = self.prepare(media, info)["input_features"]
+        return {"input_features": windows[shard.first : shard.first + shard.count].clone()}
+
+    def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        windows = torch.cat([features["input_features"] for features in batch])
+        windows = windows.to(device=self._model.device, dtype=self._model.dtype)
+        embeds = torch.cat(
+            [
+                self._model.get_audio_features(part, return_dict=True).pooler_output
+                for part in torch.split(windows, _WINDOWS_PER_PASS)
+            ]
+        )
+        counts = [len(features["input_features"]) * self._family.tokens_per_window for features in batch]
+        return [(part,) for part in torch.split(embeds, counts)]

@@ -1,0 +1,1 @@
+"""Decoding of images, videos and audio into arrays."""

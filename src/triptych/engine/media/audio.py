@@ -1,0 +1,97 @@
+"""Untrusted audio: decoded to one channel at the rate that a model listens at."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.container import InputContainer
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.engine.media.videos import MAX_DECODE_S, opened
+from triptych.errors import InvalidMedia
+from triptych.runtime.clock import monotonic
+
+Samples = npt.NDArray[np.float32]
+"""[samples], from -1 to 1."""
+
+_PCM = "pcm_u8,pcm_s16le,pcm_s24le,pcm_s32le,pcm_f32le,pcm_f64le,pcm_alaw,pcm_mulaw"
+_READERS = {
+    "wav": ("wav", _PCM),
+    "flac": ("flac", "flac"),
+    "mp3": ("mp3", "mp3float,mp3"),
+    "ogg": ("ogg", "opus,libopus,vorbis,libvorbis"),
+    "m4a": ("mov", "aac,alac,flac,opus,libopus"),
+}
+"""By format: the demuxer, and the decoders that it may use."""
+
+_SLACK_S = 0.2
+"""By so much may what a lossy codec makes differ from what its header says: packets, and what decoders swallow."""
+_EXACT = frozenset({"wav", "flac"})
+
+
+def decode_audio(
+    media: bytes, info: MediaInfo, sample_rate_hz: int, *, clock: Callable[[], float] = monotonic
+) -> Samples:
+    """[info.samples_at(sample_rate_hz)]: the mean of all channels.
+
+    ``info`` was read from the header and is what all bounds were checked against: audio that turns out longer or
+    shorter is refused. What a lossy codec adds or swallows at the ends is cut off, or filled up with silence, so that
+    the length is always the one that was counted. Raises InvalidMedia; its text never quotes the decoder.
+    """
+    if info.modality is not Modality.AUDIO or info.format not in _READERS:
+        raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
+    expected = info.samples_at(sample_rate_hz)
+    slack = 1 if info.format in _EXACT else round(_SLACK_S * sample_rate_hz)
+    demuxer, decoders = _READERS[info.format]
+    samples = np.zeros(expected, dtype=np.float32)
+    found = 0
+    with opened(media, demuxer, decoders, f"{info.format} audio") as container:
+        for block in _resampled(container, sample_rate_hz, clock):
+            room = max(0, expected - found)
+            samples[found : found + len(block)] = block[:room]
+            found += len(block)
+            if found > expected + slack:
+                raise InvalidMedia(f"the {info.format} audio is longer than the {info.duration_s:.3f} s of its header")
+    if found < expected - slack:
+        raise InvalidMedia(
+            f"the {info.format} audio has {found / sample_rate_hz:.3f} s, its header says {info.duration_s:.3f} s"
+        )
+    return samples
+
+
+def _resampled(container: InputContainer, sample_rate_hz: int, clock: Callable[[], float]) -> Iterator[Samples]:
+    until_s = clock() + MAX_DECODE_S
+    stream = container.streams.audio[0]
+    stream.codec_context.thread_count = 1
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
+    for frame in container.decode(stream):
+        if clock() > until_s:
+            raise InvalidMedia(f"the audio takes more than {MAX_DECODE_S:.0f} s to decode")
+        frame.pts = None  # what is heard is one block behind the other, whatever the timestamps say
+        for part in resampler.resample(_mono(frame)):
+            yield part.to_ndarray()[0]
+    for part in resampler.resample(None):
+        yield part.to_ndarray()[0]
+
+
+def _mono(frame: av.AudioFrame) -> av.AudioFrame:
+    """The mean of all channels: a mixer would weigh those of surround sound, and only that."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    mixed = av.AudioFrame.from_ndarray(
+        _to_float(samples).mean(axis=0, keepdims=True).astype(np.float32), format="flt", layout="mono"
+    )
+    mixed.sample_rate = frame.sample_rate
+    return mixed
+
+
+def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Whole numbers scaled to -1 to 1."""
+    if samples.dtype == np.uint8:
+        return (samples.astype(np.float64) - 128) / 128
+    if np.issubdtype(samples.dtype, np.integer):
+        return samples.astype(np.float64) / (1 << 8 * samples.dtype.itemsize - 1)
+    return samples.astype(np.float64)

@@ -1,0 +1,327 @@
+"""Memory of a holder: which embeddings lie where in its arena, who may read them and until when (docs/adr/0002).
+
+One entry per embedding key:
+
+    Reserve -> WRITING -- Commit -> READY -- no room for another, least recently used -> gone
+                  +------ Abandon -> gone
+
+Every reader has a lease of its own, under an id that the one who asks has chosen: so it can be given back by who never
+saw the answer, even before it was granted. An id that was given back is not granted again, as far as memory of it goes.
+
+A lease is LIVE until it is released or its time is over; then it has *lapsed*
+and still holds the slot for ``max_pull_s``, because a read that began in time may still be running. A slot with a
+lease of either kind is never reused; a release gives it back at once. Memory that is reserved again always gets
+another generation, so that a reader can tell a recycled slot from the one it was promised.
+
+A refusal is an effect that carries the error for the caller. Nothing waits here: whoever is refused holds nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Ticket, payload_nbytes
+from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
+from triptych.machine.encoder.arena_events import (
+    Abandon,
+    Commit,
+    Effect,
+    Event,
+    Evicted,
+    Grant,
+    Granted,
+    Key,
+    Lapsed,
+    Present,
+    Refused,
+    Release,
+    Reserve,
+    Reserved,
+    Slot,
+    SlotState,
+    Tick,
+)
+from triptych.machine.extents import Extents, round_up
+
+_HEAP_SLACK = 64
+"""So much of the heap of ends may be of leases that are gone, beyond as much as is of those that are out."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    key: Key
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: Slot
+    state: SlotState = SlotState.WRITING
+    checksum: int = 0
+    leases: set[LeaseId] = field(default_factory=set)
+
+    @property
+    def pinned(self) -> bool:
+        return self.state is SlotState.WRITING or bool(self.leases)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLimits:
+    max_pull_s: float
+    """Longest time that a read may take: readers and transports give up after it."""
+    max_lease_s: float = 3600.0
+    """A longer lease is cut to this."""
+    max_leases: int = 65_536
+    max_given_back: int = 16_384
+    """So many ids that were given back are remembered: for longer than messages cross each other."""
+
+
+class ArenaMachine:
+    """``handle`` is the only mutator. ``start`` and ``end`` bound the part of the arena that holds slots, in bytes."""
+
+    def __init__(self, *, start: int, end: int, holder: str, epoch: int, limits: ArenaLimits) -> None:
+        self._extents = Extents(start, end)
+        self._holder = holder
+        self._epoch = epoch
+        self._limits = limits
+        self._entries: dict[Key, _Entry] = {}
+        self._idle: dict[Key, _Entry] = {}
+        """Those that can be reclaimed, the one that came to rest first before the others."""
+        self._ready = 0
+        self._leased_bytes = 0
+        self._leases: dict[LeaseId, _Lease] = {}
+        self._by_expiry: list[tuple[float, LeaseId]] = []
+        """A heap; what it says of a lease that is gone or was given more time no longer counts."""
+        self._given_back: dict[LeaseId, None] = {}
+        """Oldest first."""
+        self._generation = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._extents.capacity
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes that cannot be reclaimed now: being written, leased, or lapsed but perhaps still being read."""
+        return self._leased_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        return self.capacity_bytes - self.leased_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that are taken and can be reclaimed: embeddings that nobody needs now."""
+        return self.capacity_bytes - self._extents.free_bytes - self.leased_bytes
+
+    @property
+    def cached(self) -> int:
+        """Embeddings that can be granted at once."""
+        return self._ready
+
+    @property
+    def leases(self) -> int:
+        return len(self._leases)
+
+    def find(self, key: Key) -> Slot | None:
+        """The slot of a READY embedding."""
+        entry = self._entries.get(key)
+        return entry.slot if entry is not None and entry.state is SlotState.READY else None
+
+    def may_read(self, lease_id: LeaseId, offset: int, nbytes: int, now_s: float) -> bool:
+        """Whether a live lease covers these bytes of the arena: what a transport asks before it serves a read."""
+        lease = self._leases.get(lease_id)
+        if lease is None or now_s >= lease.expires_s:
+            return False
+        slot = self._entries[lease.key].slot
+        return nbytes >= 0 and slot.offset <= offset and offset + nbytes <= slot.offset + slot.slot_nbytes
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        match event:
+            case Reserve():
+                return self._reserve(event, now_s)
+            case Commit():
+                return self._commit(event)
+            case Abandon():
+                self._abandon(event)
+                return []
+            case Grant():
+                return self._grant(event, now_s)
+            case Release(lease_ids):
+                self._release(lease_ids)
+                return []
+            case Tick():
+                return self._sweep(now_s)
+
+    def _reserve(self, event: Reserve, now_s: float) -> list[Effect]:
+        present = self._entries.get(event.key)
+        if present is not None:
+            return [Present(present.slot, present.state)]
+        nbytes = payload_nbytes(event.tensors) + 2 * GENERATION_NBYTES
+        if round_up(nbytes) > self.capacity_bytes:
+            message = f"the embedding takes {nbytes} bytes, the arena has {self.capacity_bytes}"
+            return [Refused(event.key, InvalidMedia(message))]
+        effects: list[Effect] = []
+        offset = self._extents.allocate(nbytes)
+        if offset is None:
+            effects += self._sweep(now_s)
+            effects += self._make_room(nbytes)
+            offset = self._extents.allocate(nbytes)
+        if offset is None:
+            message = f"the embedding takes {nbytes} bytes, {self.leased_bytes} of the arena's {self.capacity_bytes} are in use"
+            return [*effects, Refused(event.key, ArenaFull(message))]
+        self._generation += 1
+        slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens)
+        self._entries[event.key] = _Entry(slot)
+        self._leased_bytes += self._extents.size(offset)
+        return [*effects, Reserved(slot)]
+
+    def _make_room(self, nbytes: int) -> list[Effect]:
+        """Evict the least recently used until ``nbytes`` fit in one piece; nothing at all when they could not."""
+        if not self._could_fit(nbytes):
+            return []
+        effects: list[Effect] = []
+        while self._extents.largest_gap < nbytes and self._idle:
+            entry = next(iter(self._idle.values()))
+            self._forget(entry)
+            effects.append(Evicted(entry.slot, f"room for {nbytes} bytes was needed"))
+        return effects
+
+    def _could_fit(self, nbytes: int) -> bool:
+        """Whether there is a gap for ``nbytes`` once everything is evicted that can be."""
+        if self.available_bytes < nbytes:
+            return False
+        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._entries.values() if e.pinned]
+        at = self._extents.start
+        for offset, size in sorted(fixed):
+            if offset - at >= nbytes:
+                return True
+            at = offset + size
+        return self._extents.end - at >= nbytes
+
+    def _commit(self, event: Commit) -> list[Effect]:
+        entry = self._writing(event.key, event.generation)
+        entry.state, entry.checksum = SlotState.READY, event.checksum
+        self._ready += 1
+        self._unpinned(entry)
+        return []
+
+    def _abandon(self, event: Abandon) -> None:
+        entry = self._writing(event.key, event.generation)
+        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self._forget(entry)
+
+    def _writing(self, key: Key, generation: int) -> _Entry:
+        entry = self._entries.get(key)
+        if entry is None or entry.state is not SlotState.WRITING or entry.slot.generation != generation:
+            raise ValueError(f"generation {generation} of this embedding is not being written")
+        return entry
+
+    def _grant(self, event: Grant, now_s: float) -> list[Effect]:
+        entry = self._entries.get(event.key)
+        if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
+            return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
+        if event.lease_id in self._given_back:
+            return [Refused(event.key, LeaseLost("the lease was given back"))]
+        lease_s = min(max(event.lease_s, 0.0), self._limits.max_lease_s)
+        known = self._leases.get(event.lease_id)
+        if known is not None and known.key != event.key:
+            return [Refused(event.key, InvalidRequest("the lease id stands for another embedding"))]
+        if known is None and len(self._leases) >= self._limits.max_leases:
+            return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
+        self._lease_until(event.lease_id, entry, now_s + lease_s)
+        slot = entry.slot
+        ticket = Ticket(
+            key=slot.key,
+            holder=self._holder,
+            epoch=self._epoch,
+            offset=slot.offset,
+            payload_nbytes=slot.payload_nbytes,
+            generation=slot.generation,
+            checksum=entry.checksum,
+            tensors=slot.tensors,
+            tokens=slot.tokens,
+            lease_id=event.lease_id,
+            lease_s=lease_s,
+        )
+        return [Granted(ticket)]
+
+    def _lease_until(self, lease_id: LeaseId, entry: _Entry, expires_s: float) -> None:
+        """A new lease, or more time: never less."""
+        known = self._leases.get(lease_id)
+        if known is not None:
+            known.expires_s = max(known.expires_s, expires_s)
+        else:
+            self._leases[lease_id] = _Lease(entry.slot.key, expires_s)
+            if not entry.leases:
+                del self._idle[entry.slot.key]
+                self._leased_bytes += self._extents.size(entry.slot.offset)
+            entry.leases.add(lease_id)
+        if len(self._by_expiry) > 2 * len(self._leases) + _HEAP_SLACK:
+            self._by_expiry = [(lease.expires_s, one) for one, lease in self._leases.items()]
+            heapify(self._by_expiry)
+        else:
+            heappush(self._by_expiry, (self._leases[lease_id].expires_s, lease_id))
+
+    def _sweep(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._by_expiry and self._by_expiry[0][0] + self._limits.max_pull_s <= now_s:
+            expires_s, lease_id = heappop(self._by_expiry)
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.expires_s <= expires_s:
+                effects.append(Lapsed(lease.key, "a lease ended without being released"))
+                self._drop_lease(lease_id)
+        return effects
+
+    def _release(self, lease_ids: Iterable[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            self._drop_lease(lease_id)
+            self._given_back[lease_id] = None
+        while len(self._given_back) > self._limits.max_given_back:
+            del self._given_back[next(iter(self._given_back))]
+
+    def _drop_lease(self, lease_id: LeaseId) -> None:
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            entry = self._entries[lease.key]
+            entry.leases.discard(lease_id)
+            if not entry.leases:
+                self._unpinned(entry)
+
+    def _unpinned(self, entry: _Entry) -> None:
+        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self._idle[entry.slot.key] = entry
+
+    def _forget(self, entry: _Entry) -> None:
+        assert not entry.leases, "a leased slot was freed"  # noqa: S101 - invariant
+        del self._entries[entry.slot.key]
+        if self._idle.pop(entry.slot.key, None) is not None:
+            self._ready -= 1
+        self._extents.free(entry.slot.offset)
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant does not hold."""
+        self._extents.validate()
+        slots = sorted((e.slot.offset, e.slot.slot_nbytes) for e in self._entries.values())
+        for (offset, nbytes), (following, _) in pairwise(slots):
+            assert offset + nbytes <= following, f"slots at {offset} and {following} overlap"  # noqa: S101 - invariant
+        taken = sum(self._extents.size(offset) for offset, _ in slots)
+        assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
+        pinned = {key: entry for key, entry in self._entries.items() if entry.pinned}
+        leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
+        assert leased == self._leased_bytes, "leased bytes do not add up"  # noqa: S101 - invariant
+        assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"  # noqa: S101 - invariant
+        ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
+        assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
+        due = set(self._by_expiry)
+        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "no end"  # noqa: S101 - invariant
+        assert len(self._given_back) <= self._limits.max_given_back, "too much is remembered"  # noqa: S101 - invariant
+        assert not self._given_back.keys() & self._leases.keys(), "what was given back is out"  # noqa: S101 - invariant
+        held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
+        assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant
+        for key, entry in self._entries.items():
+            assert entry.slot.key == key, "an entry stands under another key"  # noqa: S101 - invariant
+            assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"  # noqa: S101 - invariant
+            assert not (entry.leases and entry.state is SlotState.WRITING), "lease on a part"  # noqa: S101 - invariant
+        assert len(self._leases) <= self._limits.max_leases, "too many leases"  # noqa: S101 - invariant

@@ -1,0 +1,64 @@
+"""Sequences that decode: what each of them reads of the KV cache, and what is made of their logits."""
+
+import math
+
+import pytest
+import torch
+
+from triptych.engine.decoder.attention import Context, PackedBatch, decodes, packed_attention
+from triptych.engine.decoder.kv import KvCache, KvShape
+from triptych.engine.decoder.passes import outcomes_of
+
+LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 2, 4, 2, 8, 4
+
+
+class Layer:
+    def __init__(self, layer_idx: int) -> None:
+        self.layer_idx = layer_idx
+
+
+@pytest.fixture
+def cache() -> KvCache:
+    torch.manual_seed(0)
+    shape = KvShape(LAYERS, KV_HEADS, HEAD_SIZE, torch.float32)
+    made = KvCache(shape, nbytes=shape.slot_nbytes * BLOCK * 32, block_tokens=BLOCK, device=torch.device("cpu"))
+    made.keys.normal_()
+    made.values.normal_()
+    return made
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | None) -> None:
+    """In place alone, gathered together, and gathered from pieces: rows equal attention by its definition."""
+    alone = [Context(7, (0, 1), True), Context(20, (5, 6, 7, 8, 9), True)]
+    pieces = [Context(9, (3, 12, 2), False), Context(3, (14,), True), Context(12, (20, 17, 30), False)]
+    whole = [Context(2, (10,), True), Context(11, (22, 23, 24), True), Context(8, (26, 27), True)]
+    contexts = [alone[0], *pieces, alone[1], *whole]
+    groups = tuple(decodes(row, of, cache) for row, of in ((0, alone[:1]), (1, pieces), (4, alone[1:]), (5, whole)))
+    last = [cache.slots(one.table, one.length - 1, one.length)[0] for one in contexts]
+    query = torch.randn(1, HEADS, len(contexts), HEAD_SIZE)
+    key, value = (torch.randn(1, KV_HEADS, len(contexts), HEAD_SIZE) for _ in range(2))
+    packed = PackedBatch(cache, torch.tensor(last), groups, ())
+    made, _ = packed_attention(Layer(layer), query, key, value, None, packed=packed, sliding_window=window)
+    for row, one in enumerate(contexts):
+        first = 0 if window is None else max(0, one.length - window)
+        slots = cache.slots(one.table, first, one.length)
+        for head in range(HEADS):
+            at = head * KV_HEADS // HEADS
+            keys, values = cache.keys[layer, slots, at], cache.values[layer, slots, at]
+            weights = (keys @ query[0, head, row] / math.sqrt(HEAD_SIZE)).softmax(0)
+            assert torch.allclose(made[0, row, head], weights @ values, atol=1e-5)
+
+
+def test_the_first_of_equal_logits_is_the_likeliest() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -4.0]])
+    assert [one.likeliest for one in outcomes_of(logits, [False] * 3)] == [1, 0, 2]
+
+
+def test_logits_that_are_not_finite_are_told() -> None:
+    logits = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [0.0, 1.0], [float("-inf"), 1.0]])
+    outcomes = outcomes_of(logits, [False, False, True, False])
+    assert [one.is_finite for one in outcomes] == [False, False, True, False]
+    assert outcomes[2].logits is not None
+    assert outcomes[2].logits.tolist() == [0.0, 1.0]

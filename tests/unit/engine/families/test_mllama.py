@@ -1,0 +1,157 @@
+"""What only Llama 3.2 Vision does; that it answers as transformers does is tested with the other families."""
+
+import gc
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.families.harness import Case, Encoded, Item, Question, finish, random_image
+from tests.integration.families.tiny_mllama import TinyMllama
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.families.mllama import MllamaText
+from triptych.errors import InvalidRequest
+from triptych.ports import EngineRequest
+
+TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    directory = tmp_path_factory.mktemp("mllama")
+    tiny = TinyMllama()
+    tiny.make(directory)
+    encoder = TransformersEncoderEngine(directory, model_id="tiny")
+
+    def encode(_: Path, items: Any) -> list[Encoded]:
+        prepared = [encoder.prepare(item.media, item.info) for item in items]
+        return [
+            (one.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
+            for one, tensors in zip(prepared, encoder.encode(prepared), strict=True)
+        ]
+
+    return Case(tiny, directory, encode)
+
+
+def images(*sizes: tuple[int, int]) -> list[Item]:
+    rng = random.Random(5)
+    return [random_image(rng, *size) for size in sizes]
+
+
+def text_half(engine: TransformersTextEngine) -> MllamaText:
+    half = engine._half
+    assert isinstance(half, MllamaText)
+    return half
+
+
+def answer(engine: TransformersTextEngine, request: EngineRequest) -> list[int]:
+    engine.add(request)
+    return finish(engine)[request.request_id]
+
+
+def questions() -> dict[str, Question]:
+    a, b, c = images((30, 20), (20, 80), (60, 60))
+    return {
+        "neighbours are seen together": ("ab ", a, b, "cd", c, " h!"),
+        "an image first and nothing behind the last": (a, "gh", b),
+        "three in a row at the end": ("fgh", a, b, c),
+    }
+
+
+@pytest.mark.parametrize("name", questions())
+@pytest.mark.parametrize("chunk", [3, 512])
+def test_where_images_stand(case: Case, name: str, chunk: int) -> None:
+    question = questions()[name]
+    engine = case.engine(max_sequences=1, token_budget=chunk)
+    assert answer(engine, case.request("one", question, TOKENS)) == case.answer(question, TOKENS)
+
+
+def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case) -> None:
+    question = questions()["neighbours are seen together"]
+    engine = case.engine()
+    half = text_half(engine)
+    layer: Any = half.decoder.layers[1]  # type: ignore[index]  # torch leaves modules untyped
+    computed: list[int] = []
+    layer.cross_attn.k_proj.register_forward_hook(lambda *seen: computed.append(seen[1][0].numel()))
+    engine.add(case.request("one", question, TOKENS))
+    used = []
+    while engine.has_work:
+        engine.step()
+        used.append(half.kept_nbytes)
+    states = 3 * 4 * 5  # images, tiles, states per tile
+    assert sum(size > 64 for size in computed) == 1, "more than the one state that stands in for them, once"
+    assert max(used) == 2 * 2 * states * 2 * 16 * 4  # keys and values, layers, states, heads, head size, bytes
+    gc.collect()
+    assert half.kept_nbytes == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 50_000])
+def test_what_does_not_fit_is_computed_in_each_pass(case: Case, nbytes: int) -> None:
+    engine = case.engine()
+    half = text_half(engine)
+    half.keep_at_most(nbytes)
+    asked = questions()
+    for name, question in asked.items():
+        engine.add(case.request(name, question, TOKENS))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        assert half.kept_nbytes <= nbytes
+    assert finish(engine, outputs) == {name: case.answer(question, TOKENS) for name, question in asked.items()}
+
+
+def test_a_beginning_is_not_that_of_a_prompt_with_another_image(case: Case) -> None:
+    """Text in front of an image sees it, too."""
+    a, b = images((30, 20), (20, 80))
+    text = "abcdefgh" * 8
+    engine = case.engine()
+    for name, question in {"one": (text, a, text), "other": (text, b, text), "none": (text,)}.items():
+        assert answer(engine, case.request(name, question, TOKENS)) == case.answer(question, TOKENS)
+
+
+def test_the_placeholder_has_no_logit(case: Case) -> None:
+    """Whatever looks at the prompt's tokens passes over it; who names it is told."""
+    request = case.request("one", questions()["neighbours are seen together"], TOKENS)
+    placeholder = next(iter(case.builder.family.placeholder_ids))
+    engine = case.engine()
+    penalized = SamplingParams(
+        temperature=0, max_tokens=TOKENS, seed=0, repetition_penalty=1.2, presence_penalty=0.1, ignore_eos=True
+    )
+    assert len(answer(engine, EngineRequest("one", request.token_ids, request.embeddings, penalized))) == TOKENS
+    biased = SamplingParams(temperature=0, max_tokens=TOKENS, seed=0, logit_bias=((placeholder, 1.0),))
+    with pytest.raises(InvalidRequest, match=str(placeholder)):
+        engine.add(EngineRequest("two", request.token_ids, request.embeddings, biased))
+
+
+def test_kv_memory_is_for_the_layers_that_have_keys_of_tokens(case: Case) -> None:
+    assert case.slot_nbytes == 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
+
+
+def specs(tiles: int, padding: int, *, dtype: DType = DType.F32, states: int = 5, hidden: int = 64) -> list[TensorSpec]:
+    return [
+        TensorSpec(name, dtype, (count, states, hidden)) for name, count in (("tiles", tiles), ("padding", padding))
+    ]
+
+
+def test_only_tensors_of_the_right_form_are_taken(case: Case) -> None:
+    engine = case.engine()
+    for tiles in (1, 2, 4):
+        assert engine.accepts(1, specs(tiles, 4 - tiles))
+    refused: list[tuple[int, list[TensorSpec]]] = [
+        (2, specs(1, 3)),
+        (1, specs(0, 4)),
+        (1, specs(2, 3)),
+        (1, specs(1, 3, dtype=DType.F16)),
+        (1, specs(1, 3, states=6)),
+        (1, specs(1, 3, hidden=32)),
+        (1, specs(1, 3)[:1]),
+        (1, specs(1, 3)[::-1]),
+        (1, []),
+        (1, [TensorSpec("tiles", DType.F32, (1, 5)), TensorSpec("padding", DType.F32, (3, 5, 64))]),
+    ]
+    for tokens, tensors in refused:
+        assert not engine.accepts(tokens, tensors), tensors

@@ -1,0 +1,174 @@
+"""Videos and audio are decoded to what their headers said, or refused."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.engine.media.audio import decode_audio
+from triptych.engine.media.videos import Frame, decode_video
+from triptych.errors import InvalidMedia
+from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.testing import clips
+
+LIMITS = MediaLimits()
+_VIDEOS = {form: clips.video(form=form) for form in ("mp4", "webm")}
+
+CODECS = {
+    "h264": ("mp4", "libx264", {"bf": "3"}),
+    "hevc": ("mp4", "libx265", {"x265-params": "log-level=none"}),
+    "vp8": ("webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16"}),
+    "vp9": ("webm", "libvpx-vp9", {}),
+    "h264 in mov": ("mov", "libx264", {}),
+}
+
+
+def decoded(data: bytes, info: MediaInfo, indices: Sequence[int]) -> Frame:
+    """All of them, [frames, height, width, 3]."""
+    return np.stack(list(decode_video(data, info, indices)))
+
+
+def brightness(frames: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[float]:
+    return [float(frame.mean()) for frame in frames]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_frame_of_a_video_is_found_in_its_place(name: str) -> None:
+    form, codec, encoder = CODECS[name]
+    data = clips.video(64, 48, 30, form=form, codec=codec, encoder=encoder)
+    info = inspect_media(data, LIMITS)
+    frames = decoded(data, info, range(30))
+    assert frames.shape == (30, 48, 64, 3)
+    assert frames.dtype == np.uint8
+    assert brightness(frames) == sorted(brightness(frames))
+    chosen = [0, 3, 3, 17, 29]
+    assert np.array_equal(decoded(data, info, chosen), frames[chosen])
+
+
+def test_a_fragmented_video_is_decoded() -> None:
+    options = {"movflags": "frag_keyframe+empty_moov"}
+    data = clips.video(frames=20, options=options, encoder={"g": "5"})
+    assert len(decoded(data, inspect_media(data, LIMITS), range(20))) == 20
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_frames_are_turned_upright(degrees: int) -> None:
+    data = clips.video(64, 48, 3)
+    info = inspect_media(data, LIMITS)
+    plain = decoded(data, info, [1])[0]
+    sides = (48, 64) if degrees in (90, 270) else (64, 48)
+    turned = decoded(data, replace(info, width=sides[0], height=sides[1], rotation_deg=degrees), [1])[0]
+    assert turned.shape == (sides[1], sides[0], 3)
+    clockwise = {0: plain[0, 0], 90: plain[-1, 0], 180: plain[-1, -1], 270: plain[0, -1]}
+    assert np.array_equal(turned[0, 0], clockwise[degrees])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": 11}, "more than the 11 frames"),
+        ({"frames": 13}, "has 12 frames, its header says 13"),
+        ({"width": 62}, "a frame of the video is 64x48, its header says 62x48"),
+        ({"rotation_deg": 90}, "its header says 48x64"),
+        ({"format": "webm"}, "cannot be decoded"),
+        ({"format": "concat"}, "of format 'concat' is not supported"),
+    ],
+)
+def test_a_video_is_held_to_its_header(change: dict[str, object], message: str) -> None:
+    data = clips.video(64, 48, 12)
+    info = replace(inspect_media(data, LIMITS), **change)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMedia, match=message):
+        decoded(data, info, [0])
+
+
+@pytest.mark.parametrize("indices", [[], [2, 1], [-1], [12]])
+def test_frames_that_there_are_not_cannot_be_asked_for(indices: list[int]) -> None:
+    data = clips.video(frames=12)
+    with pytest.raises(ValueError, match="frames are asked for"):
+        decoded(data, inspect_media(data, LIMITS), indices)
+
+
+def test_a_codec_that_is_not_taken_is_not_decoded_either() -> None:
+    data = clips.video(codec="mpeg4", frames=4)
+    info = MediaInfo(
+        modality=Modality.VIDEO,
+        format="mp4",
+        width=64,
+        height=48,
+        nbytes=len(data),
+        digest=b"",
+        frames=4,
+        duration_s=0.5,
+    )
+    with pytest.raises(InvalidMedia):
+        decoded(data, info, [0])
+
+
+def test_decoding_may_not_take_for_ever() -> None:
+    data = clips.video(frames=12)
+    slow: Iterator[int] = count(0, 50)
+    with pytest.raises(InvalidMedia, match="takes more than 120 s to decode"):
+        list(decode_video(data, inspect_media(data, LIMITS), [0], clock=lambda: float(next(slow))))
+    sound = clips.audio(1.0, form="mp3")
+    with pytest.raises(InvalidMedia, match="takes more than 120 s to decode"):
+        decode_audio(sound, inspect_media(sound, LIMITS), 16_000, clock=lambda: float(next(slow)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 30), form=st.sampled_from(["mp4", "webm"]))
+def test_a_damaged_video_is_refused_or_decoded_whole(seed: int, form: str) -> None:
+    data = bytearray(_VIDEOS[form])
+    noise = np.random.default_rng(seed)
+    for place in noise.integers(0, len(data), 20):
+        data[place] = noise.integers(0, 256)
+    with suppress(InvalidMedia):
+        info = inspect_media(bytes(data), LIMITS)
+        assert info.modality is Modality.VIDEO
+        if info.pixels <= 1 << 20:
+            frames = decoded(bytes(data), info, range(info.frames))
+            assert frames.shape == (info.frames, info.height, info.width, 3)
+
+
+def _inner(
+    samples: np.ndarray[tuple[int, ...], np.dtype[np.floating]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.floating]]:
+    return samples[2000:-2000]
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "mp3", "ogg", "m4a"])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate_hz", [16_000, 44_100, 48_000])
+def test_audio_is_the_mean_of_its_channels_at_the_rate_asked_for(form: str, channels: int, rate_hz: int) -> None:
+    rate_hz = 48_000 if form == "ogg" else rate_hz
+    data = clips.audio(1.0, rate_hz, form=form, channels=channels)
+    info = inspect_media(data, LIMITS)
+    samples = decode_audio(data, info, 16_000)
+    assert samples.dtype == np.float32
+    assert samples.shape == (info.samples_at(16_000),)
+    wanted = clips.tone(1.0, 16_000, channels=channels).mean(axis=0)
+    tolerance = {"wav": 2e-3, "flac": 2e-3}.get(form, 0.05)
+    assert np.abs(samples[2000:14_000] - wanted[2000:14_000]).max() < tolerance
+
+
+@pytest.mark.parametrize("form", ["wav", "flac"])
+def test_audio_that_needs_no_resampling_is_exact(form: str) -> None:
+    data = clips.audio(0.5, 16_000, form=form)
+    wanted = (clips.tone(0.5, 16_000)[0] * 32767).astype(np.int16) / 32768
+    samples = decode_audio(data, inspect_media(data, LIMITS), 16_000)
+    assert np.array_equal(samples, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize(("form", "samples"), [("wav", 15_000), ("wav", 17_000), ("mp3", 12_000), ("mp3", 20_000)])
+def test_audio_is_held_to_its_header(form: str, samples: int) -> None:
+    data = clips.audio(1.0, 16_000, form=form)
+    info = inspect_media(data, LIMITS)
+    with pytest.raises(InvalidMedia, match="header"):
+        decode_audio(data, replace(info, samples=samples), 16_000)
+    with pytest.raises(InvalidMedia, match="cannot be decoded"):
+        decode_audio(data, replace(info, format="ogg"), 16_000)

@@ -1,0 +1,662 @@
+"""The router's memory of its instances."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from triptych.domain.embedding import DType
+from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.stage import Role, Stage
+from triptych.errors import ArenaFull, InvalidRequest, Overloaded, Unavailable
+from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster_events import (
+    ArenaRefused,
+    ClusterEffect,
+    ClusterEvent,
+    CreditReturned,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    EmbeddingHeld,
+    EngineFailed,
+    Granted,
+    InstanceSeen,
+    InstanceSuspected,
+    ItemEnded,
+    LoadReported,
+    Noticed,
+    Refused,
+    TextGranted,
+    TextPoolLost,
+    TextRefused,
+    TextReturned,
+    TextWanted,
+    TextWorked,
+    Tick,
+    WakeAt,
+)
+from triptych.policy.routing import EncoderView, TextView, Want
+
+MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+LIMITS = ClusterLimits(
+    max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_cooling_s=1.0, longest_cooling_s=8.0
+)
+ENCODERS = ("a", "b")
+TEXTS = ("t", "u")
+
+
+def info(name: str, *, epoch: int = 1, model: ModelInfo = MODEL, arena_bytes: int = 100) -> InstanceInfo:
+    return InstanceInfo(f"i-{name}", epoch, Role.E if name in ENCODERS else Role.PD, model, arena_bytes, ())
+
+
+class Checked(ClusterMachine):
+    """Says after each event what does not hold."""
+
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
+        effects = super().handle(event, now_s)
+        self.validate()
+        return effects
+
+
+def cluster(*seen: str) -> ClusterMachine:
+    machine = Checked(ENCODERS, TEXTS, LIMITS)
+    for name in seen:
+        machine.handle(InstanceSeen(name, info(name)), 0)
+    return machine
+
+
+def wants(*nbytes: int, first: int = 0) -> tuple[Want, ...]:
+    return tuple(Want(i, n, n, (b"%d" % (first + i), b"")) for i, n in enumerate(nbytes))
+
+
+def granted(effects: list[ClusterEffect]) -> Granted:
+    (found,) = [effect for effect in effects if isinstance(effect, Granted)]
+    return found
+
+
+def refused(effects: list[ClusterEffect]) -> Refused:
+    (found,) = [effect for effect in effects if isinstance(effect, Refused)]
+    return found
+
+
+def load(tokens: int = 0, *, leased: int = 0, draining: bool = False) -> EncoderLoad:
+    return EncoderLoad(tokens, tokens and 1, 100, leased, 0, draining)
+
+
+def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> EncoderView:
+    return next(view for view in machine.snapshot(now_s).encoders if view.name == name)
+
+
+def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> TextView:
+    return next(view for view in machine.snapshot(now_s).texts if view.name == name)
+
+
+def text_granted(effects: list[ClusterEffect]) -> TextGranted:
+    assert isinstance(effects[0], TextGranted)
+    return effects[0]
+
+
+def wakes(effects: list[ClusterEffect]) -> list[float]:
+    return [effect.at_s for effect in effects if isinstance(effect, WakeAt)]
+
+
+def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None:
+    machine = cluster("a")
+    machine.handle(LoadReported("a", EncoderLoad(5, 1, 100, 20, 0)), 0)
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (15, 2, 70)
+    machine.handle(ItemEnded(grant.credit), 0)
+    machine.handle(ItemEnded(grant.credit), 0)
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 70)
+    machine.handle(CreditReturned(grant.credit), 0)
+    machine.handle(CreditReturned(grant.credit), 0)
+    view = encoder(machine, "a")
+    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 80)
+
+
+def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_not_taken_off_again() -> None:
+    machine = cluster("t")
+    machine.handle(LoadReported("t", TextLoad(100, 1, 2)), 0)
+    first = text_granted(machine.handle(TextWanted(1, 60), 0))
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
+    second = text_granted(machine.handle(TextWanted(2, 10), 0))
+    machine.handle(TextReturned(second.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
+    machine.handle(LoadReported("t", TextLoad(40, 0, 1)), 0)
+    machine.handle(TextReturned(first.credit), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (40, 1)
+
+
+def test_a_restarted_process_starts_from_nothing() -> None:
+    machine = cluster("a")
+    machine.handle(LoadReported("a", load(50, leased=60)), 0)
+    machine.handle(EngineFailed("a"), 0)
+    machine.handle(ArenaRefused("a"), 0)
+    assert not granted_at_once(machine, 1)
+    [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
+    assert noticed == Noticed("a", "restarted, ready")
+    view = encoder(machine, "a", 0.1)
+    assert (view.pending_tokens, view.available_bytes, view.cooling) == (0, 100, False)
+    assert granted_at_once(machine, 2)
+
+
+def granted_at_once(machine: ClusterMachine, run: int) -> bool:
+    effects = machine.handle(CreditsWanted(run, wants(10, first=run), wait=False), 0.1)
+    return any(isinstance(effect, Granted) for effect in effects)
+
+
+def test_an_instance_whose_engine_fails_cools_for_longer_each_time_until_it_does_something_right() -> None:
+    machine = cluster("a", "b", "t", "u")
+    for worked in (EmbeddingHeld("a", (b"x", b"")), TextWorked("t")):
+        name, view = worked.name, encoder if worked.name == "a" else text
+        now_s = 0.0
+        for cooling_s in (1.0, 2.0, 4.0, 8.0, 8.0):
+            machine.handle(EngineFailed(name), now_s)
+            machine.handle(EngineFailed(name), now_s + cooling_s / 2)  # of the same bad pass
+            assert view(machine, name, now_s + cooling_s - 0.01).cooling
+            now_s += cooling_s
+            assert not view(machine, name, now_s).cooling
+        machine.handle(EngineFailed(name), now_s)
+        machine.handle(worked, now_s)
+        assert not view(machine, name, now_s).cooling
+        machine.handle(EngineFailed(name), now_s)
+        assert view(machine, name, now_s + 0.99).cooling
+        assert not view(machine, name, now_s + 1.0).cooling, "it starts over"
+
+
+def test_one_that_waits_for_a_cooling_encoder_is_woken_when_that_is_over() -> None:
+    machine = cluster("t", "a", "b")
+    machine.handle(EngineFailed("a"), 0)
+    granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
+    effects = machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
+    assert wakes(effects) == [1.0]
+    assert granted(machine.handle(Tick(), 1.0)).grants[0].encoder == "a"
+
+
+def test_a_wake_is_asked_for_once_and_again_when_it_came_too_early() -> None:
+    machine = cluster("t")
+    assert wakes(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)) == [1.0]
+    assert wakes(machine.handle(CreditsWanted(2, wants(10), wait=True), 0)) == []
+    assert wakes(machine.handle(Tick(), 0.7)) == [1.0]
+
+
+def test_a_tie_of_text_instances_rotates() -> None:
+    machine = cluster("t", "u")
+    chosen = []
+    for run in range(4):
+        grant = text_granted(machine.handle(TextWanted(run, 10), 0))
+        machine.handle(TextReturned(grant.credit), 0)
+        chosen.append(grant.text)
+    assert chosen == ["t", "u", "t", "u"]
+
+
+def test_a_tie_of_encoders_begins_with_the_first() -> None:
+    machine = cluster("a", "b")
+    chosen = []
+    for run in range(3):
+        grant = granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0]
+        machine.handle(CreditReturned(grant.credit), 0)
+        chosen.append(grant.encoder)
+    assert chosen == ["a", "b", "a"]
+
+
+def test_the_most_that_a_text_instance_keeps_is_known_only_when_each_usable_one_says_it() -> None:
+    machine = cluster("a")
+    assert machine.kv_tokens == 0
+    machine.handle(InstanceSeen("t", replace(info("t"), kv_tokens=100)), 0)
+    machine.handle(InstanceSeen("u", replace(info("u"), kv_tokens=50)), 0)
+    assert machine.kv_tokens == 100
+    machine.handle(InstanceSeen("u", info("u")), 0)
+    assert machine.kv_tokens == 0
+    machine.handle(InstanceSuspected("u"), 0)
+    assert machine.kv_tokens == 100
+
+
+def test_an_encoder_says_how_many_items_it_takes() -> None:
+    machine = cluster("b")
+    machine.handle(InstanceSeen("a", replace(info("a"), max_items=1)), 0)
+    assert (encoder(machine, "a").max_items, encoder(machine, "b").max_items) == (1, 0)
+
+
+def test_instances_are_counted_by_stage_and_state() -> None:
+    machine = cluster("a", "t", "u")
+    machine.handle(InstanceSuspected("u"), 0)
+    assert machine.states() == {
+        (Stage.ENCODE, "ready"): 1,
+        (Stage.ENCODE, "not seen yet"): 1,
+        (Stage.DECODE, "ready"): 1,
+        (Stage.DECODE, "not reachable"): 1,
+    }
+    assert machine.info("a") == info("a")
+    assert machine.info("b") is None
+
+
+def test_what_is_missing_is_named() -> None:
+    assert (cluster().readiness().ready, cluster().readiness().missing) == (False, ("encode", "prefill", "decode"))
+    assert cluster("a").readiness().missing == ("prefill", "decode")
+    assert cluster("t").readiness().missing == ("encode",)
+    assert cluster("a", "t").readiness().missing == ()
+
+
+def test_losing_one_that_was_never_seen_or_is_lost_already_is_no_news() -> None:
+    machine = cluster("b", "t")
+    assert machine.handle(InstanceSuspected("a"), 0) == []
+    assert machine.handle(InstanceSuspected("b"), 0) == [Noticed("b", "not reachable")]
+    assert machine.handle(InstanceSuspected("b"), 0) == []
+
+
+def test_a_report_of_one_that_was_not_seen_counts_for_nothing() -> None:
+    machine = cluster()
+    machine.handle(LoadReported("a", load(50)), 0)
+    assert encoder(machine, "a").pending_tokens == 0
+
+
+def test_nobody_waits_twice() -> None:
+    machine = cluster("t")
+    machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    with pytest.raises(ValueError, match="waits already"):
+        machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+
+
+def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(LoadReported("a", load(5)), 0)
+    machine.handle(LoadReported("b", load(0)), 0)
+    chosen = [
+        granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0].encoder
+        for run in range(6)
+    ]
+    assert chosen == ["b", "a", "b", "a", "b", "a"]
+
+
+def test_what_has_ended_no_longer_counts_and_other_routers_load_does() -> None:
+    machine = cluster("a", "b")
+    machine.handle(LoadReported("a", load(7)), 0)
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
+    assert grant.encoder == "b"
+    machine.handle(ItemEnded(grant.credit), 0)
+    view = {encoder.name: encoder for encoder in machine.snapshot(0).encoders}
+    assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
+    machine.handle(CreditReturned(grant.credit), 0)
+    assert machine.snapshot(0).encoders[1].available_bytes == 100
+    assert machine.outstanding == 0
+
+
+def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(80, 80), wait=True), 0))
+    assert machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)[:1] != [first]
+    # One that would fit stays behind the large one, which would never get its turn otherwise.
+    machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
+    assert (machine.waiting, machine.outstanding) == (2, 2)
+    assert not [e for e in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(e, Granted)], (
+        "half of what it needs is nothing"
+    )
+    effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3]
+
+
+def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
+    for run, priority in ((2, 1), (3, 0), (4, 0)):
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), 0)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
+
+
+def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
+    for run, event in enumerate(
+        (
+            CreditsWanted(2, wants(20, first=4), wait=True),
+            CreditsWanted(3, wants(20, first=6), wait=True, priority=0),
+            CreditsWanted(4, wants(20, first=8), wait=True),
+        ),
+        2,
+    ):
+        assert event.run == run
+        machine.handle(event, 0)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
+    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
+
+
+def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)
+    machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)
+    machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
+    assert granted(machine.handle(CreditsAbandoned(2), 0)).run == 3
+
+
+def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
+    error = refused(machine.handle(CreditsWanted(2, wants(50, first=3), wait=False), 0)).error
+    assert isinstance(error, ArenaFull)
+    assert machine.waiting == 0
+
+
+def test_the_queue_is_bounded() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(0, wants(90, 90), wait=True), 0)
+    for run in (1, 2, 3):
+        machine.handle(CreditsWanted(run, wants(50, first=run), wait=True), 0)
+    error = refused(machine.handle(CreditsWanted(4, wants(50, first=9), wait=True), 0)).error
+    assert type(error) is Overloaded
+    assert error.retry_after_s == 2.0
+
+
+def test_what_can_never_fit_is_refused_for_good() -> None:
+    error = refused(cluster("a", "b").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
+    assert isinstance(error, InvalidRequest)
+    assert "arenas of 200 bytes" in error.message
+
+
+def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
+    machine = cluster("t")
+    assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
+        WakeAt(1.0, "no encoder within the grace")
+    ]
+    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+    machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).run == 2
+
+
+def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> None:
+    machine = cluster("a", "t")
+    first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
+    machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
+    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, Refused)]
+    machine.handle(CreditReturned(first.grants[0].credit), 60.1)
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).run == 2
+
+
+def test_the_grace_does_not_start_over_for_news_of_others() -> None:
+    machine = cluster()
+    machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    machine.handle(InstanceSeen("t", info("t")), 0.5)
+    assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
+
+
+def test_a_text_pool_that_never_came_is_announced_lost_once() -> None:
+    machine = cluster()
+    assert not machine.text_lost
+    assert wakes(machine.handle(Tick(), 0)) == [1.0]
+    assert [type(effect) for effect in machine.handle(Tick(), 1.0)] == [TextPoolLost]
+    assert machine.handle(Tick(), 2.0) == []
+
+
+def test_what_is_too_large_for_the_encoders_that_are_known_waits_for_the_others() -> None:
+    machine = cluster("t", "a")
+    assert wakes(machine.handle(CreditsWanted(1, wants(101), wait=True), 0)) == [1.0]
+    assert granted(machine.handle(InstanceSeen("b", info("b", arena_bytes=200)), 0.5)).grants[0].encoder == "b"
+
+
+def test_an_encoder_that_may_be_tried_again_is_no_reason_to_wake() -> None:
+    machine = cluster("t", "a")
+    machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
+    machine.handle(ArenaRefused("a"), 0)
+    assert wakes(machine.handle(CreditsWanted(2, wants(50, first=1), wait=True), 0)) == [0.5]
+    assert wakes(machine.handle(Tick(), 0.5)) == []
+
+
+def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
+    machine = cluster("a", "t")
+    machine.handle(ArenaRefused("a"), 0)
+    effects = machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [0.5]
+    assert granted(machine.handle(Tick(), 0.5)).run == 1
+
+
+def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() -> None:
+    machine = Checked(("h/encoder",), ("h/text",), LIMITS, hybrids={"h/encoder": "h/text"})
+    whole = replace(info("h"), role=Role.EPD)
+    machine.handle(InstanceSeen("h/encoder", whole), 0)
+    assert machine.readiness().missing == ("prefill", "decode")
+    assert machine.readiness().instances == ("i-h: not seen yet",), "half of it was seen"
+    machine.handle(InstanceSeen("h/text", whole), 0)
+    readiness = machine.readiness()
+    assert (readiness.ready, readiness.instances) == (True, ("i-h: ready",))
+    assert machine.states() == {(Stage.ENCODE, "ready"): 1, (Stage.DECODE, "ready"): 1}
+    machine.handle(LoadReported("h/encoder", load(40)), 0)
+    machine.handle(LoadReported("h/text", TextLoad(7, 1, 0)), 0)
+    view = machine.snapshot(0.0)
+    assert ([e.pending_tokens for e in view.encoders], [t.pending_tokens for t in view.texts]) == ([40], [7])
+    machine.handle(InstanceSuspected("h/text"), 0)
+    assert machine.readiness().instances == ("i-h: not reachable",)
+    machine.handle(InstanceSeen("h/text", replace(whole, epoch=2)), 0)
+    assert machine.readiness().instances == ("i-h: ready", "i-h: ready"), "one of them is not the process it was"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        InstanceSuspected("a"),
+        LoadReported("a", load(draining=True)),
+        InstanceSeen("a", info("a", model=replace(MODEL, revision="other"))),
+        InstanceSeen("a", replace(info("a"), role=Role.PD)),
+    ],
+)
+def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSuspected) -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(event, 0)
+    grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
+    assert {grant.encoder for grant in grants} == {"b"}
+    assert "i-a: ready" not in machine.readiness().instances
+    assert machine.readiness().ready
+
+
+def test_one_that_is_seen_again_gets_work_again() -> None:
+    machine = cluster("a")
+    machine.handle(InstanceSuspected("a"), 0)
+    machine.handle(InstanceSeen("a", info("a")), 1)
+    assert granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 1))
+
+
+def test_when_nobody_serves_the_old_model_any_more_the_new_one_is_the_model() -> None:
+    machine = cluster("a", "t")
+    new = replace(MODEL, revision="new")
+    machine.handle(InstanceSeen("a", info("a", model=new)), 0)
+    assert machine.model == MODEL
+    machine.handle(InstanceSeen("t", info("t", model=new)), 0)
+    assert machine.model == new
+    assert machine.readiness().ready
+
+
+def test_one_that_cannot_be_reached_does_not_hold_the_model_fast() -> None:
+    machine = cluster("a")
+    machine.handle(InstanceSuspected("a"), 0)
+    new = replace(MODEL, revision="new")
+    machine.handle(InstanceSeen("b", info("b", model=new)), 0)
+    assert machine.model == new
+
+
+def test_a_model_is_known_by_what_it_is() -> None:
+    machine = cluster("t")
+    machine.handle(InstanceSeen("a", info("a", model=replace(MODEL))), 0)
+    machine.handle(InstanceSeen("b", info("b", model=replace(MODEL))), 0)
+    assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
+
+
+def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
+    def chosen(machine: ClusterMachine, run: int) -> str:
+        grants = granted(machine.handle(CreditsWanted(run, wants(10), wait=True), 0)).grants
+        machine.handle(CreditReturned(grants[0].credit), 0)
+        return grants[0].encoder
+
+    machine = cluster("a", "b")
+    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    assert [chosen(machine, run) for run in range(3)] == ["b", "b", "b"]
+    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
+    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
+    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    machine.handle(InstanceSeen("b", info("b", epoch=2)), 0)
+    assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
+
+
+def test_hints_are_bounded() -> None:
+    machine = cluster("a", "b")
+    for number in range(5):
+        machine.handle(EmbeddingHeld("a", (b"%d" % number, b"")), 0)
+        machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
+        machine.validate()
+    assert [machine.holds((b"%d" % number, b"")) for number in range(5)] == [True, False, False, False, True]
+    machine.handle(EmbeddingHeld("a", (b"4", b"")), 0)
+    machine.handle(EmbeddingHeld("a", (b"5", b"")), 0)
+    assert [machine.holds((b"%d" % number, b"")) for number in (0, 4, 5)] == [False, True, True], "the oldest goes"
+    machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
+    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
+    assert machine.holds((b"0", b"")), "that it is gone from elsewhere says nothing"
+
+
+def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
+    machine = cluster("t", "u")
+    machine.handle(LoadReported("t", TextLoad(100, 0, 1)), 0)
+    machine.handle(LoadReported("u", TextLoad(0, 0, 0)), 0)
+    chosen = []
+    for run in range(4):
+        effect = machine.handle(TextWanted(run, 60), 0)[0]
+        assert isinstance(effect, TextGranted)
+        chosen.append(effect.text)
+        last = effect
+    assert chosen == ["u", "u", "t", "u"]
+    machine.handle(TextReturned(last.credit), 0)
+    assert machine.snapshot(0).texts[1].pending_tokens == 120
+    # A report replaces what was counted up to it.
+    machine.handle(LoadReported("u", TextLoad(10, 0, 2)), 0)
+    assert machine.snapshot(0).texts[1].pending_tokens == 10
+
+
+def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_after_the_grace() -> None:
+    machine = cluster("t")
+    effects = machine.handle(InstanceSuspected("t"), 5.0)
+    assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
+    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], TextRefused)
+    assert machine.handle(Tick(), 5.9) == [WakeAt(6.0, "no text instance within the grace")]
+    lost = [machine.text_lost]
+    assert [type(effect) for effect in machine.handle(Tick(), 6.0)] == [TextPoolLost]
+    lost.append(machine.text_lost)
+    assert machine.handle(Tick(), 7.0) == []
+    machine.handle(InstanceSeen("t", info("t")), 8.0)
+    lost.append(machine.text_lost)
+    assert lost == [False, True, False]
+
+
+def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost() -> None:
+    machine = cluster("t")
+    machine.handle(InstanceSuspected("t"), 5.0)
+    machine.handle(InstanceSeen("t", info("t")), 5.5)
+    assert machine.handle(Tick(), 6.0) == []
+
+
+def test_two_instances_of_one_name_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        ClusterMachine(["a"], ["a"], LIMITS)
+
+
+class Traffic(RuleBasedStateMachine):
+    """Anything may happen in any order; credits never exceed the arenas, and in the end none is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = ClusterMachine(ENCODERS, TEXTS, LIMITS)
+        self.now_s = 0.0
+        self.run = 0
+        self.waiting: set[int] = set()
+        self.credits: set[int] = set()
+
+    def feed(self, effects: list[ClusterEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Granted):
+                self.waiting.discard(effect.run)
+                self.credits |= {grant.credit for grant in effect.grants}
+            elif isinstance(effect, Refused):
+                self.waiting.discard(effect.run)
+            elif isinstance(effect, TextGranted):
+                self.credits.add(effect.credit)
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
+    def see(self, name: str, epoch: int) -> None:
+        self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=epoch)), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS))
+    def suspect(self, name: str) -> None:
+        self.feed(self.machine.handle(InstanceSuspected(name), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS), tokens=st.integers(0, 50), leased=st.integers(0, 100))
+    def report(self, name: str, tokens: int, leased: int) -> None:
+        self.feed(self.machine.handle(LoadReported(name, load(tokens, leased=leased)), self.now_s))
+
+    @rule(name=st.sampled_from(TEXTS), tokens=st.integers(0, 50))
+    def report_text(self, name: str, tokens: int) -> None:
+        self.feed(self.machine.handle(LoadReported(name, TextLoad(tokens, 0, 0)), self.now_s))
+
+    @rule(sizes=st.lists(st.integers(1, 120), min_size=1, max_size=4), wait=st.booleans())
+    def want(self, sizes: list[int], wait: bool) -> None:
+        self.run += 1
+        self.waiting.add(self.run)
+        self.feed(self.machine.handle(CreditsWanted(self.run, wants(*sizes, first=self.run), wait=wait), self.now_s))
+
+    @rule(tokens=st.integers(1, 50))
+    def want_text(self, tokens: int) -> None:
+        self.run += 1
+        self.feed(self.machine.handle(TextWanted(self.run, tokens), self.now_s))
+
+    @precondition(lambda self: self.credits)
+    @rule(data=st.data(), ended_first=st.booleans())
+    def give_back(self, data: st.DataObject, ended_first: bool) -> None:
+        credit = data.draw(st.sampled_from(sorted(self.credits)))
+        self.credits.discard(credit)
+        if ended_first:
+            self.feed(self.machine.handle(ItemEnded(credit), self.now_s))
+        self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        run = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.waiting.discard(run)
+        self.feed(self.machine.handle(CreditsAbandoned(run), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS))
+    def refuse(self, name: str) -> None:
+        self.feed(self.machine.handle(ArenaRefused(name), self.now_s))
+
+    @rule(later_s=st.floats(0.01, 2))
+    def tick(self, later_s: float) -> None:
+        self.now_s += later_s
+        self.feed(self.machine.handle(Tick(), self.now_s))
+
+    @invariant()
+    def sound(self) -> None:
+        self.machine.validate()
+        assert self.machine.waiting == len(self.waiting)
+        assert self.machine.outstanding == len(self.credits)
+        for encoder in self.machine.snapshot(self.now_s).encoders:
+            assert encoder.pending_tokens >= 0
+            assert encoder.available_bytes <= encoder.arena_bytes
+
+    def teardown(self) -> None:
+        """Once everything comes back, whoever waits is served, or told that it cannot be."""
+        for name in ENCODERS:
+            self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))
+        self.now_s += 10
+        for _ in range(len(self.waiting) + 1):
+            self.feed(self.machine.handle(Tick(), self.now_s))
+            for credit in sorted(self.credits):
+                self.credits.discard(credit)
+                self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
+        assert not self.waiting
+        assert self.machine.outstanding == len(self.credits)
+        self.machine.validate()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -1,0 +1,1163 @@
+"""One request's life: the smallest thing is redone, everything is given back, and there is exactly one end."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
+from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.timeline import Outcome
+from triptych.errors import (
+    ArenaFull,
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    InstanceLost,
+    InternalError,
+    InvalidMedia,
+    LeaseLost,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.machine.router.cluster_events import Grant
+from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
+from triptych.machine.router.request_events import (
+    AbandonCredits,
+    Abort,
+    Alarm,
+    CallerLeft,
+    CountedItem,
+    CreditsGranted,
+    CreditsRefused,
+    DeadlinePassed,
+    Dispatch,
+    EmbeddingMissing,
+    Encode,
+    End,
+    Extend,
+    Failed,
+    FirstToken,
+    ItemEncoded,
+    ItemFailed,
+    LeaseFailed,
+    LeaseGranted,
+    LeasesDue,
+    LeasesExtended,
+    NoText,
+    Pause,
+    PoolLost,
+    Prepared,
+    Release,
+    Renew,
+    RequestEffect,
+    RequestEvent,
+    Resumed,
+    TextChosen,
+    TextFailed,
+    TextFinished,
+    TextReady,
+    WantCredits,
+)
+
+LIMITS = RequestLimits(
+    max_encode_attempts=3,
+    max_text_attempts=3,
+    first_pause_s=1.0,
+    longest_pause_s=30.0,
+    max_lease_s=30.0,
+    min_lease_s=2.0,
+)
+TENSORS = (TensorSpec("embeddings", DType.F32, (4, 8)),)
+DEADLINE_S = 100.0
+
+
+def items(count: int) -> tuple[CountedItem, ...]:
+    return tuple(
+        CountedItem(
+            item=index,
+            info=MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes([index]) * 32),
+            content=(bytes([index]) * 32, b""),
+            start=10 * index,
+            tokens=4,
+            nbytes=192,
+            param=f"messages[0].content[{index}]",
+        )
+        for index in range(count)
+    )
+
+
+class World:
+    """Answers what the machine asks for, when it is told to, and keeps the books of what is held."""
+
+    def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
+        self.machine = RequestMachine(
+            "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease
+        )
+        self.now_s = 0.0
+        self.credits: dict[int, str] = {}
+        self.leases: dict[LeaseId, str] = {}
+        self.serial = 0
+        self.named: set[LeaseId] = set()
+        self.calls: list[Encode | Renew | Dispatch | WantCredits] = []
+        self.aborted: list[Encode | Renew | Dispatch | WantCredits] = []
+        self.pauses: list[Pause] = []
+        self.alarmed = False
+        self.extending: list[Extend] = []
+        self.effects: list[RequestEffect] = []
+        self.ends: list[TriptychError | None] = []
+        self.feed(Prepared(items(count), prompt_tokens=50))
+
+    def feed(self, event: RequestEvent) -> list[RequestEffect]:
+        effects = self.machine.handle(event, self.now_s)
+        self.machine.validate()
+        self.effects += effects
+        for effect in effects:
+            match effect:
+                case Encode() | Renew() | Dispatch() | WantCredits():
+                    self.calls.append(effect)
+                case Pause():
+                    self.pauses.append(effect)
+                case Alarm():
+                    self.alarmed = True
+                case Extend():
+                    assert all(lease_id in self.named for lease_id in effect.lease_ids)
+                    self.extending.append(effect)
+                case Abort(credit=credit):
+                    self.aborted += [one for one in self.calls if self.is_for(one, credit)]
+                    self.calls = [one for one in self.calls if not self.is_for(one, credit)]
+                case AbandonCredits():
+                    self.calls = [one for one in self.calls if not isinstance(one, WantCredits)]
+                case Release(_, credit, lease_ids):
+                    if credit is not None:
+                        del self.credits[credit]
+                    for lease_id in lease_ids:
+                        self.leases.pop(lease_id, None)
+                case End(error):
+                    self.ends.append(error)
+        return effects
+
+    @staticmethod
+    def is_for(call: Encode | Renew | Dispatch | WantCredits, credit: int) -> bool:
+        return isinstance(call, Encode | Renew) and call.credit == credit
+
+    def take(self, kind: type) -> list[Encode | Renew | Dispatch | WantCredits]:
+        found = [call for call in self.calls if isinstance(call, kind)]
+        self.calls = [call for call in self.calls if not isinstance(call, kind)]
+        return found
+
+    def new_lease(self) -> LeaseId:
+        lease_id = (len(self.named) + 1).to_bytes(16, "big")
+        self.named.add(lease_id)
+        return lease_id
+
+    def lease(self, lease_id: LeaseId, encoder: str) -> LeaseId:
+        assert lease_id in self.named
+        assert lease_id not in self.leases
+        self.leases[lease_id] = encoder
+        return lease_id
+
+    def ticket(self, item: int, encoder: str, lease_id: LeaseId, lease_s: float) -> Ticket:
+        lease = self.lease(lease_id, encoder)
+        return Ticket(bytes([item]) * 32, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, lease, lease_s)
+
+    # One answer each.
+
+    def place(self, call: WantCredits, encoder: str = "") -> None:
+        grants = []
+        for number, want in enumerate(call.wants):
+            self.serial += 1
+            name = encoder or f"e{number % 2}"
+            self.credits[self.serial] = name
+            grants.append(Grant(self.serial, want.item, name, "test"))
+        self.feed(CreditsGranted(tuple(grants)))
+
+    def encoded(self, call: Encode) -> None:
+        ticket = self.ticket(call.item, call.encoder, call.reader_lease, call.lease_s)
+        own = self.lease(call.router_lease, call.encoder)
+        result = EncodeResult(ticket, own, cached=False, queue_s=0.1, encode_s=0.2)
+        self.feed(
+            ItemEncoded(call.item, call.credit, call.encoder, f"i-{call.encoder}", result, self.now_s, call.lease_s)
+        )
+
+    def renewed(self, call: Renew) -> None:
+        ticket = self.ticket(call.item, call.encoder, call.lease_id, call.lease_s)
+        self.feed(LeaseGranted(call.item, call.credit, call.encoder, ticket, self.now_s, call.lease_s))
+
+    # Whole steps.
+
+    def place_all(self) -> None:
+        for call in self.take(WantCredits):
+            assert isinstance(call, WantCredits)
+            self.place(call)
+
+    def encode_all(self) -> None:
+        for call in self.take(Encode):
+            assert isinstance(call, Encode)
+            self.encoded(call)
+
+    def renew_all(self) -> None:
+        for call in self.take(Renew):
+            assert isinstance(call, Renew)
+            self.renewed(call)
+
+    def resume(self) -> None:
+        """Let the next pause pass."""
+        pause = self.pauses.pop(0)
+        self.now_s += pause.delay_s
+        self.feed(Resumed(pause.number))
+
+    def dispatched(self) -> Dispatch:
+        (call,) = self.take(Dispatch)
+        assert isinstance(call, Dispatch)
+        self.feed(TextChosen(call.attempt, f"t{call.attempt}", f"i-t{call.attempt}"))
+        return call
+
+    def up_to_text(self) -> Dispatch:
+        self.place_all()
+        self.encode_all()
+        return self.dispatched()
+
+    def assert_over(self, phase: Phase) -> None:
+        assert self.machine.phase is phase
+        assert len(self.ends) == 1
+        assert not self.credits
+        assert not self.leases
+        assert not self.calls_left
+
+    @property
+    def calls_left(self) -> list[Encode | Renew | Dispatch | WantCredits]:
+        """Calls nobody has cancelled; the text call ends with the request."""
+        return [call for call in self.calls if not isinstance(call, Dispatch)]
+
+    @property
+    def error(self) -> TriptychError:
+        (error,) = self.ends
+        assert error is not None
+        return error
+
+
+def finished() -> Finished:
+    return Finished(FinishReason.STOP, 7, 0.3, 0.4)
+
+
+def test_text_only_goes_straight_to_text() -> None:
+    world = World(0)
+    call = world.dispatched()
+    assert call.placements == ()
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFinished(call.attempt, finished()))
+    world.assert_over(Phase.DONE)
+
+
+def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> None:
+    world = World(2)
+    world.now_s = 1.0
+    world.place_all()
+    world.now_s = 2.0
+    world.encode_all()
+    call = world.dispatched()
+    assert [(place.item, place.start, place.tokens) for place in call.placements] == [(0, 0, 4), (1, 10, 4)]
+    pulls = tuple(PullReport(item, "tcp", 128, 0.01, cached=False) for item in range(2))
+    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    assert len(world.leases) == 4
+    world.now_s = 3.0
+    world.feed(FirstToken(call.attempt))
+    assert not world.leases
+    world.now_s = 5.0
+    world.feed(TextFinished(call.attempt, finished()))
+    world.assert_over(Phase.DONE)
+    timeline = world.machine.timeline(99.0, 0)
+    assert timeline.outcome is Outcome.DONE
+    assert (timeline.encode_s, timeline.ttft_s, timeline.total_s, timeline.completion_tokens) == (2.0, 3.0, 5.0, 7)
+    assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s) == (0.5, 0.6, 0.3, 0.4)
+    assert [(item.encoder, item.pull_bytes, item.encode_attempts) for item in timeline.items] == [
+        ("i-e0", 128, 1),
+        ("i-e1", 128, 1),
+    ]
+
+
+def test_the_timeline_says_what_took_how_long_and_where() -> None:
+    world = World(2)
+    machine = world.machine = RequestMachine(
+        "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease, choices=2
+    )
+    world.calls.clear()
+    world.now_s = 3.0
+    world.feed(Prepared(items(2), prompt_tokens=50))
+    world.place_all()
+    world.now_s = 6.0
+    world.encode_all()
+    call = world.dispatched()
+    pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
+    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    running = machine.timeline(7.0, 11)
+    assert (running.outcome, running.completion_tokens, running.ttft_s, running.total_s) == (
+        Outcome.RUNNING,
+        11,
+        0.0,
+        6.0,
+    )
+    world.now_s = 8.0
+    world.feed(FirstToken(call.attempt))
+    world.now_s = 9.0
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFinished(call.attempt, finished()))
+    assert machine.phase is Phase.STREAMING, "one choice is left"
+    world.now_s = 11.0
+    world.feed(TextFinished(call.attempt, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
+    timeline = machine.timeline(99.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.ttft_s, timeline.total_s) == (2.0, 3.0, 7.0, 10.0)
+    assert (timeline.prefill_s, timeline.decode_s) == (0.3, 0.9)
+    assert (timeline.prompt_tokens, timeline.completion_tokens, timeline.text_attempts) == (50, 14, 1)
+    assert [(item.pull_backend, item.pull_bytes, item.pull_s, item.text_cached) for item in timeline.items] == [
+        ("shm", 128, 0.01, True),
+        ("tcp", 64, 0.02, False),
+    ]
+    assert [(item.queue_s, item.encode_s, item.encoder_cached) for item in timeline.items] == [(0.1, 0.2, False)] * 2
+
+
+def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
+    world = World(0)
+    world.machine = RequestMachine("r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease)
+    world.calls.clear()
+    shards = (Shard(0, 1, 3), Shard(1, 2, 3), None)
+    parts = tuple(replace(item, shard=shard) for item, shard in zip(items(3), shards, strict=True))
+    world.feed(Prepared(parts, prompt_tokens=50))
+    assert [placement.continues for placement in world.up_to_text().placements] == [False, True, False]
+    assert [item.shard for item in world.machine.timeline(1.0, 0).items] == ["1-1/3", "2-3/3", ""]
+
+
+def test_the_timeline_has_nothing_of_an_attempt_that_failed() -> None:
+    world = World(0)
+    call = world.dispatched()
+    world.feed(TextReady(call.attempt, Ready((), 0.5, 0.6)))
+    world.feed(TextFailed(call.attempt, InstanceLost("gone")))
+    timeline = world.machine.timeline(1.0, 0)
+    assert (timeline.queue_s, timeline.pull_s) == (0.0, 0.0)
+
+
+def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> None:
+    fresh = RequestMachine("r", "m", now_s=1.0, deadline_s=9.0, limits=LIMITS, new_lease=lambda: b"")
+    timeline = fresh.timeline(4.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.total_s, timeline.prompt_tokens) == (3.0, 0.0, 3.0, 0)
+    timeline = World(1).machine.timeline(4.0, 0)
+    assert (timeline.prepare_s, timeline.encode_s, timeline.total_s) == (0.0, 4.0, 4.0)
+    assert (timeline.queue_s, timeline.pull_s, timeline.prefill_s, timeline.decode_s, timeline.ttft_s) == (0.0,) * 5
+    [item] = timeline.items
+    assert (item.encode_attempts, item.queue_s, item.encode_s, item.pull_bytes, item.pull_s) == (0, 0.0, 0.0, 0, 0.0)
+    assert (item.encoder_cached, item.text_cached) == (False, False)
+    assert World(0).machine.timeline(4.0, 0).encode_s == 0.0
+
+
+def test_the_timeline_names_the_error_of_what_failed_and_of_nothing_else() -> None:
+    failed, left = World(1), World(1)
+    failed.feed(Failed(InternalError("defect")))
+    left.feed(CallerLeft())
+    assert [world.machine.timeline(1.0, 0).error for world in (failed, left)] == [InternalError.code, ""]
+
+
+def test_the_first_token_of_an_answer_that_ends_with_it_is_its_end() -> None:
+    world = World(0)
+    world.now_s = 2.0
+    world.feed(TextFinished(world.dispatched().attempt, finished()))
+    assert world.machine.timeline(9.0, 0).ttft_s == 2.0
+
+
+def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
+    world = World(4)
+    world.place_all()
+    for call in world.take(Encode):
+        assert isinstance(call, Encode)
+        if call.encoder == "e0":
+            world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
+        else:
+            world.encoded(call)
+    again = world.take(WantCredits)
+    wants = [want for call in again if isinstance(call, WantCredits) for want in call.wants]
+    assert [(want.item, want.avoid) for want in wants] == [(0, frozenset({"e0"})), (2, frozenset({"e0"}))]
+    assert not any(call.wait for call in again if isinstance(call, WantCredits))
+    for call in again:
+        assert isinstance(call, WantCredits)
+        world.place(call, "e1")
+    world.encode_all()
+    assert len(world.dispatched().placements) == 4
+
+
+def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
+    world = World(1)
+    for _ in range(3):
+        world.place_all()
+        (call,) = world.take(Encode)
+        assert isinstance(call, Encode)
+        world.feed(ItemFailed(0, call.credit, InstanceLost("gone")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+
+
+@pytest.mark.parametrize("error", [InvalidMedia("bad"), InternalError("bad"), DeadlineExceeded("late")])
+def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) -> None:
+    world = World(3)
+    world.place_all()
+    first, second, _ = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.feed(ItemFailed(first.item, first.credit, error))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_until_the_deadline() -> None:
+    world = World(3)
+    delays_s: list[float] = []
+    while not world.ends:
+        world.place_all()
+        first, second, _ = world.take(Encode)
+        assert isinstance(first, Encode)
+        assert isinstance(second, Encode)
+        world.encoded(first)
+        world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+        assert not world.credits
+        assert not world.leases
+        if not world.ends:
+            assert world.machine.phase is Phase.WAITING
+            delays_s.append(world.pauses[0].delay_s)
+            world.resume()
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, ArenaFull)
+    assert world.now_s < DEADLINE_S <= world.now_s + 30
+    assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
+
+
+def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_why() -> None:
+    world = World(1)
+    (call,) = world.take(WantCredits)
+    assert isinstance(call, WantCredits)
+    assert call.wait
+    error = InvalidMedia("too large for every arena")
+    world.feed(CreditsRefused(error))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    (repair,) = world.take(WantCredits)
+    assert isinstance(repair, WantCredits)
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.place(repair)
+    assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
+    world.resume()
+    assert world.up_to_text()
+
+
+def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_second_is_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    (repair,) = world.take(WantCredits)
+    assert isinstance(repair, WantCredits)
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.resume()
+    world.place(repair)
+    world.place_all()
+    assert len(world.credits) == 2
+    assert sorted(call.item for call in world.calls if isinstance(call, Encode)) == [0, 1]
+    assert world.up_to_text()
+
+
+def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(first.item, first.credit, Overloaded("busy")))
+    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    one, everything = world.pauses
+    assert world.feed(Resumed(one.number)) == []
+    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, WantCredits)]
+    assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
+
+
+def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(first)
+    twice = replace(first, reader_lease=b"s" * 16, router_lease=b"t" * 16)
+    world.named |= {twice.reader_lease, twice.router_lease}
+    world.encoded(twice)
+    assert len(world.leases) == 2
+    assert world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone"))) == []
+    assert world.feed(ItemFailed(first.item, 99, InstanceLost("gone"))) == [], "nor one of a place given up"
+    assert world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over"))) == []
+    world.encoded(second)
+    call = world.dispatched()
+    stray = replace(call.placements[0].ticket, lease_id=b"s" * 16)
+    late = LeaseGranted(first.item, first.credit, first.encoder, stray, 0.0, 1.0)
+    assert released(world.feed(late)) == {b"s" * 16}
+    assert len(world.credits) == 2
+
+
+def test_what_has_ended_is_not_cancelled() -> None:
+    world = World(2)
+    world.up_to_text()
+    assert not [effect for effect in world.feed(CallerLeft()) if isinstance(effect, Abort)]
+    world.assert_over(Phase.CANCELLED)
+
+
+def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
+    world = World(2)
+    world.place_all()
+    for call in world.take(Encode):
+        assert isinstance(call, Encode)
+        world.feed(ItemFailed(call.item, call.credit, Overloaded("busy")))
+    assert all(0.5 <= pause.delay_s <= 1.0 for pause in world.pauses)
+    for item in (0, 1):
+        world.resume()
+        (again,) = world.take(WantCredits)
+        assert isinstance(again, WantCredits)
+        assert [want.item for want in again.wants] == [item]
+        world.place(again)
+    assert world.feed(Resumed(1)) == [], "a pause is over once"
+    world.encode_all()
+    assert world.dispatched()
+
+
+def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(first)
+    for _ in range(4):
+        world.feed(ItemFailed(second.item, second.credit, Overloaded("busy")))
+        assert len(world.credits) == 1
+        world.resume()
+        (again,) = world.take(WantCredits)
+        assert isinstance(again, WantCredits)
+        assert ([want.item for want in again.wants], again.wait) == ([1], False)
+        assert second.encoder in again.wants[0].avoid
+        world.place(again)
+        (second,) = world.take(Encode)
+        assert isinstance(second, Encode)
+    world.encoded(second)
+    assert world.dispatched()
+    assert world.machine.timeline(world.now_s, 0).items[1].encode_attempts == 5
+
+
+def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
+    world = World(1)
+    world.place_all()
+    (first,) = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
+    (again,) = world.take(WantCredits)
+    assert isinstance(again, WantCredits)
+    assert again.wants[0].exclude == {first.encoder}
+    world.place(again, "other")
+    (second,) = world.take(Encode)
+    assert isinstance(second, Encode)
+    world.feed(ItemFailed(second.item, second.credit, EngineFailure("failed again")))
+    world.assert_over(Phase.FAILED)
+    assert world.error.message == "failed again"
+
+
+def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None:
+    world = World(1)
+    world.place_all()
+    (first,) = world.take(Encode)
+    assert isinstance(first, Encode)
+    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, EngineFailure)
+
+
+def test_a_text_engine_that_failed_is_replaced_once() -> None:
+    world = World(0)
+    first = world.dispatched()
+    world.feed(TextFailed(first.attempt, EngineFailure("failed")))
+    second = world.dispatched()
+    assert second.avoid == {"t1"}
+    world.feed(TextFailed(second.attempt, EngineFailure("failed")))
+    world.assert_over(Phase.FAILED)
+
+
+def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(ArenaFull("full")))
+    assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
+
+
+@pytest.mark.parametrize(("error", "phase"), [(Unavailable("none"), Phase.WAITING), (InvalidMedia("no"), Phase.FAILED)])
+def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: TriptychError, phase: Phase) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
+    world.take(WantCredits)
+    world.feed(CreditsRefused(error))
+    assert (world.machine.phase, world.credits) == (phase, {})
+    assert world.feed(CreditsRefused(error)) == [], "an answer that nobody waits for"
+
+
+def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
+    world = World(3)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, TransferFailed("broken", items=(1,))))
+    assert [effect.content[0][0] for effect in world.effects if isinstance(effect, EmbeddingMissing)] == [1]
+    world.place_all()
+    assert [call.item for call in world.calls if isinstance(call, Encode)] == [1]
+    world.encode_all()
+    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0, 2]
+    world.renew_all()
+    second = world.dispatched()
+    before = {place.ticket.lease_id for place in first.placements}
+    assert not before & {place.ticket.lease_id for place in second.placements}
+
+
+@pytest.mark.parametrize(("named", "again"), [((0,), [0]), ((1,), [1]), ((-1,), [0, 1]), ((2,), [0, 1]), ((), [0, 1])])
+def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...], again: list[int]) -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=named)))
+    (call,) = world.take(WantCredits)
+    assert isinstance(call, WantCredits)
+    assert [want.item for want in call.wants] == again
+
+
+def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure() -> None:
+    world = World(1)
+    attempt = world.up_to_text().attempt
+    for _ in range(2):
+        world.now_s += 30.0
+        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0,))))
+        assert not world.take(WantCredits)
+        world.renew_all()
+        attempt = world.dispatched().attempt
+    for _ in range(2):
+        world.feed(TextFailed(attempt, InstanceLost("gone")))
+        world.renew_all()
+        attempt = world.dispatched().attempt
+    world.feed(TextFailed(attempt, InstanceLost("gone")))
+    world.assert_over(Phase.FAILED)
+
+
+def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() -> None:
+    world = World(1)
+    call = world.up_to_text()
+    world.now_s = 30.0
+    error = TransferFailed("the lease is over", items=(0,))
+    world.feed(TextFailed(call.attempt, error))
+    world.renew_all()
+    (second,) = world.take(Dispatch)
+    assert isinstance(second, Dispatch)
+    world.feed(NoText(second.attempt, Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert world.error is error
+
+
+def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_attempt() -> None:
+    world = World(2)
+    for number in range(1, 4):
+        attempt = world.up_to_text().attempt if number == 1 else world.dispatched().attempt
+        world.now_s += 30.5
+        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0, 1))))
+        if world.ends:
+            break
+        assert not world.take(WantCredits)
+        world.renew_all()
+    world.feed(FirstToken(world.dispatched().attempt))
+    assert [item.encode_attempts for item in world.machine.timeline(world.now_s, 0).items] == [1, 1]
+
+
+def test_a_failed_pull_that_names_nothing_known_encodes_everything_again() -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=(7,))))
+    world.place_all()
+    assert [call.item for call in world.calls if isinstance(call, Encode)] == [0, 1]
+
+
+def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() -> None:
+    world = World(2)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, InstanceLost("gone")))
+    assert not world.take(Encode)
+    world.renew_all()
+    second = world.dispatched()
+    assert second.avoid == frozenset({"t1"})
+    # What the first still says is not listened to.
+    world.feed(FirstToken(first.attempt))
+    assert world.machine.phase is Phase.DISPATCHING
+    world.feed(FirstToken(second.attempt))
+    world.feed(TextFinished(second.attempt, finished()))
+    world.assert_over(Phase.DONE)
+
+
+def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
+    world = World(1)
+    first = world.up_to_text()
+    world.feed(TextFailed(first.attempt, Unavailable("gone")))
+    world.renew_all()
+    (second,) = world.take(Dispatch)
+    assert isinstance(second, Dispatch)
+    world.feed(NoText(second.attempt, Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InstanceLost)
+
+
+def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_attempt() -> None:
+    world = World(1)
+    world.place_all()
+    world.encode_all()
+    delays_s: list[float] = []
+    for _ in range(5):
+        (call,) = world.take(Dispatch)
+        assert isinstance(call, Dispatch)
+        world.feed(NoText(call.attempt, Unavailable("none")))
+        delays_s.append(world.pauses[0].delay_s)
+        world.resume()
+        world.renew_all()
+    assert all(2**k / 2 <= delay_s <= 2**k for k, delay_s in enumerate(delays_s))
+    world.feed(FirstToken(world.dispatched().attempt))
+    assert world.machine.timeline(world.now_s, 0).text_attempts == 1
+
+
+@pytest.mark.parametrize("error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full")])
+def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> None:
+    world = World(1)
+    call = world.up_to_text()
+    world.feed(FirstToken(call.attempt))
+    world.feed(TextFailed(call.attempt, error))
+    world.assert_over(Phase.FAILED)
+
+
+def test_a_lost_lease_says_nothing_against_the_text_instance() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.renew_all()
+    assert world.dispatched().avoid == frozenset()
+
+
+def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    (call,) = world.take(Renew)
+    assert isinstance(call, Renew)
+    ticket = world.ticket(0, call.encoder, call.lease_id, 0.5)
+    world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 0.5))
+    assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
+
+
+def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
+    world = World(2)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    first, second = world.take(Renew)
+    assert isinstance(first, Renew)
+    assert isinstance(second, Renew)
+    world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over")))
+    world.renewed(second)
+    (again,) = world.take(WantCredits)
+    assert isinstance(again, WantCredits)
+    assert [(want.item, want.avoid) for want in again.wants] == [(0, frozenset())]
+
+
+def test_leases_lost_again_and_again_read_as_images_that_did_not_arrive() -> None:
+    world = World(1)
+    for _ in range(3):
+        world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+        for call in world.take(Renew):
+            assert isinstance(call, Renew)
+            world.feed(LeaseFailed(call.item, call.credit, LeaseLost("over")))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, TransferFailed)
+
+
+def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    assert first.lease_s == 30.0
+    world.encoded(first)
+    world.now_s = 29.0
+    world.encoded(second)
+    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0]
+    world.renew_all()
+    assert world.dispatched()
+
+
+def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.now_s = 20.0
+    world.renew_all()
+    call = world.dispatched()
+    world.now_s = 49.0
+    world.feed(TextFailed(call.attempt, TransferFailed("broken", items=(0,))))
+    assert not world.take(Renew), "it had a second left: the transfer failed for another reason"
+    assert world.take(WantCredits)
+
+
+def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -> None:
+    world = World(1)
+    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    (call,) = world.take(Renew)
+    assert isinstance(call, Renew)
+    ticket = replace(world.ticket(0, call.encoder, call.lease_id, 1.0), lease_id=b"x" * 16)
+    effects = world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 1.0))
+    assert released(effects) >= {call.lease_id, b"x" * 16}
+    assert isinstance(world.error, InternalError)
+    world.assert_over(Phase.FAILED)
+
+
+def test_after_the_deadline_no_time_is_asked_for() -> None:
+    world = World(1)
+    world.now_s = DEADLINE_S + 1
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert call.lease_s == 0.0
+
+
+def test_a_lease_is_never_longer_than_the_request_may_take() -> None:
+    world = World(1)
+    world.now_s = 99.0
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert call.lease_s == pytest.approx(1.0)
+    world.encoded(call)
+    assert world.dispatched()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"key": b"short"},
+        {"holder": "i-other"},
+        {"tokens": 5},
+        {"tensors": ()},
+        {"payload_nbytes": 129},
+    ],
+)
+def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object]) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    ticket = replace(world.ticket(0, call.encoder, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
+    result = EncodeResult(ticket, world.lease(call.router_lease, call.encoder), cached=False, queue_s=0, encode_s=0)
+    world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, InternalError)
+
+
+def test_what_comes_after_the_end_is_given_back() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.feed(CallerLeft())
+    world.encoded(first)
+    world.encoded(second)
+    world.assert_over(Phase.CANCELLED)
+    assert isinstance(world.error, Cancelled)
+
+
+def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
+    world = World(2)
+    (call,) = world.calls
+    assert isinstance(call, WantCredits)
+    assert any(isinstance(effect, AbandonCredits) for effect in world.feed(DeadlinePassed()))
+    world.place(call)
+    world.assert_over(Phase.FAILED)
+    assert isinstance(world.error, DeadlineExceeded)
+
+
+def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
+    world = World(1)
+    world.place_all()
+    world.feed(PoolLost(Unavailable("none")))
+    world.assert_over(Phase.FAILED)
+    world = World(1)
+    world.up_to_text()
+    world.feed(PoolLost(Unavailable("none")))
+    assert world.machine.phase is Phase.DISPATCHING
+
+
+# --- leases that are named by who asks, and kept alive ---------------------------------------------------------------
+
+
+def released(effects: list[RequestEffect]) -> set[LeaseId]:
+    return {lease_id for effect in effects if isinstance(effect, Release) for lease_id in effect.lease_ids}
+
+
+def test_leases_of_an_encode_that_is_cancelled_are_given_back_though_nobody_saw_them() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    assert released(world.feed(CallerLeft())) == {call.reader_lease, call.router_lease}
+    world.assert_over(Phase.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    ("error", "unsure"),
+    [(InstanceLost("?"), True), (Unavailable("?"), True), (Overloaded("no"), False), (ArenaFull("no"), False)],
+)
+def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were_granted(
+    error: TriptychError, unsure: bool
+) -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    named = {call.reader_lease, call.router_lease}
+    assert released(world.feed(ItemFailed(0, call.credit, error))) == (named if unsure else set())
+
+
+def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() -> None:
+    world = World(1)
+    world.place_all()
+    (call,) = world.take(Encode)
+    assert isinstance(call, Encode)
+    ticket = world.ticket(0, call.encoder, call.reader_lease, 1.0)
+    result = EncodeResult(ticket, b"x" * 16, cached=False, queue_s=0, encode_s=0)
+    effects = world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    assert released(effects) == {call.reader_lease, call.router_lease, b"x" * 16}
+    assert isinstance(world.error, InternalError)
+
+
+def alarms(effects: list[RequestEffect]) -> list[float]:
+    return [effect.delay_s for effect in effects if isinstance(effect, Alarm)]
+
+
+def extends(effects: list[RequestEffect]) -> list[Extend]:
+    return [effect for effect in effects if isinstance(effect, Extend)]
+
+
+def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits() -> None:
+    world = World(1)
+    world.up_to_text()
+    assert alarms(world.effects) == [15.0]  # of 30 s
+    asked_s: list[float] = []
+    while delays_s := alarms(world.effects):
+        world.effects.clear()
+        world.now_s += delays_s[-1]
+        for extend in extends(world.feed(LeasesDue())):
+            assert set(extend.lease_ids) == set(world.leases)
+            asked_s.append(world.now_s)
+            world.feed(LeasesExtended(0, extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
+    # With 25 s left the lease that is asked for lasts as long as the request may.
+    assert asked_s == [15.0, 30.0, 45.0, 60.0, 75.0]
+    world.feed(TextFailed(1, TransferFailed("the lease is over", items=(0,))))
+    assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
+
+
+def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_over() -> None:
+    world = World(2)
+    world.up_to_text()
+    assert alarms(world.effects) == [15.0]
+    world.now_s = 15.0
+    first, second = extends(world.feed(LeasesDue()))
+    world.now_s = 21.0
+    world.effects.clear()
+    world.feed(LeasesExtended(0, first.credit, first.lease_ids, 5.0, 30.0))
+    assert alarms(world.effects) == [0.0]
+    world.feed(LeasesExtended(1, second.credit, second.lease_ids, 15.0, 30.0))
+    assert alarms(world.effects) == [0.0], "an earlier one is set"
+
+
+def test_only_the_leases_that_are_due_are_extended() -> None:
+    world = World(2)
+    world.place_all()
+    first, second = world.take(Encode)
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    world.encoded(second)
+    world.now_s = 10.0
+    world.encoded(first)
+    world.now_s = 15.0
+    assert [extend.item for extend in extends(world.feed(LeasesDue()))] == [1]
+
+
+def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
+    world = World(1)
+    world.up_to_text()
+    tried_s: list[float] = []
+    while delays_s := alarms(world.effects):
+        world.effects.clear()
+        world.now_s += delays_s[-1]
+        tried_s += [world.now_s for _ in extends(world.feed(LeasesDue()))]
+    assert tried_s == pytest.approx([15.0, 22.5, 26.25, 28.125, 29.0625, 29.53125])
+
+
+def test_leases_as_long_as_the_request_may_take_and_those_given_back_are_let_be() -> None:
+    world = World(1)
+    world.now_s = DEADLINE_S - 25.0
+    world.up_to_text()
+    assert not alarms(world.effects)
+    world = World(1)
+    world.now_s = DEADLINE_S - 30.5  # half a second is not worth a call
+    world.up_to_text()
+    assert not alarms(world.effects)
+    world = World(1)
+    call = world.up_to_text()
+    world.feed(FirstToken(call.attempt))
+    world.now_s = 15.0
+    assert extends(world.feed(LeasesDue())) == []
+    late = LeasesExtended(0, 1, (b"x" * 16,), 14.0, 30.0)
+    assert world.feed(late) == []
+
+
+ERRORS: tuple[TriptychError, ...] = (
+    InstanceLost("gone"),
+    Unavailable("draining"),
+    ArenaFull("full"),
+    Overloaded("busy"),
+    LeaseLost("over"),
+    TransferFailed("broken"),
+    TransferFailed("broken", items=(0, 2)),
+)
+FATAL: tuple[TriptychError, ...] = (EngineFailure("failed"), InvalidMedia("bad"))
+
+
+def some_error(rng: Random) -> TriptychError:
+    return rng.choice(FATAL if rng.random() < 0.05 else ERRORS)
+
+
+@settings(max_examples=300)
+@given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
+def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901, PLR0912
+    """Whatever fails, in whatever order answers come: bounded work, one end, every lease and credit returned."""
+    # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
+    rng = Random(seed)
+    world = World(count)
+    dispatch: Dispatch | None = None
+    for _ in range(400):
+        if world.ends:
+            break
+        # A request that does not want to wait for credits is answered before anything else happens.
+        repairs = [call for call in world.calls if isinstance(call, WantCredits) and not call.wait]
+        if repairs:
+            world.calls.remove(repairs[0])
+            _answer(world, repairs[0], rng, failing)
+            continue
+        world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
+        if world.pauses and rng.random() < 0.3:
+            world.resume()
+            continue
+        if world.alarmed and rng.random() < 0.3:
+            world.feed(LeasesDue())
+        if world.extending and rng.random() < 0.5:
+            extend = world.extending.pop()
+            if rng.random() > failing:
+                world.feed(
+                    LeasesExtended(extend.item, extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s)
+                )
+        if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
+            world.feed(DeadlinePassed())
+            break
+        if rng.random() < 0.01:
+            endings: list[RequestEvent] = [CallerLeft(), DeadlinePassed(), Failed(InternalError("defect"))]
+            world.feed(rng.choice(endings))
+            break
+        if world.calls and (dispatch is None or rng.random() < 0.5):
+            call = rng.choice(world.calls)
+            world.calls.remove(call)
+            if isinstance(call, Encode | Renew):
+                assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
+            started = _answer(world, call, rng, failing)
+            dispatch = started or dispatch
+        elif dispatch is not None:
+            dispatch = _stream(world, dispatch, rng, failing)
+    assert len(world.ends) == 1, "it does not end"
+    assert world.machine.phase.over
+    assert not world.credits
+    assert not world.leases
+    assert not world.calls_left, "calls that nobody waits for are cancelled"
+    # Answers that were on their way then are given back too.
+    for call in world.aborted:
+        if isinstance(call, Encode):
+            world.encoded(call)
+        elif isinstance(call, Renew):
+            world.renewed(call)
+    assert not world.leases
+    assert len(world.ends) == 1
+    timeline = world.machine.timeline(world.now_s, 0)
+    assert timeline.outcome is not Outcome.RUNNING
+
+
+def _answer(
+    world: World, call: Encode | Renew | Dispatch | WantCredits, rng: Random, failing: float
+) -> Dispatch | None:
+    fails = rng.random() < failing
+    match call:
+        case WantCredits(wait=wait):
+            if wait or not fails:
+                world.place(call)
+            else:
+                world.feed(CreditsRefused(rng.choice([ArenaFull("full"), Unavailable("none")])))
+        case Encode(item, credit):
+            if fails:
+                world.feed(ItemFailed(item, credit, some_error(rng)))
+            else:
+                world.encoded(call)
+        case Renew(item, credit):
+            if fails:
+                world.feed(LeaseFailed(item, credit, some_error(rng)))
+            else:
+                world.renewed(call)
+        case Dispatch(attempt):
+            if rng.random() < 0.1:
+                world.feed(NoText(attempt, Unavailable("none")))
+            else:
+                world.feed(TextChosen(attempt, f"t{attempt}", f"i-t{attempt}"))
+                return call
+    return None
+
+
+def _stream(world: World, dispatch: Dispatch, rng: Random, failing: float) -> Dispatch | None:
+    """One event of the text stream; None when that was the last."""
+    if rng.random() < failing:
+        world.feed(TextFailed(dispatch.attempt, some_error(rng)))
+        return None
+    events: list[RequestEvent] = [
+        TextReady(dispatch.attempt, Ready((), 0.0, 0.0)),
+        FirstToken(dispatch.attempt),
+        TextFinished(dispatch.attempt, finished()),
+    ]
+    event = rng.choice(events)
+    world.feed(event)
+    return None if isinstance(event, TextFinished) else dispatch

@@ -1,0 +1,381 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
+from triptych.machine.text.image_cache import ImageCacheMachine
+from triptych.machine.text.image_cache_events import (
+    Acquire,
+    Acquired,
+    Effect,
+    Evicted,
+    Hastened,
+    Leave,
+    Pulled,
+    PullFailed,
+    Refused,
+    ReleaseLease,
+    StartPull,
+    Tick,
+    Unneeded,
+    Waiting,
+)
+
+_leases = iter(range(1, 1 << 60))
+
+
+def ticket(key: bytes, slot_nbytes: int = 1024, holder: str = "e0") -> Ticket:
+    spec = TensorSpec("t", DType.U8, (slot_nbytes - 16,))
+    lease_id = next(_leases).to_bytes(16, "big")
+    return Ticket(key, holder, 1, 4096, slot_nbytes - 16, 5, 9, (spec,), 3, lease_id, 10.0)
+
+
+def cache(nbytes: int = 4096, max_waiting: int = 4) -> ImageCacheMachine:
+    return ImageCacheMachine(start=0, end=nbytes, max_waiting=max_waiting)
+
+
+def acquire(machine: ImageCacheMachine, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
+    effects = machine.handle(Acquire(request_id, tickets, deadline_s), 0.0)
+    machine.validate()
+    return effects
+
+
+def pulls(effects: list[Effect]) -> list[StartPull]:
+    return [effect for effect in effects if isinstance(effect, StartPull)]
+
+
+def fill(machine: ImageCacheMachine, request_id: str, *tickets: Ticket) -> list[Effect]:
+    done: list[Effect] = []
+    for pull in pulls(acquire(machine, request_id, *tickets)):
+        done += machine.handle(Pulled(pull.pull_id), 0.0)
+    return done
+
+
+def test_one_pull_serves_all_who_want_it() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    assert acquire(machine, "b", ticket(b"k")) == []
+    effects = machine.handle(Pulled(pull.pull_id), 0.0)
+    acquired = [effect for effect in effects if isinstance(effect, Acquired)]
+    assert [(got.request_id, got.hits) for got in acquired] == [("a", (False,)), ("b", (True,))]
+    assert sum(isinstance(effect, ReleaseLease) for effect in effects) == 2
+    [released, hit] = acquire(machine, "c", ticket(b"k"))
+    assert isinstance(released, ReleaseLease)
+    assert isinstance(hit, Acquired)
+
+
+def test_a_request_without_room_waits_holding_nothing_and_is_let_in_later() -> None:
+    machine = cache(2048)
+    fill(machine, "a", ticket(b"k"))
+    [waiting] = acquire(machine, "b", ticket(b"x"), ticket(b"y"))
+    assert isinstance(waiting, Waiting)
+    assert machine.pinned_bytes == 1024
+    effects = machine.handle(Leave("a"), 0.0)
+    assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"k"]
+    assert len(pulls(effects)) == 2
+
+
+def test_bytes_are_pinned_cached_or_free() -> None:
+    machine = cache(4096)
+    fill(machine, "a", ticket(b"k"))
+    fill(machine, "b", ticket(b"x", 2048))
+    machine.handle(Leave("a"), 0.0)
+    assert (machine.pinned_bytes, machine.cached_bytes, machine.cached) == (2048, 1024, 2)
+
+
+def test_nothing_is_evicted_for_who_has_to_wait_anyway() -> None:
+    machine = cache(3072)
+    fill(machine, "a", ticket(b"idle"))
+    machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"pinned"))
+    [waiting] = acquire(machine, "c", ticket(b"x"), ticket(b"y"), ticket(b"z"))
+    assert isinstance(waiting, Waiting)
+    assert machine.cached == 2
+
+
+def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
+    machine = cache(2048)
+    fill(machine, "a", ticket(b"mine"))
+    machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"other"))
+    machine.handle(Leave("b"), 0.0)
+    effects = acquire(machine, "c", ticket(b"mine"), ticket(b"new"))
+    assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"other"]
+    assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
+
+
+def test_what_a_request_finds_is_no_room_for_what_it_misses() -> None:
+    machine = cache(3072)
+    for key in (b"mine", b"other"):
+        fill(machine, "a", ticket(key))
+        machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"pinned"))
+    [waiting] = acquire(machine, "c", ticket(b"mine"), ticket(b"x"), ticket(b"y"))
+    assert isinstance(waiting, Waiting)
+    assert machine.cached == 3
+
+
+def test_a_request_comes_once_whether_it_is_in_or_waits() -> None:
+    machine = cache(1024)
+    acquire(machine, "a", ticket(b"a"))
+    acquire(machine, "b", ticket(b"b"))
+    for request_id in ("a", "b"):
+        with pytest.raises(ValueError, match="here already"):
+            acquire(machine, request_id, ticket(b"a"))
+
+
+def test_one_that_is_refused_in_line_does_not_hold_up_who_is_behind() -> None:
+    machine = cache(2048)
+    fill(machine, "a", ticket(b"k"))
+    fill(machine, "z", ticket(b"z"))
+    acquire(machine, "first", ticket(b"x"), deadline_s=1.0)
+    acquire(machine, "contradicts", ticket(b"k", 512), deadline_s=2.0)
+    acquire(machine, "behind", ticket(b"k"), deadline_s=3.0)
+    assert machine.waiting == 3
+    effects = machine.handle(Leave("z"), 0.0)
+    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["contradicts"]
+    assert [effect.request_id for effect in effects if isinstance(effect, Acquired)] == ["behind"]
+    assert machine.waiting == 0
+
+
+def test_the_largest_item_of_a_request_is_placed_first() -> None:
+    machine = cache(10 * 64)
+    [hole] = pulls(acquire(machine, "a", ticket(b"5", 5 * 64)))
+    [kept] = pulls(acquire(machine, "b", ticket(b"1", 64)))
+    [other] = pulls(acquire(machine, "c", ticket(b"4", 4 * 64)))
+    for pull in (hole, other):
+        machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
+    machine.handle(Pulled(kept.pull_id), 0.0)
+    wanted = [ticket(b"x", 2 * 64), ticket(b"y", 3 * 64), ticket(b"z", 4 * 64)]
+    assert len(pulls(acquire(machine, "d", *wanted))) == 3
+
+
+def test_the_most_urgent_of_those_who_wait_is_let_in_first_and_nobody_overtakes_it() -> None:
+    machine = cache(1024)
+    fill(machine, "a", ticket(b"a"))
+    for request_id, deadline_s, nbytes in (("patient", 9.0, 512), ("urgent", 1.0, 1024), ("next", 2.0, 512)):
+        assert isinstance(
+            acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], Waiting
+        )
+    assert [pull.request_id for pull in pulls(machine.handle(Leave("a"), 0.0))] == ["urgent"]
+    assert machine.waiting == 2
+
+
+def test_who_waits_is_let_in_when_a_pull_ends_that_nobody_needs_any_more() -> None:
+    machine = cache(1024)
+    [pull] = pulls(acquire(machine, "a", ticket(b"a")))
+    machine.handle(Leave("a"), 0.0)
+    assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], Waiting)
+    assert [one.request_id for one in pulls(machine.handle(Pulled(pull.pull_id), 0.0))] == ["b"]
+
+
+def test_a_pull_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k"), deadline_s=5.0))
+    assert pull.deadline_s == 5.0
+    assert acquire(machine, "equal", ticket(b"k"), deadline_s=5.0) == []
+    assert acquire(machine, "urgent", ticket(b"k"), deadline_s=2.0) == [Hastened(pull.pull_id, "urgent", 2.0)]
+    assert acquire(machine, "between", ticket(b"k"), deadline_s=3.0) == []
+
+
+def test_a_pull_that_nobody_needs_any_more_is_said_to_be_so_once_the_last_has_left() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    acquire(machine, "b", ticket(b"k"))
+    assert not [effect for effect in machine.handle(Leave("a"), 0.0) if isinstance(effect, Unneeded)]
+    assert machine.needed(pull.pull_id)
+    assert Unneeded(pull.pull_id) in machine.handle(Leave("b"), 0.0)
+    assert not machine.needed(pull.pull_id)
+    acquire(machine, "c", ticket(b"k"))
+    assert machine.needed(pull.pull_id)
+
+
+def test_the_other_pulls_of_a_request_go_on_when_one_has_failed() -> None:
+    machine = cache()
+    first, _ = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
+    effects = machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
+    assert not [effect for effect in effects if isinstance(effect, Unneeded)]
+
+
+def test_what_can_never_fit_is_refused_and_its_leases_go_back() -> None:
+    refused, *released = acquire(cache(2048), "a", ticket(b"x", 1024), ticket(b"y", 1088))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidRequest)
+    assert len(released) == 2
+
+
+def test_the_line_is_bounded() -> None:
+    machine = cache(1024, max_waiting=1)
+    acquire(machine, "a", ticket(b"a"))
+    acquire(machine, "b", ticket(b"b"))
+    refused = acquire(machine, "c", ticket(b"c"))[0]
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, Overloaded)
+
+
+def test_a_hit_with_other_tensors_is_no_hit() -> None:
+    machine = cache()
+    fill(machine, "a", ticket(b"k", 1024))
+    refused = acquire(machine, "b", ticket(b"x"), ticket(b"k", 512))[0]
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, TransferFailed)
+    assert refused.error.items == (1,)
+    machine.handle(Leave("a"), 0.0)
+    effects = acquire(machine, "c", replace(ticket(b"k", 1024), tokens=4))
+    assert isinstance(effects[0], Evicted)
+    assert len(pulls(effects)) == 1
+
+
+def test_a_failed_pull_names_the_items_and_is_forgotten() -> None:
+    machine = cache()
+    first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"y")))
+    effects = machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 0.0)
+    [refused] = [effect for effect in effects if isinstance(effect, Refused)]
+    assert isinstance(refused.error, TransferFailed)
+    assert refused.error.items == (1, 2)
+    machine.handle(Pulled(first.pull_id), 0.0)
+    assert (machine.cached, machine.pinned_bytes) == (1, 0)
+
+
+def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k", holder="dead"), deadline_s=1.0))
+    acquire(machine, "patient", ticket(b"k", holder="alive too"), deadline_s=9.0)
+    acquire(machine, "b", ticket(b"k", holder="alive"), deadline_s=5.0)
+    effects = machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
+    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
+    [again] = pulls(effects)
+    assert (again.ticket.holder, again.request_id, again.deadline_s) == ("alive", "b", 5.0)
+
+
+def test_a_lost_lease_costs_only_the_request_whose_lease_it_was() -> None:
+    machine = cache()
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    acquire(machine, "b", ticket(b"k"))
+    effects = machine.handle(PullFailed(pull.pull_id, LeaseLost("gone")), 0.0)
+    assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
+    assert len(pulls(effects)) == 1
+
+
+def test_quarantined_memory_is_used_again_only_when_it_is_over() -> None:
+    machine = cache(1024)
+    [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+    quarantined = ((pull.offset, 1024),)
+    machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), quarantined), 0.0)
+    [waiting] = acquire(machine, "b", ticket(b"k"))
+    assert isinstance(waiting, Waiting)
+    assert machine.handle(Tick(quarantined), 0.0) == []
+    assert len(pulls(machine.handle(Tick(()), 0.0))) == 1
+
+
+def test_another_try_goes_to_other_memory_or_everybody_is_refused() -> None:
+    for nbytes, tries in ((2048, 1), (1024, 0)):
+        machine = cache(nbytes)
+        [pull] = pulls(acquire(machine, "a", ticket(b"k")))
+        acquire(machine, "b", ticket(b"k", holder="another"))
+        acquire(machine, "c", ticket(b"k", holder="another"))
+        failed = PullFailed(pull.pull_id, TransferFailed("late"), ((pull.offset, 1024),))
+        effects = machine.handle(failed, 0.0)
+        machine.validate()
+        assert all(again.offset != pull.offset for again in pulls(effects))
+        refused = [effect.request_id for effect in effects if isinstance(effect, Refused)]
+        assert (len(pulls(effects)), refused) == (tries, ["a"] if tries else ["a", "b", "c"])
+
+
+def test_memory_beside_a_quarantined_range_is_free() -> None:
+    machine = cache(3072)
+    pull = pulls(acquire(machine, "a", ticket(b"1"), ticket(b"2"), ticket(b"3")))[1]
+    assert pull.offset == 1024
+    machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), ((0, 1024), (2048, 1024))), 0.0)
+    machine.validate()
+    assert pulls(acquire(machine, "b", ticket(b"4")))[0].offset == 1024
+
+
+class CacheModel(RuleBasedStateMachine):
+    """Any order of events: invariants hold, and every ticket comes back exactly once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = cache(2048, max_waiting=3)
+        self.inside: dict[str, None] = {}
+        self.pulling: dict[int, StartPull] = {}
+        self.quarantined: list[tuple[int, int]] = []
+        self.given: Counter[bytes] = Counter()
+        self.back: Counter[bytes] = Counter()
+        self.count = 0
+
+    def apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartPull():
+                    end = effect.offset + effect.ticket.slot_nbytes
+                    for at, nbytes in self.quarantined:
+                        assert end <= at or at + nbytes <= effect.offset
+                    self.pulling[effect.pull_id] = effect
+                case Refused(request_id, _):
+                    self.inside.pop(request_id, None)
+                case ReleaseLease():
+                    self.back[effect.ticket.lease_id] += 1
+                case _:
+                    pass
+
+    @rule(
+        wanted=st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.sampled_from("xy")), max_size=4),
+        other_size=st.integers(0, 9),
+    )
+    def acquire(self, wanted: list[tuple[bytes, str]], other_size: int) -> None:
+        self.count += 1
+        extra = 64 if other_size == 0 else 0
+        tickets = [ticket(key, 256 * (key[0] - 95) + extra, holder) for key, holder in wanted]
+        self.given.update(t.lease_id for t in tickets)
+        self.inside[str(self.count)] = None
+        self.apply(acquire(self.machine, str(self.count), *tickets))
+
+    @precondition(lambda self: self.pulling)
+    @rule(data=st.data(), outcome=st.sampled_from(["ok", "ok", "failed", "lost", "late"]))
+    def end_pull(self, data: st.DataObject, outcome: str) -> None:
+        pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.pulling))))
+        if outcome == "ok":
+            self.apply(self.machine.handle(Pulled(pull.pull_id), 0.0))
+            return
+        if outcome == "late":
+            self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
+        error = LeaseLost("gone") if outcome == "lost" else TransferFailed("broken")
+        self.apply(self.machine.handle(PullFailed(pull.pull_id, error, tuple(self.quarantined)), 0.0))
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.inside)))
+        del self.inside[request_id]
+        self.apply(self.machine.handle(Leave(request_id), 0.0))
+
+    @rule()
+    def terminal(self) -> None:
+        self.quarantined.clear()
+        self.apply(self.machine.handle(Tick(()), 0.0))
+
+    @invariant()
+    def holds(self) -> None:
+        self.machine.validate()
+        assert all(count == 1 for count in self.back.values())
+
+    def teardown(self) -> None:
+        """Once everybody has left and every pull has ended, nothing is held and every lease is back."""
+        for request_id in list(self.inside):
+            self.apply(self.machine.handle(Leave(request_id), 0.0))
+        self.quarantined.clear()
+        while self.pulling:
+            pull_id, _ = self.pulling.popitem()
+            self.apply(self.machine.handle(Pulled(pull_id), 0.0))
+        self.apply(self.machine.handle(Tick(()), 0.0))
+        assert self.machine.pinned_bytes == 0
+        assert self.machine.waiting == 0
+        assert self.back == self.given
+
+
+TestCacheModel = CacheModel.TestCase

@@ -1,0 +1,464 @@
+"""The batch against a memory that remembers what was computed from what, with random lengths."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.families.base import Span
+from triptych.machine.text.kv_blocks import KvBlocks
+from triptych.machine.text.prefix_chain import PrefixChain
+from triptych.machine.text.running_batch import BatchLimits, RunningBatch, Step
+
+BLOCK = 4
+
+
+@dataclass
+class Engine:
+    """Computes nothing: a slot of memory holds all tokens up to its own, and the next token follows from the last."""
+
+    batch: RunningBatch
+    seed: int = 0
+    memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        choices: int = 1,
+        keyed: bool = True,
+        whole: tuple[Span, ...] = (),
+        salt: bytes = b"",
+    ) -> None:
+        chain = PrefixChain(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
+        self.batch.add(
+            name, choices=choices, prompt_tokens=len(prompt), max_tokens=max_tokens, whole=whole, chain=chain
+        )
+        for choice in range(choices):
+            self.tokens[f"{name}/{choice}"] = list(prompt)
+            self.most[f"{name}/{choice}"] = len(prompt) + max_tokens
+
+    def slot(self, sequence_id: str, position: int) -> int:
+        size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
+        return self.batch.blocks.table(sequence_id)[fixed + position // size] * size + position % size
+
+    def copy(self, copies: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> None:
+        size = self.batch.limits.block_tokens
+        for source, target in copies:
+            for before, after in zip(source, target, strict=True):
+                for at in range(size):
+                    self.memory[after * size + at] = self.memory.get(before * size + at, ())
+
+    def step(self) -> Step:
+        step = self.batch.plan()
+        self.steps.append(step)
+        self.copy(step.copies)
+        for part in step.parts:
+            tokens = self.tokens[part.sequence_id]
+            for position in range(part.first):
+                seen = self.memory[self.slot(part.sequence_id, position)]
+                assert seen == tuple(tokens[: position + 1]), f"{part.sequence_id} reads what is not its own"
+        for part in step.parts:
+            tokens = self.tokens[part.sequence_id]
+            for position in range(part.first, part.first + part.count):
+                self.memory[self.slot(part.sequence_id, position)] = tuple(tokens[: position + 1])
+        for part in step.parts:
+            request_id, _, choice = part.sequence_id.rpartition("/")
+            self.batch.advance(request_id, int(choice), part.count)
+            if part.reaches_end:
+                others, copies = self.batch.fork(request_id, int(choice))
+                self.copy(copies)
+                for one in (int(choice), *others):
+                    self._extend(request_id, one)
+        self.batch.validate()
+        return step
+
+    def _extend(self, request_id: str, choice: int) -> None:
+        name = f"{request_id}/{choice}"
+        token = Random(f"{self.seed} {choice} {self.tokens[name]}").randrange(3)
+        self.tokens[name].append(token)
+        progress = self.batch.extend(request_id, choice, token)
+        self.answers.setdefault(name, []).append(token)
+        assert progress.length == len(self.tokens[name])
+        if len(self.tokens[name]) == self.most[name]:
+            self.batch.remove(request_id, choice)
+
+    def run(self, most_steps: int) -> None:
+        for _ in range(most_steps):
+            if not self.batch.has_work:
+                return
+            assert self.step().parts, "a step without work: nobody gets on"
+        raise AssertionError(f"not through after {most_steps} steps")
+
+
+def engine(
+    blocks: int = 16,
+    *,
+    contiguous: bool = True,
+    token_budget: int = 16,
+    max_sequences: int = 8,
+    fixed_blocks: int = 0,
+    is_cuttable: bool = True,
+) -> Engine:
+    limits = BatchLimits(
+        BLOCK, token_budget, max_sequences, fixed_blocks=fixed_blocks, growth_tokens=16, is_cuttable=is_cuttable
+    )
+    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits))
+
+
+def test_a_sequence_takes_what_it_needs_now_and_grows() -> None:
+    one = engine()
+    one.add("a", [0] * 7, 9)
+    one.step()
+    assert one.batch.blocks.available == 14
+    one.step()
+    one.step()
+    assert one.batch.blocks.available == 13
+
+
+def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None:
+    one = engine(token_budget=4)
+    one.add("a", [0] * 6, 3, choices=2, keyed=False)
+    pending = [one.batch.pending_tokens]
+    while one.batch.has_work:
+        one.step()
+        pending.append(one.batch.pending_tokens)
+    assert pending == [12, 8, 4, 2, 0]
+
+
+def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() -> None:
+    one = engine(token_budget=8)
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
+    one.add("b", [0] * 3, 4, keyed=False)
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
+    one = engine(token_budget=8)
+    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
+    one.add("b", [0] * 5, 4, keyed=False)
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
+        "the last of a prompt is no decode"
+    )
+
+
+def test_prompts_can_be_held_back_while_decodes_go_on() -> None:
+    one = engine(token_budget=8)
+    one.add("a", [0] * 3, 9, keyed=False)
+    one.step()
+    one.add("b", list(range(12)), 2, keyed=False)
+    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
+    assert not one.batch.blocks.table("b/0"), "one that is held back holds nothing"
+    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
+    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], "one that has begun waits too"
+    one.run(20)
+    assert len(one.answers["a/0"]) == 9
+    assert len(one.answers["b/0"]) == 2
+
+
+def test_a_prompt_is_ready_while_it_can_be_computed() -> None:
+    one = engine(8, max_sequences=2, token_budget=4)
+
+    def ready() -> bool:
+        return one.batch.prefill_ready
+
+    assert not ready()
+    one.add("a", [0] * 6, 20, keyed=False)
+    assert ready()
+    one.step()
+    assert ready(), "two of its positions are left"
+    one.step()
+    assert not ready()
+    one.add("large", [0] * 30, 2, keyed=False)
+    assert not ready(), "there is no memory for it while the other has its own"
+    one.batch.remove("a")
+    assert ready()
+    one.batch.remove("large")
+    one.add("b", [0] * 2, 4, choices=2, keyed=False)
+    one.step()
+    one.add("c", [0] * 2, 4, keyed=False)
+    assert not ready(), "there is no place for it"
+    one.run(20)
+    assert not ready()
+
+
+def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_known() -> None:
+    batch = engine().batch
+    batch.add("a", choices=1, prompt_tokens=4, max_tokens=3)
+    batch.plan()
+    batch.advance("a", 0, 4)
+    assert batch.pending_tokens == 3
+    batch.extend("a", 0, 7)
+    batch.plan()
+    batch.advance("a", 0, 1)
+    assert batch.pending_tokens == 2
+
+
+def test_a_sequence_is_placed_with_room_for_its_answer_up_to_a_bound() -> None:
+    for max_tokens, behind in ((8, 3), (100, 5)):
+        one = engine(32)
+        one.add("a", [0] * 4, max_tokens, keyed=False)
+        one.add("b", [1] * 4, 4, keyed=False)
+        one.step()
+        assert one.batch.blocks.table("b/0")[0] == behind
+
+
+def test_choices_start_when_there_is_memory_for_all_of_them() -> None:
+    for blocks, starts in ((9, True), (8, False)):
+        one = engine(blocks)
+        one.add("a", [0] * 9, 2, choices=3, keyed=False)
+        assert bool(one.step().parts) == starts
+
+
+def test_what_was_computed_of_an_unsound_sequence_is_not_found() -> None:
+    for is_sound, first in ((True, 8), (False, 0)):
+        one = engine()
+        one.add("a", [0] * 9, 4)
+        one.step()
+        one.batch.remove("a", is_sound=is_sound)
+        one.add("b", [0] * 9, 4)
+        assert one.step().parts[0].first == first
+
+
+def test_one_that_was_put_back_computes_again_in_chunks() -> None:
+    one = engine(6, token_budget=4)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    one.run(100)
+    at = next(number for number, step in enumerate(one.steps) if step.put_back)
+    again = [part for step in one.steps[at:] for part in step.parts if part.request_id == "young"]
+    assert (again[0].first, again[0].count, again[1].first) == (0, 4, 4)
+    assert again[1].count > 1
+
+
+def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
+    one = engine(token_budget=4, max_sequences=2)
+    one.add("a", [0] * 6, 2, keyed=False)
+    one.add("b", [0] * 6, 2, keyed=False)
+    one.step()
+    assert [(part.request_id, part.first, part.count) for part in one.step().parts] == [("a", 4, 2), ("b", 0, 2)]
+
+
+def test_prompts_are_cut_unless_they_must_not_be() -> None:
+    limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
+    one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
+    one.add("a", [0] * 20, 1)
+    assert [part.count for part in one.step().parts] == [8]
+    assert one.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
+    whole = engine(token_budget=10, is_cuttable=False)
+    whole.add("a", [0] * 4, 1)
+    whole.add("b", [0] * 7, 1)
+    assert [part.request_id for part in whole.step().parts] == ["a"], "of the second there is room for all but one"
+    assert [(part.request_id, part.count) for part in whole.step().parts] == [("b", 7)]
+
+
+def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None:
+    for blocks, starts in ((5, True), (4, False)):
+        one = engine(blocks)
+        one.add("a", [0] * 4, 9, keyed=False)
+        one.step()
+        one.add("b", [1] * 4, 2, keyed=False)
+        assert [part.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
+
+
+def test_the_last_come_is_put_back_and_computes_again() -> None:
+    one = engine(6)
+    one.add("old", [0] * 7, 9, keyed=False)
+    one.add("young", [1] * 6, 8, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions == 1
+    assert {name: len(answer) for name, answer in one.answers.items()} == {"old/0": 9, "young/0": 8}
+    assert one.batch.blocks.available == 6
+
+
+def test_nobody_overtakes_one_that_waits() -> None:
+    one = engine(6)
+    one.add("runs", [0] * 14, 2, keyed=False)
+    one.add("large", [1] * 12, 2, keyed=False)
+    one.add("small", [2], 1, keyed=False)
+    assert [part.sequence_id for part in one.step().parts] == ["runs/0"]
+    one.run(20)
+    assert list(one.answers) == ["runs/0", "large/0", "small/0"]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_known_beginning_is_not_computed_again(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous)
+    prompt = list(range(14))
+    one.add("a", prompt, 2)
+    one.run(5)
+    one.add("b", prompt, 2)
+    one.add("other tenant", prompt, 2, salt=b"x")
+    assert [(part.first, part.count) for part in one.step().parts] == [(12, 2), (0, 14)]
+    assert (one.batch.prefix_queries_tokens, one.batch.prefix_hits_tokens) == (42, 12)
+    one.run(5)
+    assert one.answers["a/0"] == one.answers["b/0"]
+
+
+def test_a_prompt_whose_blocks_are_all_known_still_computes_its_last_token() -> None:
+    one = engine()
+    one.add("a", [0] * 8, 1)
+    one.add("b", [0] * 8, 1)
+    one.run(5)
+    one.add("c", [0] * 8, 1)
+    assert [(part.first, part.count) for part in one.step().parts] == [(4, 4)]
+
+
+def test_a_shared_beginning_takes_no_memory_and_copies_nothing() -> None:
+    one = engine(7, contiguous=False)
+    one.add("a", [0] * 12, 4)
+    one.step()
+    one.add("b", [0] * 12, 2)
+    step = one.step()
+    assert [(part.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
+    assert (step.copies, one.batch.blocks.available) == ((), 1)
+
+
+def test_each_pass_of_a_prompt_can_be_found_by_others() -> None:
+    one = engine(token_budget=6)
+    one.add("a", list(range(16)), 1)
+    one.run(5)
+    one.add("b", list(range(16)), 1)
+    assert [(part.first, part.count) for part in one.step().parts] == [(12, 4)]
+
+
+def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
+    one = engine(6)
+    one.add("old", [0] * 7, 9)
+    one.add("young", [1] * 6, 8)
+    one.add("unkeyed", [2] * 5, 1, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions
+    assert one.batch.prefix_queries_tokens == 13
+
+
+def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
+    one = engine()
+    one.add("a", list(range(12)), 1, whole=(Span(0, 8),))
+    one.run(3)
+    one.add("b", list(range(12)), 1, whole=(Span(0, 8),))
+    assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
+
+
+def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
+    one = engine()
+    whole = (Span(3, 6),)
+    one.add("a", list(range(12)), 1, whole=whole)
+    one.run(3)
+    one.add("b", list(range(12)), 1, whole=whole)
+    assert [(part.first, part.count) for part in one.step().parts] == [(0, 12)]
+    one.run(3)
+
+
+def test_passes_cut_through_no_whole_run() -> None:
+    one = engine(token_budget=8)
+    one.add("a", list(range(30)), 1, whole=(Span(5, 6), Span(14, 12)))
+    one.run(10)
+    assert [(part.first, part.count) for step in one.steps for part in step.parts] == [
+        (0, 5),
+        (5, 8),
+        (13, 1),
+        (14, 12),
+        (26, 4),
+    ]
+
+
+def test_without_cuts_every_prompt_goes_in_one_pass() -> None:
+    one = engine(6, token_budget=4, is_cuttable=False, max_sequences=2)
+    one.add("a", [0] * 7, 9, keyed=False)
+    one.add("b", [1] * 6, 8, keyed=False)
+    one.run(100)
+    assert one.batch.preemptions
+    assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "b/0": 8}
+
+
+@pytest.mark.parametrize(("contiguous", "taken"), [(True, 9), (False, 5)])
+def test_choices_share_full_blocks_where_the_layout_allows(contiguous: bool, taken: int) -> None:
+    one = engine(contiguous=contiguous)
+    one.add("a", [0] * 9, 2, choices=3, keyed=False)
+    one.step()
+    assert one.batch.blocks.available == 16 - taken
+    one.run(5)
+    assert len(one.answers) == 3
+    assert one.batch.blocks.available == 16
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_the_next_choice_takes_over_from_one_that_is_cancelled(contiguous: bool) -> None:
+    one = engine(contiguous=contiguous, token_budget=4, max_sequences=4)
+    one.add("a", [0] * 9, 2, choices=3, keyed=False)
+    one.step()
+    one.batch.remove("a", 0)
+    one.batch.remove("a", 2)
+    one.batch.validate()
+    one.run(10)
+    assert list(one.answers) == ["a/1"]
+
+
+lengths = st.integers(1, 40)
+requests = st.lists(
+    st.tuples(lengths, st.integers(1, 24), st.integers(1, 3), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=requests,
+    contiguous=st.booleans(),
+    token_budget=st.integers(4, 40),
+    blocks=st.integers(48, 64),
+    fixed_blocks=st.integers(0, 1),
+    cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(0, 2)), max_size=6),
+)
+def test_everybody_gets_through_whatever_the_lengths(
+    requests: list[tuple[int, int, int, bool, int]],
+    contiguous: bool,
+    token_budget: int,
+    blocks: int,
+    fixed_blocks: int,
+    cancels: list[tuple[int, int, int]],
+) -> None:
+    """No livelock: each step gets somebody on, and all are through in bounded time, each with its own answer."""
+    one = engine(
+        blocks,
+        contiguous=contiguous,
+        token_budget=token_budget,
+        max_sequences=4,
+        fixed_blocks=fixed_blocks if contiguous else 0,
+    )
+    for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
+        start = 0 if prompt < 12 else 5
+        whole = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
+        ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
+        one.add(str(number), ids, answer, choices=choices, keyed=keyed, whole=whole)
+    work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
+    for number in range(20 * work):
+        for at, request, choice in cancels:
+            if at == number:
+                one.batch.remove(str(request % len(requests)), choice)
+        if not one.batch.has_work:
+            break
+        step = one.step()
+        assert step.parts
+        assert sum(part.count for part in step.parts) <= token_budget + 40
+    assert not one.batch.has_work
+    assert one.batch.blocks.available == blocks
+    alone = engine(64, token_budget=64)
+    for number, (prompt, answer, choices, _, kind) in enumerate(requests):
+        alone.add(
+            str(number),
+            [kind] * min(prompt, 10) + list(range(max(0, prompt - 10))),
+            answer,
+            choices=choices,
+            keyed=False,
+        )
+        alone.run(1000)
+    for name, tokens in one.answers.items():
+        assert tokens == alone.answers[name][: len(tokens)]
