@@ -173,11 +173,11 @@ class ModelPrepare:
     def _inspect(self, part: MediaPart, param: str) -> MediaInfo:
         family = self.builder.family
         try:
-            refuse_unless(part, *family.anchors)
+            refuse_unless(part, *family.replacement_targets)
             info = inspect_media(part.data, self.limits)
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
-            family.layout(info)
+            family.prompt_replacement(info)
         except TriptychError as error:
             # The sniffer knows bytes, not where they came from; the client wants to know which item it was.
             error.param = error.param or param

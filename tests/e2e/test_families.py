@@ -53,7 +53,7 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 async def test_every_modality_equals_generate_token_for_token(served: Served) -> None:
-    for number, (modality, _) in enumerate(served.case.tiny.anchors):
+    for number, (modality, _) in enumerate(served.case.tiny.targets):
         question = served.case.question_of(300 + number, modality, modality)
         got = await stream_message(served.router, modality.value, MODEL_ID, message_of(question), ANSWER_TOKENS)
         assert list(got.token_ids) == served.case.answer(question, ANSWER_TOKENS), modality
@@ -62,7 +62,7 @@ async def test_every_modality_equals_generate_token_for_token(served: Served) ->
 async def test_rest_says_the_same_and_the_timeline_shows_the_shards(served: Served) -> None:
     shards = set[str]()
     encoders = set[str]()
-    for number, (modality, _) in enumerate(served.case.tiny.anchors):
+    for number, (modality, _) in enumerate(served.case.tiny.targets):
         question = served.case.question_of(320 + number, modality, modality)
         whole = await stream_message(
             served.router, f"{modality.value}-2", MODEL_ID, message_of(question), ANSWER_TOKENS

@@ -15,7 +15,7 @@ from math import floor, sqrt
 from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality, Shard
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -122,10 +122,10 @@ class AnyRes(Plain, ABC):
         """Of the tiles; None for an image that is seen whole only, with one newline."""
         ...
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         refuse_unless(info, Modality.IMAGE)
         lines = self.lines(info)
-        return (Positions(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
+        return (Placeholders(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """The whole, and for each row of tiles the lines that begin in it. Raises InvalidMedia."""

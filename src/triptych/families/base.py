@@ -27,15 +27,15 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class Placeholders:
     """``count`` times the placeholder ``token_id``, one behind the other."""
 
     token_id: int
     count: int
 
 
-Layout = tuple[str | Positions, ...]
-"""What stands for one item in a prompt: texts (marks, timestamps) and the positions that its embedding fills."""
+PromptReplacement = tuple[str | Placeholders, ...]
+"""What replaces an item's target in a prompt: texts (separators, timestamps) and the positions that its embedding fills."""
 
 
 class Family(Protocol):
@@ -62,20 +62,20 @@ class Family(Protocol):
         ...
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
         """For each modality that the model takes, the token ids that a chat template writes for an item.
 
-        ``layout`` replaces them. Most are one token; some templates write marks around it that belong to the item.
+        ``prompt_replacement`` replaces them. Most are one token; some templates write begin and end tokens around it.
         """
         ...
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
-        """The token ids of all ``Positions``."""
+        """The token ids of all ``Placeholders``."""
         ...
 
-    def layout(self, info: MediaInfo) -> Layout:
-        """What stands for an item in the prompt, from its size alone. Raises InvalidMedia for what it refuses.
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
+        """What replaces an item's target, computed from its size alone. Raises InvalidMedia for what it refuses.
 
         As text, so that it is tokenized together with its surroundings, exactly as transformers' processors do.
         """
@@ -96,7 +96,7 @@ class SeesTogether(Protocol):
 
 
 def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-    """The items of one request, as ``layout``, ``outputs`` and the encoder take them."""
+    """The items of one request, as ``prompt_replacement``, ``outputs`` and the encoder take them."""
     return family.together(infos) if _sees_together(family) else tuple(infos)
 
 
@@ -126,14 +126,14 @@ class SamplesFrames(Protocol):
         ...
 
 
-def filled(layout: Layout) -> int:
-    """Positions of all ``Positions``."""
-    return sum(part.count for part in layout if isinstance(part, Positions))
+def filled(replacement: PromptReplacement) -> int:
+    """Positions that the item's embedding fills."""
+    return sum(part.count for part in replacement if isinstance(part, Placeholders))
 
 
 def count_tokens(family: Family, info: MediaInfo) -> int:
     """Positions that an item's embedding fills. Raises InvalidMedia."""
-    return filled(family.layout(info))
+    return filled(family.prompt_replacement(info))
 
 
 def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:

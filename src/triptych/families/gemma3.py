@@ -6,7 +6,7 @@ from math import isqrt
 from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -48,12 +48,12 @@ class Gemma3(Plain):
         )
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
         return {Modality.IMAGE: (self.begin_id,)}
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         refuse_unless(info, Modality.IMAGE)
-        image = Positions(self.placeholder_id, self.tokens_per_image)
+        image = Placeholders(self.placeholder_id, self.tokens_per_image)
         return (f"\n\n{self.begin}", image, f"{self.end}\n\n")
 
 

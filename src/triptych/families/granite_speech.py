@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -66,11 +66,11 @@ class GraniteSpeech(Plain):
             min_samples=integer(extractor, "n_fft") // 2 + 1,  # its spectrogram mirrors half a transform at the ends
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         """As ``GraniteSpeechFeatureExtractor`` counts: two spectra make a frame of the conformer."""
         refuse_unless(info, Modality.AUDIO)
         samples = info.samples_at(self.sample_rate_hz)
         frames = (samples // self.hop + 1) // 2
         tokens = -(-frames // self.window_frames) * self.tokens_per_window
         refuse_too_short(info, tokens if samples >= self.min_samples else 0)
-        return (Positions(self.placeholder_id, tokens),)
+        return (Placeholders(self.placeholder_id, tokens),)

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -59,10 +59,10 @@ class Idefics3(Plain):
             model_type=files.model_type,
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         rows, columns = self.grid(info)
-        tile = Positions(self.placeholder_id, self.tokens_per_tile)
-        parts: list[str | Positions] = []
+        tile = Placeholders(self.placeholder_id, self.tokens_per_tile)
+        parts: list[str | Placeholders] = []
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
                 parts += [f"{self.around}<row_{row}_col_{column}>", tile]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -43,8 +43,8 @@ class InternVl(Plain):
             max_tiles=integer(processor, "max_patches"),
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
-        return (self.begin, Positions(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
+        return (self.begin, Placeholders(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """Tiles: the tower sees each by itself."""

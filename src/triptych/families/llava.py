@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -28,9 +28,9 @@ class Llava(Plain):
             tokens_per_image=_tokens_per_image(files),
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         refuse_unless(info, Modality.IMAGE)
-        return (Positions(self.placeholder_id, self.tokens_per_image),)
+        return (Placeholders(self.placeholder_id, self.tokens_per_image),)
 
 
 def _tokens_per_image(files: ModelFiles) -> int:

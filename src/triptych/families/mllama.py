@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -51,9 +51,9 @@ class Mllama(Plain):
             states_per_tile=(tile_px // integer(vision, "patch_size")) ** 2 + 1,
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         refuse_unless(info, Modality.IMAGE)
-        return (Positions(self.placeholder_id, 1),)
+        return (Placeholders(self.placeholder_id, 1),)
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
         refuse_unless(info, Modality.IMAGE)

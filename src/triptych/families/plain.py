@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, filled
+from triptych.families.base import PromptReplacement, filled
 
 
 @dataclass(frozen=True, slots=True)
 class Plain(ABC):
-    """All of ``base.Family`` but ``load``, ``model_type`` and ``layout``, for items of one modality."""
+    """All of ``base.Family`` but ``load``, ``model_type`` and ``prompt_replacement``, for items of one modality."""
 
     modality: ClassVar[Modality] = Modality.IMAGE
 
@@ -21,7 +21,7 @@ class Plain(ABC):
     context_length: int
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
         return {self.modality: (self.placeholder_id,)}
 
     @property
@@ -29,7 +29,7 @@ class Plain(ABC):
         return frozenset({self.placeholder_id})
 
     @abstractmethod
-    def layout(self, info: MediaInfo) -> Layout: ...
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement: ...
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(EMBEDS, dtype, (filled(self.layout(info)), self.hidden_size)),)
+        return (TensorSpec(EMBEDS, dtype, (filled(self.prompt_replacement(info)), self.hidden_size)),)

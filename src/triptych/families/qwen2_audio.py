@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import Json, ModelFiles
@@ -34,11 +34,11 @@ class Qwen2Audio(Plain):
             window=Window.load(files, tower),
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is not heard, there and here."""
         refuse_unless(info, Modality.AUDIO)
         heard = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
         frames = -(-heard // self.window.hop)
         tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
         refuse_too_short(info, tokens)
-        return (Positions(self.placeholder_id, tokens),)
+        return (Placeholders(self.placeholder_id, tokens),)

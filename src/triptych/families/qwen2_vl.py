@@ -10,7 +10,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
-from triptych.families.base import Layout, Positions
+from triptych.families.base import Placeholders, PromptReplacement
 from triptych.families.fields import integer
 from triptych.families.model_files import Json, ModelFiles
 from triptych.families.qwen_vision import (
@@ -59,9 +59,9 @@ class Qwen2VL(QwenVision):
             tokens_per_second=integer(vision, "tokens_per_second") if timed else None,
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         token_id = self.language.video_id if is_video(info) else self.language.image_id
-        return (Positions(token_id, self.patches.tokens(self.grid(info))),)
+        return (Placeholders(token_id, self.patches.tokens(self.grid(info))),)
 
     def grid(self, info: MediaInfo) -> Grid:
         """The patches that the processor cuts an item into. Raises InvalidMedia."""

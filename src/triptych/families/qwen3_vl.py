@@ -10,7 +10,7 @@ from typing import Self
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo
 from triptych.errors import InvalidMedia
-from triptych.families.base import Layout, Positions
+from triptych.families.base import Placeholders, PromptReplacement
 from triptych.families.fields import integer
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.qwen_vision import (
@@ -63,17 +63,20 @@ class Qwen3VL(QwenVision):
             deepstack_layers=len(indexes),
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
         grid = self.grid(info)
         tokens = self.patches.tokens_per_frame(grid)
         if not is_video(info):
-            return (Positions(self.language.image_id, tokens),)
-        layout: list[str | Positions] = []
+            return (Placeholders(self.language.image_id, tokens),)
+        prompt_replacement: list[str | Placeholders] = []
         mark = ""
         for seconds in self.patch_times(info):
-            layout += [f"{mark}<{seconds:.1f} seconds>{_VISION_START}", Positions(self.language.video_id, tokens)]
+            prompt_replacement += [
+                f"{mark}<{seconds:.1f} seconds>{_VISION_START}",
+                Placeholders(self.language.video_id, tokens),
+            ]
             mark = _VISION_END
-        return (*layout, mark)
+        return (*prompt_replacement, mark)
 
     def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
         """What an item of so many tokens brings."""

@@ -200,7 +200,7 @@ class Language:
         return language
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
         return {Modality.IMAGE: (self.image_id,), Modality.VIDEO: (self.video_id,)}
 
     @property
@@ -233,8 +233,8 @@ class QwenVision(ABC):
         return self.language.context_length
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
-        return self.language.anchors
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
+        return self.language.replacement_targets
 
     @property
     def placeholder_ids(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
 from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
@@ -47,8 +47,8 @@ class Voxtral(Plain):
             tokens_per_window=tokens,
         )
 
-    def layout(self, info: MediaInfo) -> Layout:
-        return (Positions(self.placeholder_id, sum(self.units(info))),)
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
+        return (Placeholders(self.placeholder_id, sum(self.units(info))),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """Its windows."""

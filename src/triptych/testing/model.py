@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Layout, Positions, refuse_unless
+from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.model_files import ModelFiles
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, fake_tensors
 from triptych.tokens.prompt import PromptBuilder
@@ -49,15 +49,15 @@ class FakeFamily:
         return cls()
 
     @property
-    def anchors(self) -> Mapping[Modality, tuple[int, ...]]:
+    def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
         return {Modality.IMAGE: (FAKE_PLACEHOLDER_ID,)}
 
     @property
     def placeholder_ids(self) -> frozenset[int]:
         return frozenset({FAKE_PLACEHOLDER_ID})
 
-    def layout(self, info: MediaInfo) -> Layout:
-        return (Positions(FAKE_PLACEHOLDER_ID, self.tokens(info)),)
+    def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
+        return (Placeholders(FAKE_PLACEHOLDER_ID, self.tokens(info)),)
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:  # noqa: ARG002  # always float32
         return fake_tensors(self.tokens(info), self.hidden_size)
@@ -88,11 +88,11 @@ def fake_tokenizer() -> Tokenizer:
 
 def fake_prompt_builder(family: FakeFamily | None = None) -> PromptBuilder:
     """Template, tokenizer and family together, as the router takes them."""
-    anchors = {Modality.IMAGE: PLACEHOLDER}
+    targets = {Modality.IMAGE: PLACEHOLDER}
     return PromptBuilder(
         family=family or FakeFamily(),
         tokenizer=fake_tokenizer(),
-        template=ChatTemplate(_TEMPLATE, {}, placeholders=anchors, strftime_now=lambda _: ""),
-        anchors=anchors,
+        template=ChatTemplate(_TEMPLATE, {}, placeholders=targets, strftime_now=lambda _: ""),
+        targets=targets,
         placeholders={FAKE_PLACEHOLDER_ID: PLACEHOLDER},
     )

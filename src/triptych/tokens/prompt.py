@@ -8,7 +8,7 @@ from typing import Self
 from triptych.domain.chat import Message, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.families.base import Family, Layout, Positions, Span
+from triptych.families.base import Family, Placeholders, PromptReplacement, Span
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.template import ChatTemplate, local_time
@@ -30,21 +30,21 @@ class Prompt:
 class PromptBuilder:
     """Template, tokenizer and family of one model. ``build`` is thread-safe and takes CPU time: call it from a pool.
 
-    ``anchors`` spells what the template writes for an item of each modality, ``placeholders`` what an item's layout is
-    made of.
+    ``targets`` are the strings that the template writes for an item of each modality, ``placeholders`` the strings of
+    the placeholder tokens that its replacement consists of.
     """
 
     family: Family
     tokenizer: Tokenizer
     template: ChatTemplate
-    anchors: Mapping[Modality, str]
+    targets: Mapping[Modality, str]
     placeholders: Mapping[int, str]
-    _anchor: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _target: re.Pattern[str] = field(init=False, repr=False, compare=False)
     _reserved: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        longest_first = sorted(set(self.anchors.values()), key=len, reverse=True)
-        object.__setattr__(self, "_anchor", re.compile("|".join(map(re.escape, longest_first))))
+        longest_first = sorted(set(self.targets.values()), key=len, reverse=True)
+        object.__setattr__(self, "_target", re.compile("|".join(map(re.escape, longest_first))))
         object.__setattr__(self, "_reserved", tuple(dict.fromkeys((*longest_first, *self.placeholders.values()))))
 
     @classmethod
@@ -52,17 +52,17 @@ class PromptBuilder:
         """Raises BadModel when a part is missing, or the parts do not belong together."""
         family = load_family(files)
         tokenizer = Tokenizer.load(files)
-        anchors = {
+        targets = {
             modality: "".join(_spelled(tokenizer, token_id) for token_id in token_ids)
-            for modality, token_ids in family.anchors.items()
+            for modality, token_ids in family.replacement_targets.items()
         }
         placeholders = {token_id: _spelled(tokenizer, token_id) for token_id in sorted(family.placeholder_ids)}
         if files.chat_template is None:
             raise BadModel("the model directory has no chat template")
         template = ChatTemplate(
-            files.chat_template, tokenizer.special_tokens, placeholders=anchors, strftime_now=strftime_now
+            files.chat_template, tokenizer.special_tokens, placeholders=targets, strftime_now=strftime_now
         )
-        return cls(family=family, tokenizer=tokenizer, template=template, anchors=anchors, placeholders=placeholders)
+        return cls(family=family, tokenizer=tokenizer, template=template, targets=targets, placeholders=placeholders)
 
     def build(self, messages: Sequence[Message], infos: Sequence[MediaInfo], tools: str = "") -> Prompt:
         """Template, tokenize and make room for the items; ``infos`` are in the order of ``ChatRequest.media``.
@@ -73,11 +73,11 @@ class PromptBuilder:
         Raises InvalidRequest (InvalidMedia, ContextTooLong) for what the model cannot be asked.
         """
         self._refuse_placeholders(messages)
-        layouts = [self.family.layout(info) for info in infos]
+        replacements = [self.family.prompt_replacement(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         text = self.template.render(messages, max_chars, tools)
-        token_ids = self.tokenizer.encode_prompt(self._lay_out(text, infos, layouts), max_chars=max_chars)
-        positions = [part for layout in layouts for part in layout if isinstance(part, Positions)]
+        token_ids = self.tokenizer.encode_prompt(self._replace(text, infos, replacements), max_chars=max_chars)
+        positions = [part for replacement in replacements for part in replacement if isinstance(part, Placeholders)]
         filled = sum(part.count for part in positions)
         total = len(token_ids) + filled - len(positions)
         if total > self.family.context_length:
@@ -86,7 +86,7 @@ class PromptBuilder:
                 f"the model's context is {self.family.context_length}",
                 param="messages",
             )
-        return self._expand(token_ids, layouts)
+        return self._expand(token_ids, replacements)
 
     def build_raw(self, text: str) -> Prompt:
         """Tokenize a prompt as it stands, without the template. Raises InvalidRequest (ContextTooLong)."""
@@ -106,9 +106,9 @@ class PromptBuilder:
             )
         return Prompt(tuple(token_ids), ())
 
-    def _lay_out(self, text: str, infos: Sequence[MediaInfo], layouts: Sequence[Layout]) -> str:
-        """The rendered prompt with each anchor replaced by its item's layout, every ``Positions`` spelled once."""
-        found = list(self._anchor.finditer(text))
+    def _replace(self, text: str, infos: Sequence[MediaInfo], replacements: Sequence[PromptReplacement]) -> str:
+        """The rendered prompt with each target replaced; every ``Placeholders`` is written once."""
+        found = list(self._target.finditer(text))
         if len(found) < len(infos):
             raise InvalidRequest(
                 f"the model's chat template places {len(found)} of {len(infos)} {_named(infos)}; "
@@ -119,24 +119,24 @@ class PromptBuilder:
             raise self._placeholder_in_text(found[-1][0], len(found) - len(infos))
         pieces: list[str] = []
         end = 0
-        for match, info, layout in zip(found, infos, layouts, strict=True):
-            if match[0] != self.anchors[info.modality]:
+        for match, info, replacement in zip(found, infos, replacements, strict=True):
+            if match[0] != self.targets[info.modality]:
                 raise InvalidRequest("the model's chat template reorders the items", param="messages")
             pieces.append(text[end : match.start()])
-            pieces += [part if isinstance(part, str) else self.placeholders[part.token_id] for part in layout]
+            pieces += [part if isinstance(part, str) else self.placeholders[part.token_id] for part in replacement]
             end = match.end()
         return "".join((*pieces, text[end:]))
 
-    def _expand(self, token_ids: Sequence[int], layouts: Sequence[Layout]) -> Prompt:
-        """Repeat each placeholder, of which ``token_ids`` has one for every ``Positions``, as often as that says."""
-        expected = self._positions(layouts)
+    def _expand(self, token_ids: Sequence[int], replacements: Sequence[PromptReplacement]) -> Prompt:
+        """Repeat each placeholder, of which ``token_ids`` has one for every ``Placeholders``, ``count`` times."""
+        expected = self._placeholders(replacements)
         expanded: list[int] = []
         runs: list[Span] = []
         for token_id in token_ids:
             if token_id not in self.placeholders:
                 expanded.append(token_id)
                 continue
-            item, positions = next(expected, (-1, Positions(-1, 0)))
+            item, positions = next(expected, (-1, Placeholders(-1, 0)))
             if positions.token_id != token_id:
                 raise self._placeholder_in_text(self.placeholders[token_id], 1)
             if item == len(runs):
@@ -148,10 +148,10 @@ class PromptBuilder:
         return Prompt(tuple(expanded), tuple(runs))
 
     @staticmethod
-    def _positions(layouts: Sequence[Layout]) -> Iterator[tuple[int, Positions]]:
-        for item, layout in enumerate(layouts):
-            for part in layout:
-                if isinstance(part, Positions):
+    def _placeholders(replacements: Sequence[PromptReplacement]) -> Iterator[tuple[int, Placeholders]]:
+        for item, replacement in enumerate(replacements):
+            for part in replacement:
+                if isinstance(part, Placeholders):
                     yield item, part
 
     def _refuse_placeholders(self, messages: Sequence[Message]) -> None:

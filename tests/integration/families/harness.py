@@ -74,7 +74,7 @@ class TinyFamily(ABC):
 
     name: str
     """``model_type`` of its configuration; variants (other settings) add a dash and what is different."""
-    anchors: Sequence[tuple[Modality, str]]
+    targets: Sequence[tuple[Modality, str]]
     """What its chat template writes for an item of each modality that it takes."""
     seed: int = 0
     """Of the weights: another one where a reference is not clear."""
@@ -122,10 +122,10 @@ class TinyFamily(ABC):
 
     @property
     def template(self) -> str:
-        """A chat template that writes each item's anchor in its place."""
+        """A chat template that writes each item's target in its place."""
         branches = "".join(
-            f"{{%- elif part['type'] == '{modality.value}' -%}}{{{{ {anchor!r} }}}}"
-            for modality, anchor in self.anchors
+            f"{{%- elif part['type'] == '{modality.value}' -%}}{{{{ {target!r} }}}}"
+            for modality, target in self.targets
         )
         return (
             "{%- for message in messages -%}{{ '<' + message['role'] + '>' }}{%- for part in message['content'] -%}"
@@ -298,7 +298,7 @@ class Case:
         rng = random.Random(seed)
         parts: list[str | Item] = [_text(rng)]
         for _ in range(items):
-            parts += [self.tiny.item(rng, rng.choice(self.tiny.anchors)[0]), _text(rng)]
+            parts += [self.tiny.item(rng, rng.choice(self.tiny.targets)[0]), _text(rng)]
         return tuple(parts)
 
     def question_of(self, seed: int, *modalities: Modality) -> Question:

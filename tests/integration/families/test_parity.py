@@ -31,7 +31,7 @@ def test_answers_equal_generate(case: Case, items: int) -> None:
 
 
 def test_each_modality_alone_and_all_together(case: Case) -> None:
-    taken = [modality for modality, _ in case.tiny.anchors]
+    taken = [modality for modality, _ in case.tiny.targets]
     questions = {
         "+".join(modality.value for modality in chosen): case.question_of(200 + number, *chosen)
         for number, chosen in enumerate((*((modality,) for modality in taken), taken[::-1]))

@@ -49,7 +49,7 @@ def divisible(case: Case) -> list[Item]:
         pytest.skip("items of this family cannot be cut")
     found: list[Item] = []
     for seed in range(20):
-        for modality, _ in case.tiny.anchors:
+        for modality, _ in case.tiny.targets:
             item = case.tiny.item(random.Random(seed), modality)
             if 2 <= len(units_of(family, item.info)) <= MOST_UNITS:
                 found.append(item)

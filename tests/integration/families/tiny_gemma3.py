@@ -12,7 +12,7 @@ NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_
 
 class TinyGemma3(TinyFamily):
     name = "gemma3"
-    anchors = ((Modality.IMAGE, NAMES["boi_token"]),)
+    targets = ((Modality.IMAGE, NAMES["boi_token"]),)
     chunk_tokens = 9
 
     def processor(self) -> Any:

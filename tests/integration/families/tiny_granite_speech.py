@@ -54,7 +54,7 @@ class TinyGraniteSpeech(TinyFamily):
     name = "granite_speech"
     seed = 4
     """Its answers have no placeholder: transformers embeds a generated one as token 0, which nothing is trained for."""
-    anchors = ((Modality.AUDIO, "<|audio|>"),)
+    targets = ((Modality.AUDIO, "<|audio|>"),)
     heard: Sequence[torch.Tensor] = ()
     """Of the last question, what the extractor makes of each clip by itself."""
     adapter: Path

@@ -23,7 +23,7 @@ def marked_tokenizer() -> Any:
 
 class TinyIdefics3(TinyFamily):
     name = "idefics3"
-    anchors = ((Modality.IMAGE, IMAGE),)
+    targets = ((Modality.IMAGE, IMAGE),)
 
     def processor(self) -> Any:
         images = image_processor_class("Idefics3ImageProcessorPil")(

@@ -20,7 +20,7 @@ IMAGE = "<IMG_CONTEXT>"
 
 class TinyInternVl(TinyFamily):
     name = "internvl"
-    anchors = ((Modality.IMAGE, IMAGE),)
+    targets = ((Modality.IMAGE, IMAGE),)
 
     def processor(self) -> Any:
         images = transformers.GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, max_patches=4)

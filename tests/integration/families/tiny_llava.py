@@ -8,7 +8,7 @@ from triptych.domain.media import Modality
 
 class TinyLlava(TinyFamily):
     name = "llava"
-    anchors = ((Modality.IMAGE, "<image>"),)
+    targets = ((Modality.IMAGE, "<image>"),)
 
     def processor(self) -> Any:
         images = transformers.CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False)

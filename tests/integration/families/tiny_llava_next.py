@@ -10,7 +10,7 @@ PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
 class TinyLlavaNext(TinyFamily):
     name = "llava_next"
-    anchors = ((Modality.IMAGE, "<image>"),)
+    targets = ((Modality.IMAGE, "<image>"),)
 
     def processor(self) -> Any:
         images = transformers.LlavaNextImageProcessorPil(

@@ -21,7 +21,7 @@ ANYRES = "anyres_max_2"
 
 class TinyLlavaOneVision(TinyFamily):
     name = "llava_onevision"
-    anchors = ((Modality.IMAGE, "<image>"),)
+    targets = ((Modality.IMAGE, "<image>"),)
 
     def processor(self) -> Any:
         images = transformers.LlavaOnevisionImageProcessorPil(

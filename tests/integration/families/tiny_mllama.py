@@ -11,7 +11,7 @@ from triptych.families.mllama import arrangements
 
 class TinyMllama(TinyFamily):
     name = "mllama"
-    anchors = ((Modality.IMAGE, "<|image|>"),)
+    targets = ((Modality.IMAGE, "<|image|>"),)
     chunk_tokens = 5
     seed = 1
     tiles = 4

@@ -12,7 +12,7 @@ from triptych.domain.media import Modality
 class TinyQwen2Audio(TinyFamily):
     name = "qwen2_audio"
     seed = 3
-    anchors = ((Modality.AUDIO, "<|audio_bos|><|AUDIO|><|audio_eos|>"),)
+    targets = ((Modality.AUDIO, "<|audio_bos|><|AUDIO|><|audio_eos|>"),)
 
     def processor(self) -> Any:
         extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)

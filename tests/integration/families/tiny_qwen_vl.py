@@ -29,7 +29,7 @@ _MARKS = ("<|vision_start|>", "<|vision_end|>")
 
 
 class TinyQwenVL(TinyFamily):
-    anchors = tuple(
+    targets = tuple(
         (modality, f"{_MARKS[0]}<|{modality.value}_pad|>{_MARKS[1]}") for modality in (Modality.IMAGE, Modality.VIDEO)
     )
     patch = 14

@@ -22,7 +22,7 @@ class TinySmolVlm(TinyFamily):
 
     name = "smolvlm"
     seed = 2
-    anchors = ((Modality.IMAGE, IMAGE),)
+    targets = ((Modality.IMAGE, IMAGE),)
 
     def processor(self) -> Any:
         images = image_processor_class("SmolVLMImageProcessorPil")(

@@ -32,7 +32,7 @@ class _Processor:
 class TinyVoxtral(TinyFamily):
     name = "voxtral"
     seed = 1
-    anchors = ((Modality.AUDIO, "[BEGIN_AUDIO]" + AUDIO),)
+    targets = ((Modality.AUDIO, "[BEGIN_AUDIO]" + AUDIO),)
 
     def processor(self) -> Any:
         extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)

@@ -13,7 +13,7 @@ from tests.unit.families.kit import image, model_files, random_sizes
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions
+from triptych.families.base import Placeholders
 from triptych.families.gemma3 import Gemma3
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -44,13 +44,15 @@ def processor_of_transformers() -> Any:
     return transformers.Gemma3Processor(images, tokenizer(named=NAMES), image_seq_length=256)
 
 
-def test_layouts_are_those_of_transformers() -> None:
+def test_prompt_replacements_are_those_of_transformers() -> None:
     """A processor turns pan-and-scan off, whatever its image processor says."""
     family, processor = Gemma3.load(published()), processor_of_transformers()
     for width, height in random_sizes(300):
         pixels = Image.fromarray(np.zeros((height, width, 3), np.uint8))
-        layout = family.layout(image(width, height))
-        written = (NAMES["image_token"] * part.count if isinstance(part, Positions) else part for part in layout)
+        replacement = family.prompt_replacement(image(width, height))
+        written = (
+            NAMES["image_token"] * part.count if isinstance(part, Placeholders) else part for part in replacement
+        )
         made = processor(text=[NAMES["boi_token"]], images=[[pixels]])["input_ids"][0]
         assert processor.tokenizer("".join(written))["input_ids"] == made
 
@@ -59,7 +61,7 @@ def test_what_published_files_leave_out_is_known() -> None:
     family = Gemma3.load(published())
     assert (family.begin_id, family.placeholder_id) == (255_999, 262_144)
     assert (family.hidden_size, family.context_length) == (2560, 131072)
-    assert family.anchors == {Modality.IMAGE: (255_999,)}
+    assert family.replacement_targets == {Modality.IMAGE: (255_999,)}
     assert family.outputs(image(9, 9), DType.BF16) == (TensorSpec("embeds", DType.BF16, (256, 2560)),)
 
 
@@ -82,4 +84,4 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not video"):
-        Gemma3.load(published()).layout(image(9, 9, Modality.VIDEO))
+        Gemma3.load(published()).prompt_replacement(image(9, 9, Modality.VIDEO))

@@ -10,7 +10,7 @@ from tests.integration.families.tiny_granite_speech import provide_torchaudio
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.granite_speech import GraniteSpeech
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -37,7 +37,7 @@ FAMILY = GraniteSpeech.load(files())
 def test_published_files() -> None:
     assert FAMILY.placeholder_ids == {AUDIO_ID}
     assert (FAMILY.hidden_size, FAMILY.context_length) == (2048, 131_072)
-    assert FAMILY.layout(clip(16_000)) == (Positions(AUDIO_ID, 12),)
+    assert FAMILY.prompt_replacement(clip(16_000)) == (Placeholders(AUDIO_ID, 12),)
     assert FAMILY.outputs(clip(16_000), DType.F32) == (TensorSpec("embeds", DType.F32, (12, 2048)),)
     assert count_tokens(FAMILY, clip(44_100, 44_100)) == 12
 
@@ -66,12 +66,12 @@ def test_counts_equal_what_the_spectrum_has(real: Any, samples: int) -> None:
 @pytest.mark.parametrize("samples", [0, 159, 256])
 def test_a_clip_shorter_than_a_transform_is_refused(samples: int) -> None:
     with pytest.raises(InvalidMedia, match="too short"):
-        FAMILY.layout(clip(samples))
+        FAMILY.prompt_replacement(clip(samples))
 
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="audio"):
-        FAMILY.layout(image(10, 10))
+        FAMILY.prompt_replacement(image(10, 10))
 
 
 @pytest.mark.parametrize(

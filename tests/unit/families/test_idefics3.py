@@ -15,7 +15,7 @@ from tests.unit.families.kit import image, model_files, random_sizes
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions
+from triptych.families.base import Placeholders
 from triptych.families.idefics3 import Idefics3
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -76,12 +76,12 @@ def written_by_transformers(name: str, splits: bool, width: int, height: int) ->
 
 
 def written(family: Idefics3, width: int, height: int) -> str:
-    parts = family.layout(image(width, height))
-    return "".join("<image>" * part.count if isinstance(part, Positions) else part for part in parts)
+    parts = family.prompt_replacement(image(width, height))
+    return "".join("<image>" * part.count if isinstance(part, Placeholders) else part for part in parts)
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_layouts_are_those_of_transformers(name: str) -> None:
+def test_prompt_replacements_are_those_of_transformers(name: str) -> None:
     family = Idefics3.load(published(name))
     for width, height in (*random_sizes(300), (26, 26), (8, 8)):
         assert written(family, width, height) == written_by_transformers(name, True, width, height)
@@ -127,4 +127,4 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not video"):
-        Idefics3.load(published()).layout(image(9, 9, Modality.VIDEO))
+        Idefics3.load(published()).prompt_replacement(image(9, 9, Modality.VIDEO))

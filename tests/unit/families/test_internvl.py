@@ -11,7 +11,7 @@ from tests.unit.families.kit import image, model_files, random_sizes
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.internvl import InternVl
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -60,7 +60,7 @@ def test_counts_are_those_of_transformers(max_tiles: int) -> None:
 
 def test_an_image_stands_between_its_marks() -> None:
     family = InternVl.load(published())
-    assert family.layout(image(448, 448)) == ("<img>", Positions(151667, 256), "</img>")
+    assert family.prompt_replacement(image(448, 448)) == ("<img>", Placeholders(151667, 256), "</img>")
     assert family.outputs(image(896, 448), DType.BF16) == (TensorSpec("embeds", DType.BF16, (3 * 256, 896)),)
     assert (family.hidden_size, family.context_length) == (896, 32768)
 
@@ -84,4 +84,4 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not audio"):
-        InternVl.load(published()).layout(image(9, 9, Modality.AUDIO))
+        InternVl.load(published()).prompt_replacement(image(9, 9, Modality.AUDIO))

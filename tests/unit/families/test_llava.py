@@ -120,7 +120,7 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not video"):
-        Llava.load(files()).layout(info(modality=Modality.VIDEO))
+        Llava.load(files()).prompt_replacement(info(modality=Modality.VIDEO))
 
 
 def test_what_crosses_the_boundary_has_a_row_for_each_position() -> None:

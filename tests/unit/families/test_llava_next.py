@@ -82,4 +82,4 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="the model takes images, not video"):
-        LlavaNext.load(published()).layout(image(9, 9, Modality.VIDEO))
+        LlavaNext.load(published()).prompt_replacement(image(9, 9, Modality.VIDEO))

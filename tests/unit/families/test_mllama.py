@@ -9,7 +9,7 @@ from transformers.models.mllama import image_processing_pil_mllama as reference
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.mllama import Mllama, arrangements
 from triptych.families.model_files import BadModel, ModelFiles
 
@@ -37,7 +37,7 @@ SMALL = {"image_size": 28, "patch_size": 14}, {"size": {"height": 28, "width": 2
 def test_published_files() -> None:
     family = Mllama.load(files())
     assert family.placeholder_ids == {IMAGE_ID}
-    assert family.layout(image(1000, 700)) == (Positions(IMAGE_ID, 1),)
+    assert family.prompt_replacement(image(1000, 700)) == (Placeholders(IMAGE_ID, 1),)
     assert family.outputs(image(1000, 700), DType.BF16) == (
         TensorSpec("tiles", DType.BF16, (4, 1601, 4096)),
         TensorSpec("padding", DType.BF16, (0, 1601, 4096)),
@@ -97,6 +97,6 @@ def test_files_that_contradict_each_other_are_refused(
 def test_other_media_are_refused() -> None:
     family = Mllama.load(files())
     with pytest.raises(InvalidMedia, match="images"):
-        family.layout(clip(16_000))
+        family.prompt_replacement(clip(16_000))
     with pytest.raises(InvalidMedia, match="images"):
         family.outputs(clip(16_000), DType.F32)

@@ -10,7 +10,7 @@ from tests.integration.families.harness import tokenizer
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.qwen2_audio import Qwen2Audio
 
@@ -40,7 +40,7 @@ def test_published_files() -> None:
     family = Qwen2Audio.load(files())
     assert family.placeholder_ids == {AUDIO_ID}
     assert (family.hidden_size, family.context_length) == (4096, 8192)
-    assert family.layout(clip(480_000)) == (Positions(AUDIO_ID, 750),)
+    assert family.prompt_replacement(clip(480_000)) == (Placeholders(AUDIO_ID, 750),)
     assert family.outputs(clip(16_000), DType.BF16) == (TensorSpec("embeds", DType.BF16, (25, 4096)),)
 
 
@@ -69,12 +69,12 @@ _REAL = _processor(_extractor(feature_size=8, chunk_length=1), tokenizer("<|AUDI
 @pytest.mark.parametrize("samples", [1, 160, 320])
 def test_a_clip_of_which_nothing_would_be_heard_is_refused(samples: int) -> None:
     with pytest.raises(InvalidMedia, match="too short"):
-        Qwen2Audio.load(files()).layout(clip(samples))
+        Qwen2Audio.load(files()).prompt_replacement(clip(samples))
 
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="audio"):
-        Qwen2Audio.load(files()).layout(image(10, 10))
+        Qwen2Audio.load(files()).prompt_replacement(image(10, 10))
 
 
 @pytest.mark.parametrize(

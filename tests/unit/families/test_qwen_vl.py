@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: counts, layouts and sampling are transformers', from what headers say alone."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: counts, prompt replacements and sampling are transformers', from what headers say alone."""
 
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ from tests.unit.families.video_processors import processed_size, sizing_processo
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
@@ -209,9 +209,9 @@ def test_times_in_a_prompt_are_those_of_transformers(name: str, frames: int, fps
     written = processor.replace_video_token(
         {"video_grid_thw": np.array([list(grid)]), "video_metadata": [metadata]}, video_idx=0
     )
-    layout = family.layout(info)
-    assert "".join(part if isinstance(part, str) else "#" * part.count for part in layout) == written
-    assert {part.token_id for part in layout if isinstance(part, Positions)} == {VIDEO_ID}
+    replacement = family.prompt_replacement(info)
+    assert "".join(part if isinstance(part, str) else "#" * part.count for part in replacement) == written
+    assert {part.token_id for part in replacement if isinstance(part, Placeholders)} == {VIDEO_ID}
 
 
 def test_times_between_patches_are_those_of_transformers() -> None:
@@ -227,9 +227,11 @@ def test_times_between_patches_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_an_item_is_one_run_of_its_own_placeholder(name: str) -> None:
     family = family_of(name)
-    assert family.layout(image(280, 140)) == (Positions(IMAGE_ID, 50),)
-    assert family.layout(video(280, 140, 60)) == (Positions(VIDEO_ID, count_tokens(family, video(280, 140, 60))),)
-    assert family.anchors == {Modality.IMAGE: (IMAGE_ID,), Modality.VIDEO: (VIDEO_ID,)}
+    assert family.prompt_replacement(image(280, 140)) == (Placeholders(IMAGE_ID, 50),)
+    assert family.prompt_replacement(video(280, 140, 60)) == (
+        Placeholders(VIDEO_ID, count_tokens(family, video(280, 140, 60))),
+    )
+    assert family.replacement_targets == {Modality.IMAGE: (IMAGE_ID,), Modality.VIDEO: (VIDEO_ID,)}
     assert family.placeholder_ids == {IMAGE_ID, VIDEO_ID}
 
 
@@ -298,7 +300,7 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
 )
 def test_what_the_processor_would_refuse_is_refused(name: str, info: MediaInfo, message: str) -> None:
     with pytest.raises(InvalidMedia, match=message):
-        family_of(name).layout(info)
+        family_of(name).prompt_replacement(info)
     with pytest.raises(InvalidMedia, match=message):
         family_of(name).outputs(info, DType.F32)
 

@@ -10,7 +10,7 @@ from tests.integration.families.harness import tokenizer
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import InvalidMedia
-from triptych.families.base import Positions, count_tokens
+from triptych.families.base import Placeholders, count_tokens
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.voxtral import Voxtral
 
@@ -37,8 +37,8 @@ def test_published_files() -> None:
     family = Voxtral.load(files())
     assert family.placeholder_ids == {AUDIO_ID}
     assert (family.hidden_size, family.context_length) == (3072, 131_072)
-    assert family.layout(clip(480_000)) == (Positions(AUDIO_ID, 375),)
-    assert family.layout(clip(480_001)) == (Positions(AUDIO_ID, 750),)
+    assert family.prompt_replacement(clip(480_000)) == (Placeholders(AUDIO_ID, 375),)
+    assert family.prompt_replacement(clip(480_001)) == (Placeholders(AUDIO_ID, 750),)
     assert family.outputs(clip(1), DType.BF16) == (TensorSpec("embeds", DType.BF16, (375, 3072)),)
 
 
@@ -65,9 +65,9 @@ def test_counts_equal_the_processors(samples: int) -> None:
 
 def test_other_media_are_refused() -> None:
     with pytest.raises(InvalidMedia, match="audio"):
-        Voxtral.load(files()).layout(image(10, 10))
+        Voxtral.load(files()).prompt_replacement(image(10, 10))
     with pytest.raises(InvalidMedia, match="too short"):
-        Voxtral.load(files()).layout(clip(0))
+        Voxtral.load(files()).prompt_replacement(clip(0))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_any_cut_has_the_rows_of_the_whole(kind: str, anyres: str, grid: str) ->
         rows, columns = family.grid.tiles(info)
         tiles = torch.rand(1 + rows * columns, SIDE**2, HIDDEN)
         whole = join(tiles, info)
-        assert len(whole) == sum(units) == filled(family.layout(info))
+        assert len(whole) == sum(units) == filled(family.prompt_replacement(info))
         assert all(units)
         place = rng.randrange(1, len(units)) if len(units) > 1 else 1
         cuts = [(0, place), (place, len(units)), *((unit, unit + 1) for unit in range(len(units))), (0, len(units))]

@@ -21,7 +21,7 @@ from triptych.engine.families.halves import PlacedItem
 from triptych.engine.families.qwen_vl import QwenEncoder, QwenText
 from triptych.engine.media.videos import decode_video
 from triptych.errors import InvalidMedia, InvalidRequest
-from triptych.families.base import Positions
+from triptych.families.base import Placeholders
 from triptych.families.model_files import ModelFiles
 from triptych.families.qwen_vision import ROTARY
 from triptych.families.registry import load_family
@@ -89,10 +89,10 @@ def placed(half: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
     tokens, items = [TEXT_ID], []
     for number, (data, info) in enumerate(ITEMS):
         filled: list[int] = []
-        for part in family.layout(info):
-            if isinstance(part, Positions):
+        for part in family.prompt_replacement(info):
+            if isinstance(part, Placeholders):
                 filled += range(len(tokens), len(tokens) + part.count)
-            tokens += [part.token_id] * part.count if isinstance(part, Positions) else [TEXT_ID] * len(part)
+            tokens += [part.token_id] * part.count if isinstance(part, Placeholders) else [TEXT_ID] * len(part)
         tokens += [TEXT_ID] * (number + 1)
         rotary = half.prepare(data, info)[ROTARY]
         specs = family.tensors(len(filled), DType.F32)
