@@ -1,0 +1,281 @@
+"""What one image request costs in code: calls, files, records and types of records, from REST body to free leases.
+
+Gateway, router, encoder and text instance run on one event loop with HTTP and gRPC between them; the engines are fake
+and the embedding is pulled from memory to memory. Requests come one at a time, each with a new image and ``--tokens``
+tokens of answer, after some that warm everything up. Counting begins when the client sends and ends when no service
+holds anything of the request; each figure is the median over ``--requests``.
+
+Only code of this project counts (``src/triptych`` without generated code and test kit, ``services``):
+
+- ``calls``: of its functions, in all threads; a generator or coroutine counts once, however often it is resumed.
+- ``files``: in which these functions are.
+- ``objects``: made of its classes (dataclasses, NamedTuples, pydantic models and all others), and of how many classes.
+- ``messages``: of protobuf, each that is sent and each that is received, nested ones too, and of how many types.
+- ``displays``: dicts and tuples that may stand for a record, which are dict displays of at least two keys and tuple
+  displays of at least three values, and at how many places in the code.
+- ``records``: objects, messages and displays together, so that a record that becomes a dict counts as before.
+"""
+
+import argparse
+import asyncio
+import base64
+import dis
+import inspect
+import json
+import statistics
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import httpx
+from google.protobuf.message import Message
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings
+
+from benchmarks import machine
+from tests.integration.gateway.wired import Wired, wired
+from tests.simulation.cluster import World
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.media import png
+from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
+
+_ROOT = Path(__file__).resolve().parents[1]
+_COUNTED = (f"{_ROOT}/src/triptych/", f"{_ROOT}/services/")
+_LEFT_OUT = (f"{_ROOT}/src/triptych/v1/", f"{_ROOT}/src/triptych/testing/")
+_MODULES = ("triptych.", "services.")
+_MODULES_LEFT_OUT = ("triptych.v1.", "triptych.testing.")
+_RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_DICT_KEYS, _TUPLE_VALUES = 2, 3
+_GROUPS = {"message": "messages", "dict": "displays", "tuple": "displays"}
+_SETTLE_S = 10.0
+_SIDE_PX = 56
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    requests: int = 9
+    warm_up: int = 3
+    tokens: int = 4
+
+
+QUICK = Settings(requests=1, warm_up=1, tokens=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """What is known of a function's code: whether it counts, where it begins, where it makes dicts and tuples."""
+
+    counts: bool
+    begins_at: int
+    displays: dict[int, str]
+
+
+@cache
+def _function(code: CodeType) -> _Function:
+    path = code.co_filename
+    if code.co_name == "<module>" or not path.startswith(_COUNTED) or path.startswith(_LEFT_OUT):
+        return _Function(counts=False, begins_at=0, displays={})
+    displays, begins_at = {}, None
+    for one in dis.get_instructions(code):
+        name = f"{path.removeprefix(f'{_ROOT}/')}: {code.co_qualname} +{one.offset}"
+        if one.opname == "RESUME" and begins_at is None:
+            begins_at = one.offset
+        elif one.opname in ("BUILD_CONST_KEY_MAP", "BUILD_MAP") and (one.arg or 0) >= _DICT_KEYS:
+            displays[one.offset] = f"dict of {name}"
+        elif one.opname == "BUILD_TUPLE" and (one.arg or 0) >= _TUPLE_VALUES:
+            displays[one.offset] = f"tuple of {name}"
+    return _Function(counts=True, begins_at=begins_at or 0, displays=displays)
+
+
+class Tally:
+    """What is counted while ``on``. Objects are kept until the next ``start``, so that no identity comes twice."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.calls: Counter[CodeType] = Counter()
+        self.records: Counter[str] = Counter()
+        self._seen: dict[int, object] = {}
+
+    def start(self) -> None:
+        self.calls.clear()
+        self.records.clear()
+        self._seen.clear()
+        self.on = True
+
+    def profile(self, frame: FrameType, event: str, value: Any) -> None:
+        """Calls and what they make, for ``sys.setprofile``."""
+        if not self.on:
+            return
+        code = frame.f_code
+        if event == "return":
+            if code.co_name == "__init__":
+                self._made(frame.f_locals.get(code.co_varnames[0]))
+            elif isinstance(value, tuple | BaseModel) and not isinstance(value, BaseSettings):
+                self._made(value)
+        elif event == "call":
+            function = _function(code)
+            resumed = code.co_flags & _RESUMABLE and frame.f_lasti > function.begins_at
+            self.calls[code] += function.counts and not resumed
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        """Dicts and tuples, for ``sys.settrace``."""
+        if not (self.on and (function := _function(frame.f_code)).displays):
+            return None
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode" and frame.f_lasti in function.displays:
+            self.records[function.displays[frame.f_lasti]] += 1
+        return self.trace
+
+    def message(self, message: Message) -> None:
+        """One that is sent or was received, with those in it."""
+        if not self.on:
+            return
+        self.records[f"message {message.DESCRIPTOR.full_name}"] += 1
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for one in (value,) if isinstance(value, Message) else value:
+                    if isinstance(one, Message):
+                        self.message(one)
+
+    def _made(self, value: object) -> None:
+        kind = type(value)
+        module = f"{kind.__module__}."
+        if isinstance(value, BaseModel):
+            for part in vars(value).values():
+                for one in part if isinstance(part, list | tuple) else (part,):
+                    if isinstance(one, BaseModel):
+                        self._made(one)
+        if module.startswith(_MODULES) and not module.startswith(_MODULES_LEFT_OUT) and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self.records[f"{kind.__module__}.{kind.__qualname__}"] += 1
+
+    def figures(self) -> dict[str, int]:
+        self.calls = +self.calls
+        made, kinds = Counter[str](), Counter[str]()
+        for name, number in self.records.items():
+            group = _GROUPS.get(name.partition(" ")[0], "objects")
+            for one in (group, "records"):
+                made[one] += number
+                kinds[one] += 1
+        records = {
+            name: number
+            for group in ("objects", "messages", "displays", "records")
+            for name, number in ((group, made[group]), (f"{group}_types", kinds[group]))
+        }
+        return {"calls": self.calls.total(), "files": len({code.co_filename for code in self.calls}), **records}
+
+
+def count_messages(tally: Tally) -> None:
+    """Show the tally all messages of stubs and servers that are made from here on."""
+    for module in (common_pb2, encoder_pb2, router_pb2, text_pb2):
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Message):
+                _show_messages(kind, tally)
+
+
+def _show_messages(kind: Any, tally: Tally) -> None:
+    serialize: Callable[[Message], bytes] = kind.SerializeToString
+    parse: Callable[[bytes], Message] = kind.FromString
+
+    def serialized(message: Message) -> bytes:
+        tally.message(message)
+        return serialize(message)
+
+    def parsed(data: bytes) -> Message:
+        message = parse(data)
+        tally.message(message)
+        return message
+
+    kind.SerializeToString = serialized
+    kind.FromString = staticmethod(parsed)
+
+
+async def ask(client: httpx.AsyncClient, site: Wired, number: int, tokens: int, tally: Tally) -> None:
+    """One request, from before its body is sent until nothing is held any more."""
+    image = png(_SIDE_PX, _SIDE_PX, seed=number)
+    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "w70 w71 w72"}]
+    body = {
+        "model": FAKE_MODEL.model_id,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "temperature": 0,
+    }
+    tally.start()
+    answer = await client.post(f"http://127.0.0.1:{site.port}/v1/chat/completions", json=body)
+    async with asyncio.timeout(_SETTLE_S):
+        while True:
+            tally.on = False
+            if not site.held():
+                break
+            tally.on = True
+            await asyncio.sleep(0.001)
+    if answer.status_code != httpx.codes.OK:
+        raise RuntimeError(f"HTTP {answer.status_code}: {answer.text}")
+
+
+async def measure(settings: Settings) -> dict[str, Any]:
+    """The figures, with what of the last request they are made of."""
+    tally = Tally()
+    count_messages(tally)
+    sys.setprofile(tally.profile)
+    threading.setprofile(tally.profile)
+    sys.settrace(tally.trace)
+    threading.settrace(tally.trace)
+    rows: list[dict[str, int]] = []
+    try:
+        async with (
+            wired(World(encoders=1, texts=1)) as site,
+            httpx.AsyncClient(timeout=60.0, trust_env=False) as client,
+        ):
+            for number in range(settings.warm_up + settings.requests):
+                await ask(client, site, number, settings.tokens, tally)
+                if number >= settings.warm_up:
+                    rows.append(tally.figures())
+    finally:
+        sys.settrace(None)
+        sys.setprofile(None)
+        threading.settrace(None)
+        threading.setprofile(None)
+    return {
+        "machine": machine.describe(),
+        "settings": asdict(settings),
+        "figures": {name: int(statistics.median(row[name] for row in rows)) for name in rows[0]},
+        "calls_by_file": _by_file(tally.calls),
+        "records_by_type": dict(tally.records.most_common()),
+    }
+
+
+def _by_file(calls: Counter[CodeType]) -> dict[str, int]:
+    files: Counter[str] = Counter()
+    for code, number in calls.items():
+        files[code.co_filename.removeprefix(f"{_ROOT}/")] += number
+    return dict(files.most_common())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, with what they are made of")
+    parser.add_argument("--quick", action="store_true", help="one request: shows that it works")
+    defaults = Settings()
+    parser.add_argument("--requests", type=int, default=defaults.requests, help="of which the median is taken")
+    parser.add_argument("--tokens", type=int, default=defaults.tokens, help="of each answer, 4 at most")
+    arguments = parser.parse_args()
+    settings = Settings(requests=arguments.requests, tokens=arguments.tokens)
+    result = asyncio.run(measure(QUICK if arguments.quick else settings))
+    for name, figure in result["figures"].items():
+        print(f"{name:<14} {figure:>6,}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
