@@ -248,13 +248,13 @@ def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
     }
 
 
-def tokens_body(told: Tokenized, model: ModelInfo, *, spelled: bool) -> dict[str, Any]:
+def tokens_body(told: Tokenized, model: ModelInfo, *, return_token_strs: bool) -> dict[str, Any]:
     """``token_strs`` is null unless it was asked for, as elsewhere in the field."""
     return {
         "count": len(told.token_ids),
         "max_model_len": model.context_length,
         "tokens": told.token_ids,
-        "token_strs": told.token_strs if spelled else None,
+        "token_strs": told.token_strs if return_token_strs else None,
     }
 
 

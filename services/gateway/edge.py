@@ -83,7 +83,7 @@ class Edge:
         return self._new_id()
 
 
-class Guard:
+class AuthMiddleware:
     """Lets in who may come in: everything but ``/health`` needs a key, where there are keys."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:

@@ -16,7 +16,7 @@ from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
 from triptych.media.data_url import decode_base64, decode_data_url
 
-from .lifting import Lifted, lift
+from .blobs import ExtractedBody, extract_blobs
 from .openai_fields import Api, shown
 from .openai_models import (
     ApiAssistantMessage,
@@ -74,8 +74,8 @@ class ParsedRequest:
     remote: tuple[Remote, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
     """For each part that is an item the field that it is in: the router knows parts alone."""
-    spelled: bool = False
-    """Whether tokens are to be told as the vocabulary spells them."""
+    return_token_strs: bool = False
+    """Whether ``/tokenize`` also answers with each token as the vocabulary has it."""
 
     def with_media(self, found: Sequence[bytes]) -> "ParsedRequest":
         """The same with what is at the URLs of ``remote``, in their order."""
@@ -92,14 +92,14 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
-    return _lifting(body, lambda lifted: _chat(lifted, max_item_bytes))
+    return _with_blobs(body, lambda extracted: _chat(extracted, max_item_bytes))
 
 
-def _chat(lifted: Lifted, max_item_bytes: int) -> ParsedRequest:
-    request = _read(lifted.rest, ChatCompletionRequest)
+def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
+    request = _read(extracted.rest, ChatCompletionRequest)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    messages, remote = _messages(request.messages, max_item_bytes, lifted)
+    messages, remote = _messages(request.messages, max_item_bytes, extracted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     told = request.tools if request.tools and request.tool_choice != "none" else []
@@ -136,21 +136,21 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
 
 def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
-    return _lifting(body, lambda lifted: _tokenize(lifted, max_item_bytes))
+    return _with_blobs(body, lambda extracted: _tokenize(extracted, max_item_bytes))
 
 
-def _tokenize(lifted: Lifted, max_item_bytes: int) -> ParsedRequest:
-    request = _read(lifted.rest, TokenizeRequest)
+def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
+    request = _read(extracted.rest, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    messages, remote = _messages(request.messages or [], max_item_bytes, lifted)
+    messages, remote = _messages(request.messages or [], max_item_bytes, extracted)
     return ParsedRequest(
         model=request.model or "",
         messages=messages,
         prompt=request.prompt,
         remote=remote,
         fields=_media_fields(request.messages or []),
-        spelled=bool(request.return_token_strs),
+        return_token_strs=bool(request.return_token_strs),
     )
 
 
@@ -162,11 +162,11 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(told, digest_size=32).digest()
 
 
-def _lifting(body: bytes | bytearray, read: Callable[[Lifted], ParsedRequest]) -> ParsedRequest:
-    """Read a body with its large items apart; or all of it at once, where one lies in a field that has none."""
-    lifted = lift(body)
-    request = read(lifted)
-    return request if lifted.is_used_up else read(Lifted(body, {}))
+def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedRequest]) -> ParsedRequest:
+    """Read a body with its blobs extracted, or all of it as JSON where a blob is in a field that takes no media."""
+    extracted = extract_blobs(body)
+    request = read(extracted)
+    return request if extracted.is_used_up else read(ExtractedBody(body, {}))
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
@@ -209,7 +209,7 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
 
 
 def _messages(
-    given: Sequence[ApiMessage], max_item_bytes: int, lifted: Lifted
+    given: Sequence[ApiMessage], max_item_bytes: int, extracted: ExtractedBody
 ) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
     remote: list[Remote] = []
     messages = []
@@ -224,7 +224,7 @@ def _messages(
         )
         parts: list[Part] = []
         for place, part in enumerate(content or ()):
-            found = _part(part, index, place, max_item_bytes, lifted)
+            found = _part(part, index, place, max_item_bytes, extracted)
             if isinstance(found, Remote):
                 remote.append(found)
                 found = MediaPart(found.modality, b"")
@@ -246,7 +246,7 @@ def _media_fields(given: Sequence[ApiMessage]) -> dict[str, str]:
 
 
 def _part(
-    part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int, lifted: Lifted
+    part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int, extracted: ExtractedBody
 ) -> Part | Remote:
     param = f"messages[{message}].content[{place}].{part.type}"
     match part:
@@ -254,7 +254,7 @@ def _part(
             return TextPart(text)
         case ApiAudioPart(input_audio=audio):
             with _naming(f"{param}.data"):
-                return MediaPart(Modality.AUDIO, decode_base64(lifted.get(audio.data), max_item_bytes))
+                return MediaPart(Modality.AUDIO, decode_base64(extracted.get(audio.data), max_item_bytes))
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
         case ApiVideoPart(video_url=where):
@@ -262,7 +262,7 @@ def _part(
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
     param += ".url"
-    data_url = lifted.get(url)
+    data_url = extracted.get(url)
     begin = data_url[:8] if isinstance(data_url, str) else bytes(data_url[:8]).decode("latin-1")
     if begin.lower().startswith("data:"):
         with _naming(param):

@@ -85,7 +85,7 @@ def create_app(
         ],
         middleware=[
             Middleware(edge.Edge, new_id=new_id, taken=gateway.admission.is_running, refused=refused, clock=clock),
-            Middleware(edge.Guard, keys=gateway.keys),
+            Middleware(edge.AuthMiddleware, keys=gateway.keys),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -222,7 +222,7 @@ class Tokenize:
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
         told, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
-        body = tokens_body(told, model, spelled=request.spelled)
+        body = tokens_body(told, model, return_token_strs=request.return_token_strs)
         await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 

@@ -111,7 +111,7 @@ class Gateway:
         model, _ = await self.model(request.model)
         asked = self._to_router(request_id, request, caller, timeout_s)
         with _naming_fields(request):
-            return await self._router.tokenize(asked, spelled=request.spelled), model
+            return await self._router.tokenize(asked, return_token_strs=request.return_token_strs), model
 
     def _to_router(self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float) -> ChatRequest:
         tenant = "" if self._settings.tenants_share else caller.name

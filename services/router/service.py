@@ -140,7 +140,7 @@ class RouterService:
         finally:
             run.cancel()
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         """As ``ports.Router`` has it."""
         media_bytes = self._check(request)
         model = self._model(request.model)
@@ -148,7 +148,8 @@ class RouterService:
         self._media_bytes += media_bytes
         try:
             token_ids = (await self._offload.run(self._prepare, request, model)).token_ids
-            return Tokenized(token_ids, await self._offload.run(self._prepare.spell, token_ids) if spelled else ())
+            token_strs = await self._offload.run(self._prepare.spell, token_ids) if return_token_strs else ()
+            return Tokenized(token_ids, token_strs)
         finally:
             self._tokenizing -= 1
             self._media_bytes -= media_bytes

@@ -42,7 +42,7 @@ class Router(Protocol):
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         """The ids that ``chat`` would prefill, placeholders included.
 
         Raises what ``chat`` refuses messages, items and tools with; how to sample is not looked at.

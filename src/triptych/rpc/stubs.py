@@ -64,8 +64,10 @@ class RouterStub(_Channel):
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, lambda answer: tuple(map(common.model_from_wire, answer.models)))
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
-        message = router_pb2.TokenizeRequest(chat=router.chat_request_to_wire(request), spelled=spelled)
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
+        message = router_pb2.TokenizeRequest(
+            chat=router.chat_request_to_wire(request), return_token_strs=return_token_strs
+        )
         call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
         return await calls.unary(call, lambda answer: Tokenized(tuple(answer.token_ids), tuple(answer.token_strs)))
 

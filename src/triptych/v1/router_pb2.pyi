@@ -105,12 +105,12 @@ class ChatRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("chat", "spelled")
+    __slots__ = ("chat", "return_token_strs")
     CHAT_FIELD_NUMBER: _ClassVar[int]
-    SPELLED_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
     chat: ChatRequest
-    spelled: bool
-    def __init__(self, chat: _Optional[_Union[ChatRequest, _Mapping]] = ..., spelled: _Optional[bool] = ...) -> None: ...
+    return_token_strs: bool
+    def __init__(self, chat: _Optional[_Union[ChatRequest, _Mapping]] = ..., return_token_strs: _Optional[bool] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "token_strs")

@@ -43,9 +43,9 @@ class SniffingRouter:
         finally:
             self.running -= 1
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         self._check(request)
-        return Tokenized((1, 2), ("a", "b") if spelled else ())
+        return Tokenized((1, 2), ("a", "b") if return_token_strs else ())
 
     def _check(self, request: ChatRequest) -> None:
         for part in request.media:

@@ -49,8 +49,8 @@ class ScriptedRouter:
         self.model_lookups += 1
         return self.models_served
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
-        del spelled
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
+        del return_token_strs
         return Tokenized(tuple(range(len(request.messages))))
 
     async def timeline(self, request_id: str) -> Timeline:

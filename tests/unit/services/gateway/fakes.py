@@ -49,9 +49,9 @@ class FakeRouter:
         """Wait until one more request has arrived."""
         return await self._arrivals.get()
 
-    async def tokenize(self, request: ChatRequest, *, spelled: bool = False) -> Tokenized:
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         self.requests.append(request)
-        return Tokenized((5, 6, 7), ("a", "<image>", "b") if spelled else ())
+        return Tokenized((5, 6, 7), ("a", "<image>", "b") if return_token_strs else ())
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.models_answer()

@@ -552,7 +552,7 @@ async def test_tokenize_gives_the_ids_that_a_chat_would_prefill() -> None:
         told = await made.router.tokenize(request)
         await collect(made.router, request)
         assert (made.texts[0].requests[-1].token_ids, told.token_strs) == (told.token_ids, ())
-        spelled = await made.router.tokenize(request, spelled=True)
+        spelled = await made.router.tokenize(request, return_token_strs=True)
         assert (spelled.token_ids, spelled.token_strs.count("<image>")) == (told.token_ids, 4)
         raw = replace(request, messages=(), prompt="w5 w6", request_id="raw")
         await collect(made.router, raw)

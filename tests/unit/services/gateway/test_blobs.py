@@ -1,4 +1,4 @@
-"""A body is read the same with its large items apart, wherever they lie and however they are spelled."""
+"""A body is read the same with its blobs extracted, wherever they are and however they are written."""
 
 import base64
 import json
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import lifting
-from services.gateway.lifting import MIN_LIFTED_BYTES, lift
+from services.gateway import blobs
+from services.gateway.blobs import MIN_BLOB_BYTES, extract_blobs
 from services.gateway.openai_api import MAX_JSON_BYTES, ParsedRequest, parse_chat
 from triptych.errors import InvalidMedia, InvalidRequest, RequestTooLarge
 
@@ -30,7 +30,7 @@ def image(url: str) -> dict[str, Any]:
 def apart_and_at_once(text: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[ParsedRequest, ParsedRequest]:
     apart = parse_chat(text, LIMIT)
     with monkeypatch.context() as patched:
-        patched.setattr(lifting, "MIN_LIFTED_BYTES", 1 << 40)
+        patched.setattr(blobs, "MIN_BLOB_BYTES", 1 << 40)
         return apart, parse_chat(text, LIMIT)
 
 
@@ -44,15 +44,15 @@ PARTS = [
 
 
 def test_large_items_are_not_parsed() -> None:
-    lifted = lift(body(*PARTS[:2], PARTS[4]))
-    assert len(lifted.rest) < 1000
-    assert [bytes(item).decode() for item in lifted.items.values()] == [URL, LONG]
-    json.loads(lifted.rest)
-    assert not lifted.is_used_up
+    extracted = extract_blobs(body(*PARTS[:2], PARTS[4]))
+    assert len(extracted.rest) < 1000
+    assert [bytes(item).decode() for item in extracted.blobs.values()] == [URL, LONG]
+    json.loads(extracted.rest)
+    assert not extracted.is_used_up
 
 
 @pytest.mark.parametrize(
-    ("text", "lifted"),
+    ("text", "extracted"),
     [
         (body(*PARTS), 2),
         (body(*PARTS).replace(b'"url": ', b'"url" \n:\t'), 2),
@@ -64,8 +64,8 @@ def test_large_items_are_not_parsed() -> None:
         (body(image(URL), image(URL)), 2),
     ],
 )
-def test_what_is_read_is_the_same(text: bytes, lifted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(lift(text).items) == lifted
+def test_what_is_read_is_the_same(text: bytes, extracted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(extract_blobs(text).blobs) == extracted
     apart, at_once = apart_and_at_once(text, monkeypatch)
     assert apart == at_once
     assert all(
@@ -90,7 +90,7 @@ def test_what_is_read_is_the_same(text: bytes, lifted: int, monkeypatch: pytest.
 def test_what_is_wrong_is_refused_as_ever(text: bytes, error: type[InvalidRequest]) -> None:
     with pytest.raises(error) as caught:
         parse_chat(text, LIMIT)
-    assert "lifted:" not in caught.value.message
+    assert "extracted:" not in caught.value.message
     assert len(caught.value.message) < 400
 
 
@@ -107,10 +107,10 @@ def test_json_beside_items_is_bounded() -> None:
 
 
 def test_names_of_the_caller_s_own_stand_for_nothing() -> None:
-    lifted = lift(body(image(URL)))
-    (name,) = lifted.items
-    assert lifted.get("lifted:0") == "lifted:0"
-    assert name not in lift(body(image(URL))).items, "a name cannot be foreseen"
+    extracted = extract_blobs(body(image(URL)))
+    (name,) = extracted.blobs
+    assert extracted.get("extracted:0") == "extracted:0"
+    assert name not in extract_blobs(body(image(URL))).blobs, "a name cannot be foreseen"
 
 
 FRAGMENTS = st.sampled_from(
@@ -137,14 +137,14 @@ FRAGMENTS = st.sampled_from(
 @given(st.lists(FRAGMENTS, max_size=14))
 def test_any_bytes_are_read_or_refused_and_what_is_json_stays_so(fragments: list[bytes]) -> None:
     text = b"".join(fragments)
-    lifted = lift(text)
-    rest = bytes(lifted.rest)
-    for name, item in lifted.items.items():
-        assert len(item) >= MIN_LIFTED_BYTES
+    extracted = extract_blobs(text)
+    rest = bytes(extracted.rest)
+    for name, item in extracted.blobs.items():
+        assert len(item) >= MIN_BLOB_BYTES
         rest = rest.replace(name.encode(), bytes(item))
     assert rest == text
     try:
         json.loads(text)
     except ValueError:
         return
-    json.loads(lifted.rest)
+    json.loads(extracted.rest)
