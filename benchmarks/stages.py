@@ -43,6 +43,7 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.encoding import EncodeRequest
 from triptych.domain.generation import TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.text import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -165,7 +166,7 @@ async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextServi
         encoder.service.start()
         text = await stack.enter_async_context(
             text_app.opened(
-                settings.model_copy(update={"role": "PD", "encoders": ()}),
+                settings.model_copy(update={"role": Role.PD, "encoders": ()}),
                 Telemetry(),
                 model=settings.model,
                 engine_thread=compute,
@@ -292,7 +293,7 @@ def main() -> None:
         settings = TextSettings(
             model=Path(name),
             model_id="random",
-            role="EPD",
+            role=Role.EPD,
             port=0,
             kv_cache_bytes=64 * MIB,
             image_cache_bytes=16 * MIB,

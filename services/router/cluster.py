@@ -54,7 +54,7 @@ class Applicant(Protocol):
 
     def pool_lost(self, error: TriptychError) -> None: ...
 
-    def instance_silent(self, name: str) -> None: ...
+    def heartbeat_lost(self, name: str) -> None: ...
 
 
 class Cluster:
@@ -84,13 +84,13 @@ class Cluster:
                 grace_s=settings.pool_grace_s,
                 full_s=settings.arena_retry_s,
                 retry_after_s=settings.retry_after_s,
-                first_cooling_s=settings.first_cooling_s,
-                longest_cooling_s=settings.longest_cooling_s,
+                first_backoff_s=settings.first_backoff_s,
+                longest_backoff_s=settings.longest_backoff_s,
             ),
             hybrids=hybrids,
         )
         self._applicants: dict[int, Applicant] = {}
-        self._doubted = {name: asyncio.Event() for name in (*encoders, *texts)}
+        self._suspect = {name: asyncio.Event() for name in (*encoders, *texts)}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
 
@@ -185,7 +185,7 @@ class Cluster:
         elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
             self.feed(InstanceSuspected(name))
             # Ask it again right away, rather than when its stream happens to notice.
-            self._doubted[name].set()
+            self._suspect[name].set()
 
     def release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Give leases back in the background, and after that the credits that go with them."""
@@ -259,20 +259,20 @@ class Cluster:
 
     async def _watch(self, name: str, instance: Encoder | Text) -> None:
         """Ask who it is, then follow its load; when that breaks, begin again, less and less often while it is away."""
-        doubted = self._doubted[name]
+        suspect = self._suspect[name]
         delay_s = self._settings.reconnect_min_s
         while True:
-            # A doubt from before the answer is settled by it; one from later ends the watch that follows.
-            doubted.clear()
+            # A suspicion from before the answer is settled by it; one from later ends the watch that follows.
+            suspect.clear()
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
                     info = await instance.describe()
                 self.feed(InstanceSeen(name, info))
                 delay_s = self._settings.reconnect_min_s
-                if await self._follow(name, instance.watch_load(), doubted):
+                if await self._follow(name, instance.watch_load(), suspect):
                     continue
             except TimeoutError:
-                logger.debug("%s is silent", name)
+                logger.debug("%s does not answer", name)
             except TriptychError as error:
                 logger.debug("%s: %s", name, error.code)
             self.feed(InstanceSuspected(name))
@@ -280,7 +280,7 @@ class Cluster:
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
     async def _follow(
-        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], doubted: asyncio.Event
+        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], suspect: asyncio.Event
     ) -> bool:
         """Take load reports in until they stop, or there is a reason to ask who it is again; whether nothing is wrong.
 
@@ -289,18 +289,18 @@ class Cluster:
         news = _News()
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(self._take_in(name, loads, news), name=f"loads of {name}")
-            asked = group.create_task(_tell(doubted, news), name=f"doubts about {name}")
+            asked = group.create_task(_tell(suspect, news), name=f"suspicion of {name}")
             try:
-                while not news.over and not doubted.is_set() and await news.within(self._settings.max_silence_s):
+                while not news.over and not suspect.is_set() and await news.within(self._settings.heartbeat_timeout_s):
                     pass
             finally:
                 reading.cancel()
                 asked.cancel()
-        if not news.over and not doubted.is_set():
-            logger.warning("%s has said nothing for %g s", name, self._settings.max_silence_s)
+        if not news.over and not suspect.is_set():
+            logger.warning("%s has said nothing for %g s", name, self._settings.heartbeat_timeout_s)
             self.feed(InstanceSuspected(name))
             for applicant in list(self._applicants.values()):
-                applicant.instance_silent(name)
+                applicant.heartbeat_lost(name)
         return news.planned
 
     async def _take_in(
@@ -343,6 +343,6 @@ class _News:
         return True
 
 
-async def _tell(doubted: asyncio.Event, news: _News) -> None:
-    await doubted.wait()
+async def _tell(suspect: asyncio.Event, news: _News) -> None:
+    await suspect.wait()
     news.tell()

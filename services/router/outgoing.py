@@ -1,4 +1,4 @@
-"""Calls to instances that are under way, so that those to one that fell silent can be given up."""
+"""Calls to instances that are under way, so that those to one whose heartbeat is lost can be given up."""
 
 import asyncio
 from collections.abc import Iterator

@@ -161,7 +161,7 @@ class Run:
     def pool_lost(self, error: TriptychError) -> None:
         self._feed(PoolLost(error))
 
-    def instance_silent(self, name: str) -> None:
+    def heartbeat_lost(self, name: str) -> None:
         """What waits for it waits no longer, as if it had died."""
         self._outgoing.give_up(name)
 

@@ -94,9 +94,9 @@ class RouterSettings(RpcServiceSettings):
     """How long an encoder that refused for want of memory is left alone, and the first pause of what it refused."""
     longest_pause_s: float = Field(default=2.0, gt=0)
     """What an encoder has no room for is tried again after pauses that double up to this, until the deadline."""
-    first_cooling_s: float = Field(default=1.0, gt=0)
+    first_backoff_s: float = Field(default=1.0, gt=0)
     """How long an instance whose engine failed is avoided while there is another; it doubles with each failure."""
-    longest_cooling_s: float = Field(default=30.0, gt=0)
+    longest_backoff_s: float = Field(default=30.0, gt=0)
     """Longest such time."""
     pool_grace_s: float = Field(default=1.0, ge=0)
     """How long a request that is under way waits for a pool which has no instance left."""
@@ -105,7 +105,7 @@ class RouterSettings(RpcServiceSettings):
     """First wait before an instance that went away is asked again; it doubles from there."""
     reconnect_max_s: float = Field(default=1.0, gt=0)
     """Longest such wait."""
-    max_silence_s: float = Field(default=5.0, gt=0)
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """An instance whose load reports, one a second at least, stop for so long is lost, with the calls it works on."""
     max_embedding_hints: int = Field(default=65_536, ge=0)
     """Images of which the router remembers the encoder that holds their embedding."""
@@ -118,7 +118,7 @@ class RouterSettings(RpcServiceSettings):
             ("min_lease_s", "max_lease_s"),
             ("reconnect_min_s", "reconnect_max_s"),
             ("arena_retry_s", "longest_pause_s"),
-            ("first_cooling_s", "longest_cooling_s"),
+            ("first_backoff_s", "longest_backoff_s"),
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 
+from triptych.domain.stage import Stage
 from triptych.runtime.process import App, main
 from triptych.runtime.telemetry import Telemetry
 
@@ -10,7 +11,7 @@ from .settings import TextSettings
 
 
 def _app(settings: TextSettings, telemetry: Telemetry) -> AbstractAsyncContextManager[App]:
-    if settings.role == "PD":
+    if not settings.role.serves(Stage.ENCODE):
         return app(settings, telemetry)
     from .mounted import app as with_encoder  # the one module that knows the encoder
 

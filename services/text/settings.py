@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from triptych.domain.stage import Role, Stage
 from triptych.runtime.settings import InstanceSettings, Strings, service_config
 
 MIB = 1 << 20
@@ -18,7 +19,7 @@ class TextSettings(InstanceSettings):
     """HOST:PORT of every encoder whose embeddings this instance may be asked to pull. Role EPD: of every other one, and
     by itself none."""
 
-    role: str = "PD"
+    role: Role = Role.PD
     """Stages of this instance: PD (prefill and decode) or EPD, which encodes as well, in the same thread and on the same
     port."""
     mount_encoder: str = ""
@@ -84,21 +85,21 @@ class TextSettings(InstanceSettings):
     @model_validator(mode="before")
     @classmethod
     def _whoever_encodes_needs_no_other_encoder(cls, given: dict[str, object]) -> dict[str, object]:
-        return {"encoders": (), **given} if given.get("role") == "EPD" else given
+        return {"encoders": (), **given} if given.get("role") in (Role.EPD, Role.EPD.value) else given
 
     @field_validator("role")
     @classmethod
-    def _role_is_one_of_two(cls, role: str) -> str:
-        if role not in ("PD", "EPD"):
+    def _role_is_one_of_two(cls, role: Role) -> Role:
+        if role not in (Role.PD, Role.EPD):
             raise ValueError(
-                f"{role!r} is not among PD and EPD: who prefills decodes here, and who only encodes is an encoder"
+                f"{role.value} is not among PD and EPD: prefill and decode share an instance, E is an encoder"
             )
         return role
 
     @model_validator(mode="after")
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
-        if self.mount_encoder and self.role != "EPD":
-            raise ValueError(f"mount_encoder is for role EPD, the role is {self.role}")
+        if self.mount_encoder and not self.role.serves(Stage.ENCODE):
+            raise ValueError(f"mount_encoder is for role EPD, the role is {self.role.value}")
         return self
 
     @model_validator(mode="after")

@@ -1,10 +1,12 @@
 """Stages of a request's life, and the roles that instances play in them."""
 
+from collections.abc import Set as AbstractSet
 from enum import Enum
+from typing import Self
 
 
 class Stage(Enum):
-    """One of the three panels (HydraInfer section 2; EPD-Serve section 2.1)."""
+    """One of the three stages that scale apart (HydraInfer section 2; EPD-Serve section 2.1)."""
 
     ENCODE = "encode"
     PREFILL = "prefill"
@@ -12,19 +14,26 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """The set of stages that one instance serves."""
+    """The set of stages that one instance serves, written as their first letters."""
 
-    E = frozenset({Stage.ENCODE})
-    P = frozenset({Stage.PREFILL})
-    D = frozenset({Stage.DECODE})
-    PD = frozenset({Stage.PREFILL, Stage.DECODE})
-    EP = frozenset({Stage.ENCODE, Stage.PREFILL})
-    ED = frozenset({Stage.ENCODE, Stage.DECODE})
-    EPD = frozenset({Stage.ENCODE, Stage.PREFILL, Stage.DECODE})
+    E = "E"
+    P = "P"
+    D = "D"
+    PD = "PD"
+    EP = "EP"
+    ED = "ED"
+    EPD = "EPD"
 
-    @property
-    def stages(self) -> frozenset[Stage]:
-        return self.value
+    stages: frozenset[Stage]
 
-    def serves(self, stage: Stage) -> bool:
-        return stage in self._value_  # asked for every instance at every event: without the descriptor of ``value``
+    def __init__(self, letters: str) -> None:
+        self.stages = frozenset(stage for stage in Stage if stage.name[0] in letters)
+
+    @classmethod
+    def of(cls, stages: AbstractSet[Stage]) -> Self:
+        """The role with exactly these stages. Raises ValueError for none."""
+        return cls("".join(stage.name[0] for stage in Stage if stage in stages))
+
+    def serves(self, *stages: Stage) -> bool:
+        """Whether it has all of these stages."""
+        return self.stages.issuperset(stages)

@@ -28,7 +28,7 @@ class EncoderView:
     available_bytes: int
     max_items: int = 0
     """Most items that it takes at the same time; 0 for no bound."""
-    cooling: bool = False
+    backoff: bool = False
     """Its engine failed lately: avoided while there is another."""
 
     def has_room(self, want: "Want") -> bool:
@@ -45,7 +45,7 @@ class TextView:
     usable: bool
     pending_tokens: int
     pending_requests: int
-    cooling: bool = False
+    backoff: bool = False
     """Its engine failed lately: avoided while there is another."""
     instance_id: str = ""
     """What it calls itself, which is what tickets name their holder by."""
@@ -119,12 +119,12 @@ def choose_encoder(view: ClusterView, want: Want) -> Choice | None:
     ``want.tokens`` more pending than the best: if the hint is right the item costs nothing there, and if it is stale
     the wait is no longer than the encoding that a right one would have saved.
 
-    An encoder that fails everything is fast, and so always the least loaded: while one whose engine failed lately is
-    cooling, items rather wait for another that can take them.
+    An encoder that fails everything is fast, and so always the least loaded: while one is in backoff, items rather wait
+    for another that can take them.
     """
     able = [encoder for encoder in view.encoders if encoder.usable and encoder.arena_bytes >= want.nbytes]
     able = [encoder for encoder in able if encoder.name not in want.exclude]
-    able = [encoder for encoder in able if not encoder.cooling] or able
+    able = [encoder for encoder in able if not encoder.backoff] or able
     roomy = [encoder for encoder in able if encoder.has_room(want)]
     candidates = [encoder for encoder in roomy if encoder.name not in want.avoid] or roomy
     if not candidates:
@@ -181,7 +181,7 @@ def choose_text(
     well and need not pull them from another process; then by name, rotated as for encoders.
     """
     usable = [text for text in view.texts if text.usable and text.name not in avoid]
-    usable = [text for text in usable if not text.cooling] or usable
+    usable = [text for text in usable if not text.backoff] or usable
     if not usable:
         return None
     rank = _rotation([text.name for text in view.texts], view.text_turn)

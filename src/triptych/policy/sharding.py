@@ -50,7 +50,7 @@ def cut(items: Sequence[Divisible], view: ClusterView, limits: ShardLimits) -> t
     Pieces are made no larger than the largest item's share of 1, 2, 3 ... encoders, and placed as ``assign_items`` does:
     the largest first, where the least is pending. More pieces are taken while each step is worth it.
     """
-    pending = [encoder.pending_tokens for encoder in view.encoders if encoder.usable and not encoder.cooling]
+    pending = [encoder.pending_tokens for encoder in view.encoders if encoder.usable and not encoder.backoff]
     chosen = tuple(min(item.held, default=1) for item in items)
     free = [item for item in items if not item.held]
     largest = max((item.tokens for item in free), default=0)

@@ -141,7 +141,7 @@ async def ask_whole(site: Wired) -> None:
 @pytest.mark.timeout(240)
 async def test_a_thousand_connections_that_are_cut_leave_nothing_in_any_stage() -> None:
     asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the work
-    async with wired(World(encoders=2, texts=2, router={"max_silence_s": 60.0})) as site:
+    async with wired(World(encoders=2, texts=2, router={"heartbeat_timeout_s": 60.0})) as site:
         await ask_whole(site)  # what is set up by the first request stays
         await settled(site.held)
         before = in_process()

@@ -175,11 +175,11 @@ def test_an_encoder_with_as_many_items_as_it_takes_gets_no_more() -> None:
     assert assign_items(view(single), [want(0), want(1)]) is Shortage.NEVER_FITS
 
 
-def test_one_that_cools_is_avoided_while_another_is_able() -> None:
-    cooling = replace(encoder("a"), cooling=True)
-    assert chosen(choose_encoder(view(cooling, encoder("b", 900)), want())) == "b"
-    assert assign_items(view(cooling, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
-    assert chosen(choose_encoder(view(cooling, encoder("b", usable=False)), want())) == "a"
+def test_one_in_backoff_is_avoided_while_another_is_able() -> None:
+    backed_off = replace(encoder("a"), backoff=True)
+    assert chosen(choose_encoder(view(backed_off, encoder("b", 900)), want())) == "b"
+    assert assign_items(view(backed_off, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
+    assert chosen(choose_encoder(view(backed_off, encoder("b", usable=False)), want())) == "a"
     assert assign_items(view(encoder("a")), [want(exclude=frozenset({"a"}))]) is Shortage.NO_ENCODER
 
 
@@ -238,10 +238,10 @@ def test_of_equal_text_instances_one_that_holds_the_embeddings_is_taken() -> Non
     assert choose_text(ClusterView(texts=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
 
 
-def test_a_text_instance_that_cools_is_avoided_while_there_is_another() -> None:
-    busy, cooling = TextView("a", True, 5, 0), TextView("b", True, 0, 0, cooling=True)
-    assert choose_text(ClusterView(texts=(busy, cooling))) == "a"
-    assert choose_text(ClusterView(texts=(busy, cooling)), avoid=frozenset({"a"})) == "b"
+def test_a_text_instance_in_backoff_is_avoided_while_there_is_another() -> None:
+    busy, backed_off = TextView("a", True, 5, 0), TextView("b", True, 0, 0, backoff=True)
+    assert choose_text(ClusterView(texts=(busy, backed_off))) == "a"
+    assert choose_text(ClusterView(texts=(busy, backed_off)), avoid=frozenset({"a"})) == "b"
 
 
 def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:

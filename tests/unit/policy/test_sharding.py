@@ -57,8 +57,8 @@ def test_items_are_cut_where_it_pays(items: tuple[Divisible, ...], pending: tupl
 def test_encoders_that_are_not_to_be_had_do_not_count() -> None:
     view = pool(0, 0, 0)
     down = replace(view.encoders[1], usable=False)
-    cooling = replace(view.encoders[2], cooling=True)
-    assert cut([item(1000)], replace(view, encoders=(view.encoders[0], down, cooling)), LIMITS) == (1,)
+    backed_off = replace(view.encoders[2], backoff=True)
+    assert cut([item(1000)], replace(view, encoders=(view.encoders[0], down, backed_off)), LIMITS) == (1,)
 
 
 def test_a_cut_that_was_made_before_is_made_again() -> None:

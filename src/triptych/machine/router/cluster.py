@@ -65,9 +65,9 @@ class ClusterLimits:
     full_s: float
     """For how long an encoder that refused for want of memory is left alone."""
     retry_after_s: float
-    first_cooling_s: float
+    first_backoff_s: float
     """For how long an instance whose engine failed is avoided; it doubles with each further failure ..."""
-    longest_cooling_s: float
+    longest_backoff_s: float
     """... up to this, until it does something right."""
 
 
@@ -232,7 +232,7 @@ class ClusterMachine:
                 self._instances[name].full_until_s = now_s + self._limits.full_s
             case EngineFailed(name):
                 limits = self._limits
-                self._instances[name].engine_failed(now_s, limits.first_cooling_s, limits.longest_cooling_s)
+                self._instances[name].engine_failed(now_s, limits.first_backoff_s, limits.longest_backoff_s)
             case TextWorked(name):
                 self._instances[name].worked()
             case EmbeddingHeld(name, content):
@@ -317,7 +317,7 @@ class ClusterMachine:
             if isinstance(outcome, Granted):
                 effects.append(outcome)
             elif outcome is Shortage.NO_CREDIT:
-                times = [at_s for e in self._encoders.values() for at_s in (e.full_until_s, e.cooling_until_s)]
+                times = [at_s for e in self._encoders.values() for at_s in (e.full_until_s, e.backoff_until_s)]
                 full = [at_s for at_s in times if at_s > now_s]
                 return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
             elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):

@@ -33,7 +33,7 @@ class Instance:
     reports: int = 0
     full_until_s: float = float("-inf")
     engine_failures: int = 0
-    cooling_until_s: float = float("-inf")
+    backoff_until_s: float = float("-inf")
     # What the router itself has there now ...
     own_tokens: int = 0
     own_items: int = 0
@@ -65,14 +65,14 @@ class Instance:
         self.reports += 1
         self.new_tokens = self.new_items = self.new_bytes = 0
 
-    def engine_failed(self, now_s: float, first_cooling_s: float, longest_cooling_s: float) -> None:
-        if now_s < self.cooling_until_s:
+    def engine_failed(self, now_s: float, first_backoff_s: float, longest_backoff_s: float) -> None:
+        if now_s < self.backoff_until_s:
             return  # one bad pass fails many requests at once
-        self.cooling_until_s = now_s + min(first_cooling_s * 2 ** min(self.engine_failures, 30), longest_cooling_s)
+        self.backoff_until_s = now_s + min(first_backoff_s * 2 ** min(self.engine_failures, 30), longest_backoff_s)
         self.engine_failures += 1
 
     def worked(self) -> None:
-        self.engine_failures, self.cooling_until_s = 0, float("-inf")
+        self.engine_failures, self.backoff_until_s = 0, float("-inf")
 
     def encoder_view(self, now_s: float) -> EncoderView:
         arena_bytes = self.info.arena_bytes if self.info is not None else 0
@@ -90,7 +90,7 @@ class Instance:
             arena_bytes=arena_bytes,
             available_bytes=0 if now_s < self.full_until_s else available,
             max_items=self.info.max_items if self.info is not None else 0,
-            cooling=now_s < self.cooling_until_s,
+            backoff=now_s < self.backoff_until_s,
         )
 
     def text_view(self, now_s: float) -> TextView:
@@ -104,6 +104,6 @@ class Instance:
             self.usable,
             tokens,
             requests,
-            cooling=now_s < self.cooling_until_s,
+            backoff=now_s < self.backoff_until_s,
             instance_id=self.info.instance_id if self.info is not None else "",
         )

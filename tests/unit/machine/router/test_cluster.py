@@ -42,7 +42,7 @@ from triptych.policy.routing import EncoderView, TextView, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 LIMITS = ClusterLimits(
-    max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_cooling_s=1.0, longest_cooling_s=8.0
+    max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_backoff_s=1.0, longest_backoff_s=8.0
 )
 ENCODERS = ("a", "b")
 TEXTS = ("t", "u")
@@ -141,7 +141,7 @@ def test_a_restarted_process_starts_from_nothing() -> None:
     [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
     assert noticed == Noticed("a", "restarted, ready")
     view = encoder(machine, "a", 0.1)
-    assert (view.pending_tokens, view.available_bytes, view.cooling) == (0, 100, False)
+    assert (view.pending_tokens, view.available_bytes, view.backoff) == (0, 100, False)
     assert granted_at_once(machine, 2)
 
 
@@ -150,26 +150,26 @@ def granted_at_once(machine: ClusterMachine, run: int) -> bool:
     return any(isinstance(effect, Granted) for effect in effects)
 
 
-def test_an_instance_whose_engine_fails_cools_for_longer_each_time_until_it_does_something_right() -> None:
+def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until_it_does_something_right() -> None:
     machine = cluster("a", "b", "t", "u")
     for worked in (EmbeddingHeld("a", (b"x", b"")), TextWorked("t")):
         name, view = worked.name, encoder if worked.name == "a" else text
         now_s = 0.0
-        for cooling_s in (1.0, 2.0, 4.0, 8.0, 8.0):
+        for backoff_s in (1.0, 2.0, 4.0, 8.0, 8.0):
             machine.handle(EngineFailed(name), now_s)
-            machine.handle(EngineFailed(name), now_s + cooling_s / 2)  # of the same bad pass
-            assert view(machine, name, now_s + cooling_s - 0.01).cooling
-            now_s += cooling_s
-            assert not view(machine, name, now_s).cooling
+            machine.handle(EngineFailed(name), now_s + backoff_s / 2)  # of the same bad pass
+            assert view(machine, name, now_s + backoff_s - 0.01).backoff
+            now_s += backoff_s
+            assert not view(machine, name, now_s).backoff
         machine.handle(EngineFailed(name), now_s)
         machine.handle(worked, now_s)
-        assert not view(machine, name, now_s).cooling
+        assert not view(machine, name, now_s).backoff
         machine.handle(EngineFailed(name), now_s)
-        assert view(machine, name, now_s + 0.99).cooling
-        assert not view(machine, name, now_s + 1.0).cooling, "it starts over"
+        assert view(machine, name, now_s + 0.99).backoff
+        assert not view(machine, name, now_s + 1.0).backoff, "it starts over"
 
 
-def test_one_that_waits_for_a_cooling_encoder_is_woken_when_that_is_over() -> None:
+def test_one_that_waits_for_a_backed_off_encoder_is_woken_when_that_is_over() -> None:
     machine = cluster("t", "a", "b")
     machine.handle(EngineFailed("a"), 0)
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))

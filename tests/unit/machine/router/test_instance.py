@@ -37,13 +37,13 @@ def test_an_engine_that_fails_again_is_avoided_for_longer_until_it_works() -> No
     ends_s = []
     for now_s in (0.0, 0.5, 1.0, 3.0, 7.0):  # the second is of the same bad pass
         instance.engine_failed(now_s, 1.0, 5.0)
-        ends_s.append(instance.cooling_until_s)
+        ends_s.append(instance.backoff_until_s)
     assert ends_s == [1.0, 1.0, 3.0, 7.0, 12.0]
-    assert instance.encoder_view(11.9).cooling
+    assert instance.encoder_view(11.9).backoff
     instance.worked()
-    assert not instance.encoder_view(11.9).cooling
+    assert not instance.encoder_view(11.9).backoff
     instance.engine_failed(20.0, 1.0, 5.0)
-    assert instance.cooling_until_s == 21.0
+    assert instance.backoff_until_s == 21.0
 
 
 def test_a_report_and_what_was_given_since_make_up_an_encoders_load() -> None:

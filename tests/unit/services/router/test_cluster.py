@@ -1,4 +1,4 @@
-"""Instances that fail at once, are doubted, say nothing, or are watched for longer than a watch lasts."""
+"""Instances that fail at once, are suspect, lose their heartbeat, or are watched for longer than a watch lasts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -28,7 +28,7 @@ async def test_calls_that_fail_one_turn_of_the_loop_apart_are_each_taken_in() ->
 
 
 @virtual
-async def test_an_instance_that_was_doubted_for_nothing_is_back_at_once_although_it_never_stopped_reporting() -> None:
+async def test_an_instance_that_was_suspected_for_nothing_is_back_at_once_although_it_never_stopped_reporting() -> None:
     async with bench() as made:
         text = made.texts[0]
         for number in range(50):
@@ -40,7 +40,7 @@ async def test_an_instance_that_was_doubted_for_nothing_is_back_at_once_although
 
 
 @virtual
-async def test_a_watch_whose_time_is_over_is_begun_again_without_a_doubt() -> None:
+async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> None:
     async with bench() as made:
         text = made.texts[0]
         watch, watches = text.watch_load, 0
@@ -80,7 +80,7 @@ class Stopped(FakeText):
 
 @virtual
 async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> None:
-    settings = RouterSettings(max_silence_s=3)
+    settings = RouterSettings(heartbeat_timeout_s=3)
     async with bench(texts=2, settings=settings) as made:
         text = made.texts[0]
         text.__class__ = Stopped

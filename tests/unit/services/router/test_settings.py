@@ -17,7 +17,7 @@ def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> Non
     ("argv", "message"),
     [
         (["--arena-retry-s", "7"], "exceeds longest_pause_s"),
-        (["--first-cooling-s", "70"], "exceeds longest_cooling_s"),
+        (["--first-backoff-s", "70"], "exceeds longest_backoff_s"),
         (["--min-lease-s", "70"], "exceeds max_lease_s"),
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
         (["--encoders", "a:1", "--text", "a:1"], "as an encoder and as a text instance"),

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def told(**changes: object) -> TextSettings:
-    return TextSettings(model=MODEL_DIR, role="EPD", port=0, **changes)  # type: ignore[arg-type]
+    return TextSettings(model=MODEL_DIR, role=Role.EPD, port=0, **changes)  # type: ignore[arg-type]
 
 
 def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() -> None:
@@ -47,7 +47,7 @@ def test_what_the_encoder_cannot_be_told_is_refused_at_start(command: str, messa
 
 async def test_a_directory_without_a_model_ends_the_start_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match=r"config\.json"):
-        async with app(TextSettings(model=tmp_path, role="EPD", port=0)):
+        async with app(TextSettings(model=tmp_path, role=Role.EPD, port=0)):
             pass
 
 
