@@ -37,13 +37,14 @@ class TriptychError(Exception):
     grpc_code: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    default_retry_after_s: ClassVar[float | None] = None
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         """The request field at fault, in the caller's own words (``messages[0].content[1]``), if there is one."""
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         """How long to wait before the same call is worth making again, in seconds, if that is known."""
 
 
@@ -111,6 +112,7 @@ class Overloaded(TriptychError):
     """A bound of the server is reached; the same request may succeed later."""
 
     code, grpc_code, http_status, retryable = "overloaded", "RESOURCE_EXHAUSTED", 429, True
+    default_retry_after_s = 1.0
 
 
 class ArenaFull(Overloaded):

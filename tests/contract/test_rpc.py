@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -120,12 +121,16 @@ async def encoder_pair() -> AsyncIterator[tuple[ScriptedEncoder, EncoderStub, Rp
 
 
 @asynccontextmanager
-async def text_pair() -> AsyncIterator[tuple[ScriptedText, TextStub]]:
+async def text_pair(max_concurrent_calls: int | None = None) -> AsyncIterator[tuple[ScriptedText, TextStub]]:
     service = ScriptedText()
-    register = text_servicer.TextServicer(service).register
-    async with RpcServer(
-        host="127.0.0.1", port=0, service_name=text_servicer.SERVICE_NAME, register=register
-    ) as server:
+    server = RpcServer(
+        host="127.0.0.1",
+        port=0,
+        service_name=text_servicer.SERVICE_NAME,
+        register=text_servicer.TextServicer(service).register,
+        max_concurrent_calls=max_concurrent_calls,
+    )
+    async with server:
         stub = TextStub(f"127.0.0.1:{server.port}")
         try:
             yield service, stub
@@ -140,7 +145,7 @@ async def test_answers_arrive_as_they_were_given() -> None:
         await stub.release([bytes(16)])
 
 
-@pytest.mark.parametrize("cls", errors.tree().values())
+@pytest.mark.parametrize("cls", [cls for cls in errors.tree().values() if cls is not errors.Cancelled])
 async def test_every_error_of_the_tree_crosses_the_wire(cls: type[errors.TriptychError]) -> None:
     async with encoder_pair() as (service, stub, _):
         service.error = cls("said so", retry_after_s=2.0)
@@ -181,6 +186,34 @@ async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
         with pytest.raises(errors.InstanceLost) as caught:
             await stub.encode(_encode())
         assert "127.0.0.1" not in caught.value.message
+
+
+async def test_a_call_that_the_server_cancels_is_not_the_callers_doing() -> None:
+    async with encoder_pair() as (service, stub, _):
+        service.error = errors.Cancelled("the caller went away")
+        with pytest.raises(errors.InstanceLost):
+            await stub.encode(_encode())
+
+
+@pytest.mark.timeout(60)
+async def test_of_many_calls_at_once_none_is_cancelled_by_the_server() -> None:
+    asyncio.get_running_loop().set_debug(False)
+
+    async def ask(stub: TextStub, number: int) -> None:
+        async for _ in stub.generate(replace(_generate(f"r{number}"), timeout_s=50.0)):
+            pass
+
+    async with text_pair() as (_, stub):
+        outcomes = await asyncio.gather(*(ask(stub, number) for number in range(3000)), return_exceptions=True)
+    assert [outcome for outcome in outcomes if outcome is not None] == []
+
+
+async def test_a_call_beyond_the_limit_is_told_when_to_come_again() -> None:
+    async with text_pair(max_concurrent_calls=1) as (_, stub), aclosing(stub.generate(_generate("waits"))) as events:
+        await anext(events)
+        with pytest.raises(errors.Overloaded) as caught:
+            await anext(stub.generate(_generate("another")))
+    assert caught.value.retry_after_s is not None
 
 
 async def test_a_stream_runs_in_order_and_fails_where_it_fails() -> None:

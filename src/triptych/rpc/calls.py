@@ -14,10 +14,14 @@ Domain = TypeVar("Domain")
 
 
 def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
-    """The error of the tree that a failed call stands for."""
+    """The error of the tree that a failed call stands for.
+
+    A call that was cancelled on this side ends in asyncio's CancelledError, so CANCELLED here is the peer's doing.
+    """
     trailing = error.trailing_metadata() or ()
     pairs = [(str(key), value) for key, value in trailing]
-    return error_from_status(error.code().name, error.details() or "", pairs)
+    known = error_from_status(error.code().name, error.details() or "", pairs)
+    return errors.InstanceLost("the peer cancelled the call") if isinstance(known, errors.Cancelled) else known
 
 
 async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[Wire], Domain]) -> Domain:

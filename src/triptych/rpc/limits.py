@@ -10,6 +10,10 @@ WATCH_TIMEOUT_S = 3600.0
 """A watch is renewed at least this often: no call is made without a deadline."""
 DEFAULT_CALL_TIMEOUT_S = 120.0
 """For callers of a server who set no deadline of their own."""
+_MAX_PENDING_CALLS = 65_536
+_MAX_PENDING_S = 3600
+"""Calls that arrived and that the event loop has not accepted yet. gRPC cancels at random from its own limits on (1000
+calls, 30 s), which callers cannot tell from a cancellation of theirs: ``max_concurrent_calls`` refuses in words."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
@@ -34,4 +38,7 @@ def server_options(max_message_nbytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", _MAX_PENDING_S),
     )

@@ -54,7 +54,7 @@ def error_from_status(
     found = {key: value for key, value in metadata if isinstance(value, str)}
     cls = _TREE.get(found.get(_CODE_KEY, ""))
     if cls is None:
-        return _foreign_status(grpc_code)
+        return _foreign_status(grpc_code, message)
     param = found.get(_PARAM_KEY)
     retry_after_s = _float_or_none(found.get(_RETRY_AFTER_KEY))
     if issubclass(cls, errors.TransferFailed):
@@ -63,14 +63,16 @@ def error_from_status(
     return cls(message, param=param, retry_after_s=retry_after_s)
 
 
-def _foreign_status(grpc_code: str) -> errors.TriptychError:
+def _foreign_status(grpc_code: str, message: str) -> errors.TriptychError:
     match grpc_code:
         case "UNAVAILABLE":
             return errors.InstanceLost("the connection to the instance was lost")
         case "DEADLINE_EXCEEDED":
             return errors.DeadlineExceeded("the call did not end within its deadline")
-        case "RESOURCE_EXHAUSTED":  # of gRPC itself: a message over the size that the peer takes
+        case "RESOURCE_EXHAUSTED" if "larger than max" in message:
             return errors.RequestTooLarge("the message is larger than the peer takes")
+        case "RESOURCE_EXHAUSTED":  # as many calls run as the peer takes
+            return errors.Overloaded("the peer has no room for the call")
         case _:
             return _BY_GRPC_CODE.get(grpc_code, errors.InternalError)(f"the call failed with {grpc_code}")
 

@@ -29,7 +29,7 @@ def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
     [
         ("UNAVAILABLE", errors.InstanceLost),
         ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
-        ("RESOURCE_EXHAUSTED", errors.RequestTooLarge),
+        ("RESOURCE_EXHAUSTED", errors.Overloaded),
         ("UNIMPLEMENTED", errors.InternalError),
         ("INVALID_ARGUMENT", errors.InvalidRequest),
         ("CANCELLED", errors.Cancelled),
@@ -41,6 +41,18 @@ def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
     error = error_from_status(grpc_code, "failed to connect to ipv4:127.0.0.1:1234", ())
     assert type(error) is cls
     assert "127.0.0.1" not in error.message
+
+
+def test_a_message_over_the_size_that_grpc_takes_is_too_large() -> None:
+    too_large = error_from_status("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 4)", ())
+    assert type(too_large) is errors.RequestTooLarge
+
+
+def test_whoever_is_refused_for_load_is_told_when_to_come_again() -> None:
+    assert errors.Overloaded("full").retry_after_s == 1.0
+    assert errors.ArenaFull("full").retry_after_s == 1.0
+    assert errors.Overloaded("full", retry_after_s=3.0).retry_after_s == 3.0
+    assert errors.Unavailable("down").retry_after_s is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["triptych-code", "triptych-items", "triptych-retry-after-s"]), st.text())))
