@@ -517,9 +517,18 @@ def test_bench_that_is_interrupted_tells_what_had_ended(
 
 def test_bench_finds_the_goodput_of_a_sweep(gateway: Stub) -> None:
     options = ["--sweep", "5,10", "--duration", 0.4, "--images", 0, "--slo-ttft-ms", 5000, "--slo-tpot-ms", 5000]
+    options += ["--burstiness", 0]
     code, out, _ = triptych("bench", "--url", gateway.url, *options)
     assert code == 0
     assert "goodput 10 requests/s" in out
+
+
+def test_bench_that_does_not_keep_up_says_so(gateway: Stub, tmp_path: Path) -> None:
+    options = ["--rate", 1000, "--duration", 0.1, "--images", 0, "--max-in-flight", 1, "--json", tmp_path / "out.json"]
+    _, out, _ = triptych("bench", "--url", gateway.url, *options)
+    assert re.search(r"offered +\S+\* req/s", out)
+    assert "the generator did not keep up with" in out
+    assert json.loads((tmp_path / "out.json").read_text())["runs"][0]["report"]["kept_up"] is False
 
 
 def test_bench_replays_a_trace(gateway: Stub, tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from triptych.cli.bench import load, show, traces, workload
 from triptych.cli.bench.load import Endpoint, Record
 from triptych.cli.bench.payload import Style
-from triptych.cli.bench.report import Objectives, Report, goodput, summarize
-from triptych.cli.bench.workload import Planned, WorkloadError
+from triptych.cli.bench.report import Objectives, Run, goodput, summarize
+from triptych.cli.bench.workload import Plan, WorkloadError
 from triptych.cli.outcome import CliError
-
-Run = tuple[float, Report, Sequence[Record]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Bench:
             seed=seed,
         )
 
-    def plan(self, rate: float | None) -> list[Planned]:
+    def plan(self, rate: float | None) -> Plan:
         """Raises WorkloadError."""
         rng = random.Random(f"{self.seed} {rate}")  # noqa: S311 - a workload is no secret
         if self.trace is not None:
@@ -120,7 +118,7 @@ class Outputs:
             raise CliError("plots need matplotlib: pip install 'triptych[bench]'", caller=True)
         return cls(json_file, plot)
 
-    def write(self, job: Bench, runs: "Sequence[Run]") -> None:
+    def write(self, job: Bench, runs: Sequence[Run]) -> None:
         """Raises CliError."""
         try:
             if self.json_file is not None:
@@ -144,7 +142,7 @@ async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> boo
             outputs.write(job, runs)
         raise
     outputs.write(job, runs)
-    return any(report.answered for _, report, _ in runs)
+    return any(run.report.answered for run in runs)
 
 
 async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
@@ -152,47 +150,49 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
     plans = [(rate, job.plan(rate)) for rate in job.rates]
     model = await load.model_to_ask(job.endpoint, job.model)
     try:
-        for rate, requests in plans:
-            pace = f"{rate:g}/s" if rate else "the trace's pace"
-            console.print(f"{model}: {len(requests)} requests at {pace}")
-            await _run(job, rate, requests, Style(model, job.ignore_eos), console, runs)
+        for rate, plan in plans:
+            asked = "the trace's own pace" if rate is None else f"{rate:g}/s asked for"
+            number = len(plan.requests)
+            console.print(f"{model}: {number} requests in {plan.duration_s:g} s, {plan.rate:.3g}/s ({asked})")
+            await _run(job, rate, plan, Style(model, job.ignore_eos), console, runs)
     finally:
         _show(job, console, runs, of=len(plans))
 
 
-async def _run(
-    job: Bench, rate: float | None, requests: Sequence[Planned], style: Style, console: Console, runs: list[Run]
-) -> None:
+async def _run(job: Bench, rate: float | None, plan: Plan, style: Style, console: Console, runs: list[Run]) -> None:
     rng = random.Random(f"{job.seed} bodies")  # noqa: S311
     records: list[Record] = []
     try:
-        with _progress(console, len(requests)) as advance:
+        with _progress(console, len(plan.requests)) as advance:
 
             def note(record: Record) -> None:
                 records.append(record)
                 advance(record)
 
-            await load.run(job.endpoint, requests, style, rng, note)
+            await load.run(job.endpoint, plan.requests, style, rng, note)
     except asyncio.CancelledError:
-        console.print(f"interrupted: {len(records)} of {len(requests)} requests had ended")
+        console.print(f"interrupted: {len(records)} of {len(plan.requests)} requests had ended")
         raise
     finally:
         if records:
-            report = summarize(records, job.objectives)
-            runs.append((report.rate if rate is None else rate, report, records))
+            runs.append(Run(rate, summarize(records, job.objectives, plan.rate), records))
 
 
 def _show(job: Bench, console: Console, runs: Sequence[Run], *, of: int) -> None:
+    reports = [run.report for run in runs]
     if of == 1:
-        for _, report, _ in runs:
+        for report in reports:
             console.print(show.run_table(report))
-    elif runs:
-        console.print(show.sweep_table([(rate, report) for rate, report, _ in runs]))
-        best = goodput([(rate, report) for rate, report, _ in runs], job.attainment)
+    elif reports:
+        console.print(show.sweep_table(reports))
+        best = goodput(reports, job.attainment)
         if best is not None:
             console.print(
-                f"goodput {best:g} requests/s (the highest rate with at least {job.attainment:.0%} attainment)"
+                f"goodput {best:.3g} requests/s (the highest offered rate with at least {job.attainment:.0%} attainment)"
             )
+    for report in reports:
+        if (warning := show.not_kept_up(report)) is not None:
+            console.print(warning, soft_wrap=True)
 
 
 def _make_room(path: Path) -> None:
@@ -246,7 +246,6 @@ class _progress:  # noqa: N801 - used as a statement
 
 def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
     """Everything but the keys: what was asked for, the reports, and one entry per request. Raises OSError."""
-    rated = [(rate, report) for rate, report, _ in runs]
     document = {
         "workload": {
             "trace": job.trace.name if job.trace else None,
@@ -257,10 +256,14 @@ def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
             "ignore_eos": job.ignore_eos,
         },
         "objectives": {"ttft_s": job.objectives.ttft_s, "tpot_s": job.objectives.tpot_s, "attainment": job.attainment},
-        "goodput_rps": goodput(rated, job.attainment),
+        "goodput_rps": goodput([run.report for run in runs], job.attainment),
         "runs": [
-            {"rate": rate, "report": report.document(), "requests": [_entry(record) for record in records]}
-            for rate, report, records in runs
+            {
+                "asked_rate": run.asked_rate,
+                "report": run.report.document(),
+                "requests": [_entry(record) for record in run.records],
+            }
+            for run in runs
         ],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")

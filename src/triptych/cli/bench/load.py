@@ -18,6 +18,7 @@ _AHEAD = 32
 """Bodies made before they are due."""
 _NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MOST_NAMES = 8
+NOT_SENT = "not sent: too many in flight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ async def run(
             due_s = start_s + planned.arrival_s
             await asyncio.sleep(due_s - now_s())
             if len(scope) >= endpoint.max_in_flight:
-                note(Record(planned, error="not sent: too many in flight"))
+                note(Record(planned, error=NOT_SENT))
             else:
                 scope.spawn(send(client, planned, content, due_s), name="request")
         await scope.drain(endpoint.timeout_s + 60)

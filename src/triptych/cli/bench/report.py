@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triptych.cli.bench.load import Record
+from triptych.cli.bench.load import NOT_SENT, Record
 
 PERCENTILES = (50, 90, 99)
+LATE_S = 0.25
+"""A generator whose requests go out later than that (99th percentile) has not kept up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Report:
     """One run at one rate. ``attainment`` is the share of all requests, failed ones included, that met the objectives."""
 
     rate: float
-    """Requests offered per second."""
+    """Requests offered per second, by the plan."""
     requests: int
     answered: int
     errors: dict[str, int]
@@ -63,20 +65,31 @@ class Report:
     tpot: Latency
     e2e: Latency
     sent_late_p99_s: float
+    kept_up: bool
+    """Whether the generator sent every request, and on time: else the load was another one than ``rate`` says."""
     attainment: float | None
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarize(records: Sequence[Record], objectives: Objectives) -> Report:
-    """``records`` of one run, at least one."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: what was asked for (None: a trace's own pace), and what came of it."""
+
+    asked_rate: float | None
+    report: Report
+    records: Sequence[Record]
+
+
+def summarize(records: Sequence[Record], objectives: Objectives, rate: float) -> Report:
+    """``records`` of one run, at least one, of a plan that offered ``rate`` requests per second."""
     good = [record for record in records if record.ok]
-    span_s = max(record.planned.arrival_s for record in records)
+    late_s = percentile([record.sent_late_s for record in records], 99)
     duration_s = max([record.planned.arrival_s + record.end_s for record in records] + [1e-9])
     tokens = sum(record.tokens for record in good)
     return Report(
-        rate=len(records) / max(span_s, 1e-9) if len(records) > 1 else 0.0,
+        rate=rate,
         requests=len(records),
         answered=len(good),
         errors=dict(Counter(record.error for record in records if not record.ok).most_common()),
@@ -89,17 +102,27 @@ def summarize(records: Sequence[Record], objectives: Objectives) -> Report:
         ttft=Latency.of([record.ttft_s for record in good if record.ttft_s is not None]),
         tpot=Latency.of([record.tpot_s for record in good if record.tpot_s is not None]),
         e2e=Latency.of([record.end_s for record in good]),
-        sent_late_p99_s=percentile([record.sent_late_s for record in records], 99),
+        sent_late_p99_s=late_s,
+        kept_up=late_s <= LATE_S and not any(record.error == NOT_SENT for record in records),
         attainment=sum(map(objectives.met, records)) / len(records) if objectives.any else None,
     )
 
 
-def goodput(runs: Sequence[tuple[float, Report]], attainment: float) -> float | None:
-    """The highest rate asked for whose run attained the objectives; 0 when none did, None without objectives."""
-    judged = [(rate, report.attainment) for rate, report in runs if report.attainment is not None]
-    if not judged:
+def goodput(reports: Sequence[Report], attainment: float) -> float | None:
+    """The highest rate that was offered and attained the objectives; 0 when there is none, None without objectives.
+
+    A run with which the generator did not keep up has not offered its rate.
+    """
+    if all(report.attainment is None for report in reports):
         return None
-    return max((rate for rate, attained in judged if attained >= attainment), default=0.0)
+    return max(
+        (
+            report.rate
+            for report in reports
+            if report.kept_up and report.attainment is not None and report.attainment >= attainment
+        ),
+        default=0.0,
+    )
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from triptych.cli.bench.load import Record
-from triptych.cli.bench.report import Latency, Objectives, Report
+from triptych.cli.bench.load import NOT_SENT, Record
+from triptych.cli.bench.report import Latency, Objectives, Report, Run
 
 
 def run_table(report: Report) -> Table:
@@ -16,6 +16,7 @@ def run_table(report: Report) -> Table:
     table.add_column(style="dim")
     for _ in range(4):
         table.add_column(justify="right")
+    table.add_row("offered", f"{rate_of(report)} req/s", "", "", "")
     table.add_row("requests", str(report.requests), f"{report.answered} answered", f"{report.duration_s:.1f} s", "")
     for error, count in report.errors.items():
         table.add_row("", str(count), error, "", "")
@@ -33,15 +34,32 @@ def run_table(report: Report) -> Table:
     return table
 
 
-def sweep_table(runs: Sequence[tuple[float, Report]]) -> Table:
+def rate_of(report: Report) -> str:
+    """The offered rate, with a mark where the generator did not keep up."""
+    return f"{report.rate:.3g}{'' if report.kept_up else '*'}"
+
+
+def not_kept_up(report: Report) -> str | None:
+    """What to say of a run that offered another load than planned."""
+    if report.kept_up:
+        return None
+    unsent = report.errors.get(NOT_SENT, 0)
+    return (
+        f"* the generator did not keep up with {report.rate:.3g} requests/s: "
+        f"{f'{unsent} requests were not sent, ' if unsent else ''}"
+        f"1 in 100 was sent more than {report.sent_late_p99_s:.2f} s late; latencies count from when they were due"
+    )
+
+
+def sweep_table(reports: Sequence[Report]) -> Table:
     """A line per rate."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns = ("req/s", "sent", "errors", "answered/s", "TTFT p50", "p99", "TPOT p50", "p99", "attainment")
     for name in columns:
         table.add_column(name, justify="right")
-    for rate, report in runs:
+    for report in reports:
         table.add_row(
-            f"{rate:g}",
+            rate_of(report),
             str(report.requests),
             str(report.requests - report.answered),
             f"{report.requests_per_s:.2f}",
@@ -51,7 +69,7 @@ def sweep_table(runs: Sequence[tuple[float, Report]]) -> Table:
     return table
 
 
-def plot(path: Path, runs: Sequence[tuple[float, Report, Sequence[Record]]], objectives: Objectives) -> None:
+def plot(path: Path, runs: Sequence[Run], objectives: Objectives) -> None:
     """Write a PNG: for one run the distribution of its latencies, for a sweep latencies and attainment by rate.
 
     Raises ImportError without matplotlib, OSError when the file cannot be written.
@@ -63,9 +81,11 @@ def plot(path: Path, runs: Sequence[tuple[float, Report, Sequence[Record]]], obj
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 3)
     if len(runs) == 1:
-        _distributions(axes, runs[0][2], objectives)
+        _distributions(axes, runs[0].records, objectives)
     else:
-        _by_rate(axes, [(rate, report) for rate, report, _ in runs])
+        _by_rate(axes, [run.report for run in runs])
+    if any(not run.report.kept_up for run in runs):
+        figure.suptitle("the generator did not keep up: " + ", ".join(rate_of(run.report) for run in runs))
     figure.savefig(path, dpi=120, format="png")
 
 
@@ -85,9 +105,10 @@ def _distributions(axes: Any, records: Sequence[Record], objectives: Objectives)
         axis.set(title=name, xlabel="ms", ylabel="share of answers", ylim=(0, 1.02))
 
 
-def _by_rate(axes: Any, runs: Sequence[tuple[float, Report]]) -> None:
-    rates = [rate for rate, _ in runs]
-    latencies = {"TTFT": [report.ttft for _, report in runs], "TPOT": [report.tpot for _, report in runs]}
+def _by_rate(axes: Any, reports: Sequence[Report]) -> None:
+    reports = sorted(reports, key=lambda report: report.rate)
+    rates = [report.rate for report in reports]
+    latencies = {"TTFT": [report.ttft for report in reports], "TPOT": [report.tpot for report in reports]}
     for axis, (name, series) in zip(axes[:2], latencies.items(), strict=True):
         for quantile in ("p50_s", "p99_s"):
             values = [getattr(latency, quantile) for latency in series]
@@ -96,10 +117,10 @@ def _by_rate(axes: Any, runs: Sequence[tuple[float, Report]]) -> None:
         axis.set(title=name, xlabel="requests/s", ylabel="ms")
         axis.legend()
     shares = [
-        report.answered / report.requests if report.attainment is None else report.attainment for _, report in runs
+        report.answered / report.requests if report.attainment is None else report.attainment for report in reports
     ]
     axes[2].plot(rates, shares, marker="o")
-    judged = all(report.attainment is not None for _, report in runs)
+    judged = all(report.attainment is not None for report in reports)
     axes[2].set(title="attainment" if judged else "answered", xlabel="requests/s", ylim=(0, 1.02))
 
 

@@ -8,18 +8,30 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.bench.workload import MAX_IMAGES, MAX_SIDE_PIXELS, Distribution, Planned, Size, WorkloadError
+from triptych.cli.bench.workload import (
+    MAX_IMAGES,
+    MAX_SIDE_PIXELS,
+    Distribution,
+    Plan,
+    Planned,
+    Size,
+    WorkloadError,
+    check_size,
+    gamma_arrivals,
+    until,
+)
 
 PIXELS_PER_TOKEN_SIDE = 28
 """A token of the models behind ServeGen's image workload (Qwen-VL) stands for 28 x 28 pixels."""
 DEFAULT_SIZE = Size(336, 336)
-_SETTLE_GAPS = 50
-"""Mean gaps before a window from which arrivals are drawn: a process that began with it would begin with a burst."""
+_LEAST_SHAPE = 0.01
+"""Below it requests come in clumps of hundreds at one instant."""
 _WEIGHT = re.compile(r"(\d+)(?:\.\d*)?\s*:\s*([\d.eE+-]+)")
 _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
 _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
@@ -27,25 +39,27 @@ _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a trace, replayed so that it has ``rate`` requests per second on average (None: as recorded)."""
+    """What to replay: from where in the trace, for how long, at how many requests per second (None: as recorded)."""
 
     start_s: float
     duration_s: float
     rate: float | None = None
 
 
-def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
+def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
     """The requests of a directory (ServeGen) or a CSV file (Azure), by arrival. Raises WorkloadError.
 
     ``size`` overrides the size of images: ServeGen knows their tokens, of which squares are made; Azure knows nothing.
     """
+    if span.rate is not None:
+        check_size(span.rate, span.duration_s)
     try:
-        planned = _servegen(path, span, size, rng) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
+        plan = _servegen(path, span, size, rng) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"cannot read {path.name}: {getattr(error, 'strerror', None) or error}") from None
-    if not planned:
+    if not plan.requests:
         raise WorkloadError(f"{path.name} has no request between {span.start_s:g} s and +{span.duration_s:g} s")
-    return planned
+    return plan
 
 
 # --- ServeGen: statistics per client, from which requests are drawn ---------------------------------------------------
@@ -53,19 +67,26 @@ def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A client's arrivals from ``start_s`` on, until the next window: gaps of a ``Gamma`` or ``Weibull`` distribution."""
+    """A client's arrivals from ``start_s`` until ``end_s``.
+
+    The gaps between them have the mean that the recorded rate says and the shape of the distribution that was fitted
+    to them. The scale of the fit is not used: in the published workload it contradicts the rate by up to 30,000 times.
+    """
 
     start_s: float
     end_s: float
     rate: float
     family: str
     shape: float
-    scale_s: float
 
-    def gap_s(self, rng: random.Random) -> float:
+    def arrivals(self, from_s: float, to_s: float, stretch: float, rng: random.Random) -> Iterator[float]:
+        """Arrival times, all gaps ``stretch`` times as long: ``(to_s - from_s) * rate / stretch`` on average."""
+        mean_s = stretch / self.rate
         if self.family == "Gamma":
-            return rng.gammavariate(self.shape, self.scale_s)
-        return rng.weibullvariate(self.scale_s, self.shape)
+            return gamma_arrivals(self.shape, mean_s, from_s, to_s, rng)
+        scale_s = mean_s / math.gamma(1 + 1 / self.shape)
+        left_s = rng.random() * scale_s * rng.gammavariate(1 + 1 / self.shape, 1.0) ** (1 / self.shape)
+        return until(to_s, from_s + left_s, partial(rng.weibullvariate, scale_s, self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +115,15 @@ class Profile:
         return next((sizes for start_s, sizes in reversed(self.sizes) if start_s <= at_s), self.sizes[0][1])
 
 
-def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
+def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
     names = sorted((int(match[1]), path) for path in directory.iterdir() if (match := _TRACE_FILE.fullmatch(path.name)))
     if not names:
         raise WorkloadError(f"{directory.name} has no chunk-N-trace.csv: it is not a ServeGen workload")
     profiles = [_profile(path, path.with_name(f"chunk-{number}-dataset.json"), span) for number, path in names]
-    return sample(profiles, span, size, rng)
+    return Plan(_sample(profiles, span, size, rng), span.duration_s)
 
 
-def sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
+def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
     """Draw the requests of all clients within the span; a rate stretches all gaps alike, so that bursts stay bursts."""
     end_s = span.start_s + span.duration_s
     active = [
@@ -113,13 +134,12 @@ def sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.R
     ]
     recorded = sum(window.rate * (to_s - from_s) for _, window, from_s, to_s in active) / span.duration_s
     stretch = 1.0 if span.rate is None or not recorded else recorded / span.rate
-    planned = []
-    for profile, window, from_s, to_s in active:
-        at_s = from_s - (_SETTLE_GAPS + rng.random()) * stretch / window.rate
-        while (at_s := at_s + max(window.gap_s(rng) * stretch, 1e-6)) < to_s:
-            if at_s < from_s:
-                continue
-            planned.append(profile.sizes_at(at_s).request(at_s - span.start_s, size, rng))
+    check_size(recorded / stretch, span.duration_s)
+    planned = [
+        profile.sizes_at(at_s).request(at_s - span.start_s, size, rng)
+        for profile, window, from_s, to_s in active
+        for at_s in window.arrivals(from_s, to_s, stretch, rng)
+    ]
     return sorted(planned, key=lambda request: request.arrival_s)
 
 
@@ -145,10 +165,10 @@ def _profile(trace: Path, dataset: Path, span: Span) -> Profile:
 
 
 def _window(row: list[str], end_s: float) -> Window:
-    start_s, rate, _, family, shape, scale_s = row
-    window = Window(float(start_s), end_s, float(rate), family, float(shape or 0), float(scale_s or 0))
-    usable = family in ("Gamma", "Weibull") and window.shape > 0 and window.scale_s > 0
-    if window.rate > 0 and not (usable and math.isfinite(window.rate * window.shape * window.scale_s)):
+    start_s, rate, _, family, shape, _ = row
+    window = Window(float(start_s), end_s, float(rate), family, float(shape or 0))
+    usable = family in ("Gamma", "Weibull") and _LEAST_SHAPE <= window.shape < math.inf
+    if window.rate > 0 and not (usable and window.rate < math.inf):
         raise ValueError(f"the window at {start_s} s has no usable distribution")
     return window
 
@@ -169,22 +189,31 @@ def _square(tokens: int) -> Size:
 # --- Azure: one row per request ---------------------------------------------------------------------------------------
 
 
-def _azure(path: Path, span: Span, size: Size) -> list[Planned]:
-    """``ContextTokens`` is the whole prompt: what the images take of it, by their size, is not sent as text again."""
+def _azure(path: Path, span: Span, size: Size) -> Plan:
+    """The rows within the span; with a rate, as many as make it, their times stretched to the span's duration.
+
+    ``ContextTokens`` is the whole prompt: what the images take of it, by their size, is not sent as text again.
+    """
+    wanted = None if span.rate is None else max(1, round(span.rate * span.duration_s))
+    end_s: float | None = None
     image_tokens = max(1, size.width * size.height // PIXELS_PER_TOKEN_SIDE**2)
-    rows = []
+    rows: list[Planned] = []
     with _opened(path) as file:
-        for at_s, images, context, generated in _azure_rows(path.name, file):
-            if at_s >= span.start_s + span.duration_s:
+        for since_first_s, images, context, generated in _azure_rows(path.name, file):
+            at_s = since_first_s - span.start_s
+            if at_s >= span.duration_s if wanted is None else len(rows) == wanted:
+                end_s = at_s
                 break
-            if at_s >= span.start_s:
+            if at_s >= 0:
                 count = min(images, MAX_IMAGES)
-                rows.append((at_s - span.start_s, max(1, context - count * image_tokens), count, max(1, generated)))
-    stretch = 1.0 if span.rate is None else len(rows) / span.duration_s / span.rate
-    return [
-        Planned(at_s * stretch, text_tokens, (size,) * count, output_tokens)
-        for at_s, text_tokens, count, output_tokens in rows
-    ]
+                rows.append(Planned(at_s, max(1, context - count * image_tokens), (size,) * count, max(1, generated)))
+    if span.rate is None or not rows:
+        check_size(len(rows) / span.duration_s, span.duration_s)
+        return Plan(rows, span.duration_s)
+    if end_s is None:  # the trace ends before there are as many: so does the run
+        end_s = rows[-1].arrival_s * (len(rows) + 1) / len(rows)
+    stretch = len(rows) / span.rate / max(end_s, 1e-9)
+    return Plan([replace(row, arrival_s=row.arrival_s * stretch) for row in rows], len(rows) / span.rate)
 
 
 def _opened(path: Path) -> io.TextIOBase:

@@ -2,7 +2,7 @@
 
 import random
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
@@ -50,6 +50,25 @@ class Planned:
     text_tokens: int
     images: tuple[Size, ...]
     output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The requests of one run, by arrival, which arrive within ``duration_s``."""
+
+    requests: Sequence[Planned]
+    duration_s: float
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that are offered."""
+        return len(self.requests) / self.duration_s
+
+
+def check_size(rate: float, duration_s: float) -> None:
+    """Raises WorkloadError for more than can be planned."""
+    if not rate * duration_s <= MAX_REQUESTS:
+        raise WorkloadError(f"{rate:g} requests/s for {duration_s:g} s are more than {MAX_REQUESTS:,} requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +126,31 @@ def arrivals(rate: float, duration_s: float, burstiness: float, rng: random.Rand
 
     Gaps are Gamma distributed with coefficient of variation ``sqrt(burstiness)``: 1 is a Poisson process, 0 is even.
     """
-    times: list[float] = []
-    at_s = 0.0
-    while True:
-        at_s += rng.gammavariate(1 / burstiness, burstiness / rate) if burstiness else 1 / rate
-        if at_s >= duration_s:
-            return times
-        times.append(at_s)
+    if burstiness:
+        return list(gamma_arrivals(1 / burstiness, 1 / rate, 0.0, duration_s, rng))
+    return list(until(duration_s, rng.random() / rate, lambda: 1 / rate))
 
 
-def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> list[Planned]:
+def gamma_arrivals(shape: float, mean_gap_s: float, from_s: float, to_s: float, rng: random.Random) -> Iterator[float]:
+    """Arrivals of a process that has been going on for ever: what is left of its gap at ``from_s`` is drawn as such.
+
+    So there are ``(to_s - from_s) / mean_gap_s`` of them on average, however short that is and however they vary.
+    """
+    scale_s = mean_gap_s / shape
+    first_s = from_s + rng.random() * rng.gammavariate(shape + 1, scale_s)
+    return until(to_s, first_s, lambda: rng.gammavariate(shape, scale_s))
+
+
+def until(end_s: float, first_s: float, gap_s: Callable[[], float]) -> Iterator[float]:
+    """The times before ``end_s`` from ``first_s`` on, with gaps as they are drawn."""
+    at_s = first_s
+    while at_s < end_s:
+        yield at_s
+        at_s += gap_s()
+
+
+def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> Plan:
     """Requests of a mix; at least one. Raises WorkloadError for more than can be planned."""
-    if not rate * duration_s <= MAX_REQUESTS:
-        raise WorkloadError(f"{rate:g} requests/s for {duration_s:g} s are more than {MAX_REQUESTS:,} requests")
+    check_size(rate, duration_s)
     times = arrivals(rate, duration_s, burstiness, rng) or [0.0]
-    return [mix.request(at_s, rng) for at_s in times]
+    return Plan([mix.request(at_s, rng) for at_s in times], duration_s)

@@ -1,3 +1,4 @@
+import io
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 
-from triptych.cli.bench.load import Record
-from triptych.cli.bench.report import Objectives, Report, goodput, percentile, summarize
-from triptych.cli.bench.show import plot, run_table, sweep_table
+from triptych.cli.bench.load import NOT_SENT, Record
+from triptych.cli.bench.report import Objectives, Report, Run, goodput, percentile, summarize
+from triptych.cli.bench.show import not_kept_up, plot, run_table, sweep_table
 from triptych.cli.bench.workload import Planned
 from triptych.cli.show import plain_console
 
@@ -27,7 +30,7 @@ def test_time_per_token_starts_at_the_first() -> None:
 
 def test_failures_are_counted_by_kind_and_miss_their_objectives() -> None:
     records = [GOOD, LATE, SLOW, FAILED, FAILED, replace(FAILED, error="timeout"), GOOD, GOOD]
-    report = summarize(records, Objectives(ttft_s=0.5, tpot_s=0.15))
+    report = summarize(records, Objectives(ttft_s=0.5, tpot_s=0.15), 2.0)
     assert (report.requests, report.answered) == (8, 5)
     assert report.errors == {"HTTP 429": 2, "timeout": 1}
     assert report.attainment == 3 / 8
@@ -36,25 +39,53 @@ def test_failures_are_counted_by_kind_and_miss_their_objectives() -> None:
 
 
 def test_without_objectives_there_is_no_attainment() -> None:
-    report = summarize([GOOD], Objectives())
+    report = summarize([GOOD], Objectives(), 1.0)
     assert report.attainment is None
-    assert goodput([(1.0, report)], 0.9) is None
+    assert goodput([report], 0.9) is None
 
 
 def test_a_run_in_which_all_failed_is_still_a_report() -> None:
-    report = summarize([FAILED, FAILED], Objectives(ttft_s=1))
+    report = summarize([FAILED, FAILED], Objectives(ttft_s=1), 2.0)
     assert (report.answered, report.attainment, report.ttft.p99_s) == (0, 0.0, None)
-    plain_console(stderr=True).print(run_table(report), sweep_table([(2.0, report)]))
+    plain_console(stderr=True).print(run_table(report), sweep_table([report]))
 
 
 def test_goodput_is_the_highest_rate_that_attains() -> None:
-    def attained(share: float) -> Report:
-        return replace(summarize([GOOD], Objectives(ttft_s=1)), attainment=share)
+    def attained(rate: float, share: float, late_s: float = 0.0) -> Report:
+        record = replace(GOOD, sent_late_s=late_s)
+        return replace(summarize([record], Objectives(ttft_s=1), rate), attainment=share)
 
-    runs = [(1.0, attained(1.0)), (2.0, attained(0.92)), (4.0, attained(0.91)), (8.0, attained(0.5))]
-    assert goodput(runs, 0.9) == 4.0
-    assert goodput(runs, 0.95) == 1.0
-    assert goodput(runs[3:], 0.9) == 0.0
+    reports = [attained(1.0, 1.0), attained(2.0, 0.92), attained(4.0, 0.91), attained(8.0, 0.5)]
+    assert goodput(reports, 0.9) == 4.0
+    assert goodput(reports, 0.95) == 1.0
+    assert goodput(reports[3:], 0.9) == 0.0
+    assert goodput([*reports, attained(16.0, 1.0, late_s=17.0)], 0.9) == 4.0, "a rate that was not offered"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (replace(GOOD, sent_late_s=17.0), "1 in 100 was sent more than 17.00 s late"),
+        (replace(FAILED, error=NOT_SENT), "2 requests were not sent"),
+    ],
+)
+def test_a_generator_that_does_not_keep_up_says_so_and_marks_its_figures(record: Record, said: str) -> None:
+    report = summarize([record, record], Objectives(), 61.0)
+    assert not report.kept_up
+    assert report.document()["kept_up"] is False
+    assert said in (not_kept_up(report) or "")
+    for table in (run_table(report), sweep_table([report])):
+        assert "61*" in shown(table)
+    on_time = summarize([GOOD], Objectives(), 61.0)
+    assert (on_time.kept_up, not_kept_up(on_time)) == (True, None)
+    assert "61*" not in shown(run_table(on_time))
+
+
+def shown(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.sampled_from([0, 50, 90, 99, 100]))
@@ -74,7 +105,7 @@ def test_plots_are_pictures(tmp_path: Path, rates: tuple[float, ...]) -> None:
     rng = random.Random(0)
     records = [replace(GOOD, ttft_s=rng.random(), end_s=2 + rng.random()) for _ in range(20)] + [FAILED]
     objectives = Objectives(ttft_s=0.5)
-    report = summarize(records, objectives)
-    plot(tmp_path / "a.png", [(rate, report, records) for rate in rates], objectives)
+    runs = [Run(rate, summarize(records, objectives, rate), records) for rate in rates]
+    plot(tmp_path / "a.png", runs, objectives)
     with Image.open(tmp_path / "a.png") as image:
         assert image.format == "PNG"

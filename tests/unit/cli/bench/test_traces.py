@@ -1,5 +1,6 @@
 """Traces in the formats that people have; with TRIPTYCH_TEST_TRACES also the real thing."""
 
+import csv
 import gzip
 import json
 import os
@@ -36,7 +37,7 @@ def test_azures_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> N
     path = tmp_path / ("trace.csv.gz" if zipped else "trace.csv")
     path.write_bytes(gzip.compress(AZURE.encode()) if zipped else AZURE.encode())
     got = load(path, Span(0, 60), Size(28, 28), random.Random(0))
-    assert [(round(r.arrival_s, 6), len(r.images), r.text_tokens, r.output_tokens) for r in got] == [
+    assert [(round(r.arrival_s, 6), len(r.images), r.text_tokens, r.output_tokens) for r in got.requests] == [
         (0, 1, 948, 126),
         (2, 0, 500, 80),
         (10, 2, 698, 1),
@@ -46,8 +47,17 @@ def test_azures_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> N
 def test_a_span_of_a_trace_can_be_sped_up(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
-    got = load(path, Span(1, 10, rate=0.4), None, random.Random(0))
-    assert [round(request.arrival_s, 6) for request in got] == [0.5, 4.5]
+    got = load(path, Span(1, 4, rate=0.25), None, random.Random(0))
+    assert [round(request.arrival_s, 6) for request in got.requests] == [pytest.approx(4 / 9, abs=1e-5)]
+    assert (got.duration_s, got.rate) == (4.0, 0.25)
+
+
+def test_a_trace_that_ends_before_the_span_is_replayed_at_the_rate_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE)
+    got = load(path, Span(0, 60, rate=0.5), None, random.Random(0))
+    assert (len(got.requests), got.duration_s, got.rate) == (3, 6.0, 0.5)
+    assert [request.arrival_s for request in got.requests] == pytest.approx([0, 0.9, 4.5])
 
 
 @pytest.mark.parametrize(
@@ -78,11 +88,20 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_servegens_profiles_are_drawn_at_their_rates(tmp_path: Path, window: str) -> None:
     path = servegen(tmp_path, rows=f"{window}\n600,0,0,,0,0\n")
     got = load(path, Span(0, 1200), None, random.Random(0))
-    assert len(got) / 600 == pytest.approx(5, rel=0.1)
-    assert all(0 <= request.arrival_s < 600 for request in got), "the second window is empty"
-    assert {request.text_tokens for request in got} == {10, 20}
-    assert {request.images for request in got} == {(), (Size(56, 56),) * 3}
-    assert {request.output_tokens for request in got} == {7}
+    assert len(got.requests) / 600 == pytest.approx(5, rel=0.1)
+    assert all(0 <= request.arrival_s < 600 for request in got.requests), "the second window is empty"
+    assert {request.text_tokens for request in got.requests} == {10, 20}
+    assert {request.images for request in got.requests} == {(), (Size(56, 56),) * 3}
+    assert {request.output_tokens for request in got.requests} == {7}
+
+
+@pytest.mark.parametrize("fit", ["Gamma,1,0.00058", "Gamma,0.0127,0.1", "Weibull,0.36,3.9", "Weibull,1,1e-9"])
+def test_the_recorded_rate_counts_where_the_fit_contradicts_it(tmp_path: Path, fit: str) -> None:
+    path = servegen(tmp_path, rows=f"0,5,1,{fit}\n")
+    recorded = [len(_loaded(path, Span(100, 20), seed)) for seed in range(300)]
+    assert sum(recorded) / len(recorded) == pytest.approx(100, rel=0.15)
+    asked = [len(_loaded(path, Span(100, 20, rate=2), seed)) for seed in range(600)]
+    assert sum(asked) / len(asked) == pytest.approx(40, rel=0.15)
 
 
 def test_short_spans_of_bursty_profiles_keep_the_rate_asked_for(tmp_path: Path) -> None:
@@ -93,7 +112,7 @@ def test_short_spans_of_bursty_profiles_keep_the_rate_asked_for(tmp_path: Path) 
 
 def _loaded(path: Path, span: Span, seed: int) -> list[object]:
     try:
-        return list(load(path, span, None, random.Random(seed)))
+        return list(load(path, span, None, random.Random(seed)).requests)
     except WorkloadError:
         return []
 
@@ -101,8 +120,8 @@ def _loaded(path: Path, span: Span, seed: int) -> list[object]:
 def test_the_time_of_day_decides_what_requests_are_made_of(tmp_path: Path) -> None:
     path = servegen(tmp_path, rows="21600,5,1,Gamma,1,0.2\n")
     got = load(path, Span(21600, 60), Size(8, 8), random.Random(0))
-    assert {request.text_tokens for request in got} == {99}
-    assert {size for request in got for size in request.images} == {Size(8, 8)}
+    assert {request.text_tokens for request in got.requests} == {99}
+    assert {size for request in got.requests for size in request.images} == {Size(8, 8)}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,7 @@ def test_the_time_of_day_decides_what_requests_are_made_of(tmp_path: Path) -> No
     [
         ("0,5,1,Gauss,1,1\n", None),
         ("0,5,1,Gamma,0,1\n", None),
+        ("0,5,1,Weibull,0.001,1\n", None),
         ("0,5\n", None),
         ("", None),
         ("0,5,1,Gamma,1,0.2\n", {}),
@@ -129,14 +149,29 @@ def test_a_directory_without_profiles_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_published_workload_has_its_published_figures() -> None:
+    path = _published()
+    day = [load(path, Span(hour * 3600, 600), None, random.Random(hour)) for hour in range(24)]
+    images = [len(request.images) for part in day for request in part.requests]
+    assert sum(images) / len(images) == pytest.approx(1.6, abs=0.4)
+    assert images.count(0) / len(images) < 0.02
+    recorded = 0.0
+    for file in path.glob("chunk-*-trace.csv"):
+        with file.open(newline="") as rows:
+            recorded += sum(float(row[1]) for row in csv.reader(rows) if float(row[0]) % 3600 == 0)
+    assert len(images) / 600 == pytest.approx(recorded, rel=0.05), "requests per second, over all clients"
+
+
+@pytest.mark.parametrize("start_s", [0, 6000, 12_000, 36_000, 63_000])
+def test_the_published_workload_is_offered_at_the_rate_asked_for(start_s: float) -> None:
+    """At 6000 s a client's fitted gaps are 30,000 times too short for its recorded rate."""
+    path = _published()
+    plans = [load(path, Span(start_s, 300, rate=4), None, random.Random(seed)) for seed in range(10)]
+    assert sum(plan.rate for plan in plans) / len(plans) == pytest.approx(4, rel=0.2)
+    assert [plan.rate for plan in plans] == [len(plan.requests) / 300 for plan in plans]
+
+
+def _published() -> Path:
     root = os.environ.get("TRIPTYCH_TEST_TRACES")  # noqa: TID251  # where a machine has them is not the project's to say
     if not root:
         pytest.skip("TRIPTYCH_TEST_TRACES does not name a directory with servegen-mm-image/")
-    path = Path(root) / "servegen-mm-image"
-    day = [load(path, Span(hour * 3600, 600), None, random.Random(hour)) for hour in range(0, 24, 6)]
-    images = [len(request.images) for part in day for request in part]
-    assert sum(images) / len(images) == pytest.approx(1.6, abs=0.4)
-    assert images.count(0) / len(images) < 0.02
-    assert 2 < sum(map(len, day)) / 2400 < 13, "requests per second"
-    fast = load(path, Span(36_000, 300, rate=4), None, random.Random(0))
-    assert len(fast) / 300 == pytest.approx(4, rel=0.25)
+    return Path(root) / "servegen-mm-image"

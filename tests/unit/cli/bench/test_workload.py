@@ -55,14 +55,22 @@ def test_arrivals_have_their_rate_and_their_burstiness(burstiness: float, variat
     assert all(0 <= at_s < 1000 for at_s in times)
 
 
+@pytest.mark.parametrize("burstiness", [0.0, 1.0, 50.0])
+def test_short_runs_have_their_rate_on_average(burstiness: float) -> None:
+    draw = rng()
+    numbers = [len(arrivals(10.0, 0.4, burstiness, draw)) for _ in range(20_000)]
+    assert statistics.fmean(numbers) == pytest.approx(4, rel=0.1)
+
+
 def test_the_same_seed_makes_the_same_requests() -> None:
     mix = Mix(Distribution.parse("1:1,2:1"), Distribution.parse("5,9"), Distribution.parse("7"), Size(8, 8))
     first, again, other = (synthetic(mix, rate=3, duration_s=20, burstiness=1, rng=rng(seed)) for seed in (1, 1, 2))
     assert first == again != other
-    assert {len(request.images) for request in first} == {1, 2}
+    assert {len(request.images) for request in first.requests} == {1, 2}
 
 
 def test_there_is_always_something_to_send() -> None:
     one = Distribution.parse("1")
     mix = Mix(one, one, one, Size(8, 8))
-    assert len(synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, rng=rng())) == 1
+    plan = synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, rng=rng())
+    assert (len(plan.requests), plan.rate) == (1, 10.0), "the rate is that of what is sent"
