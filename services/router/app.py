@@ -71,12 +71,14 @@ def _prepare(settings: RouterSettings) -> ModelPrepare:
         max_bytes=settings.max_image_bytes,
         max_pixels=settings.max_image_pixels,
         max_side_px=settings.max_image_side_px,
+        max_scanned_pixels=settings.max_scanned_pixels,
         max_video_bytes=settings.max_video_bytes,
         max_video_s=settings.max_video_s,
         max_frames=settings.max_video_frames,
         max_video_pixels=settings.max_video_pixels,
         max_audio_bytes=settings.max_audio_bytes,
         max_audio_s=settings.max_audio_s,
+        max_audio_samples=settings.max_audio_samples,
     )
     try:
         builder = PromptBuilder.load(ModelFiles.load(model_directory(settings.model, weights=False)))

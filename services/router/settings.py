@@ -31,6 +31,9 @@ class RouterSettings(RpcServiceSettings):
     """Most pixels of one image, by its header."""
     max_image_side_px: int = Field(default=16_384, ge=1)
     """Longest side of an image, by its header."""
+    max_scanned_pixels: int = Field(default=1_500_000_000, ge=1)
+    """Most pixels that decoding one image goes over: its own, times the scans of a JPEG. A run-length coded BMP counts as
+    256 scans."""
     max_video_bytes: int = Field(default=32 << 20, ge=1)
     """Largest encoded video."""
     max_video_s: int = Field(default=3600, ge=1)
@@ -43,6 +46,8 @@ class RouterSettings(RpcServiceSettings):
     """Largest encoded audio clip."""
     max_audio_s: int = Field(default=1800, ge=1)
     """Longest audio clip, by its header."""
+    max_audio_samples: int = Field(default=200_000_000, ge=1)
+    """Most samples of one channel of audio, by its header."""
     max_stop_strings: int = Field(default=16, ge=0)
     """Most stop strings in one request."""
     max_stop_chars: int = Field(default=256, ge=1)

@@ -15,6 +15,9 @@ from triptych.errors import InvalidMedia
 MAX_PARTS = 262_144
 """Boxes, blocks, pages or frames of a file that are looked at before it is refused: two hours of MP3."""
 
+_MAX_TRACKS = 64
+"""They are looked through for each part that belongs to one."""
+
 
 class VideoCodec(Enum):
     """The value is what libavcodec calls it."""
@@ -59,3 +62,9 @@ def count_parts(what: str) -> Iterator[int]:
     """Counts the parts of a file, up to the bound."""
     yield from range(MAX_PARTS)
     raise InvalidMedia(f"the {what} has more than {MAX_PARTS} parts")
+
+
+def refuse_more_tracks(what: str, tracks: int) -> None:
+    """Raises InvalidMedia where a file that has so many tracks may have no more."""
+    if tracks >= _MAX_TRACKS:
+        raise InvalidMedia(f"the {what} has more than {_MAX_TRACKS} tracks")

@@ -1,4 +1,4 @@
-"""Headers of the image formats that are accepted: size and orientation, read by hand and without decoding.
+"""Headers of the image formats that are accepted: size, orientation and what decoding costs, read by hand.
 
 The format is what the first bytes say, and the rest has to have its structure; a name or a declared type is never
 asked. Every walk over a file's parts is bounded. ``read_header`` raises nothing but InvalidMedia.
@@ -18,6 +18,17 @@ FORMATS = ("png", "jpeg", "webp", "gif", "bmp")
 
 _MAX_PARTS = 65_536
 """Chunks, segments or blocks that are looked at before a file is refused."""
+_MAX_EXIF_SEGMENTS = 64
+"""Of a JPEG; 4 MiB. Decoders join them one by one, copying what they have each time."""
+_MAX_UNPACKED_BYTES = 64 << 20
+"""What the compressed metadata of a PNG may inflate to."""
+_MAX_INFLATION = 1032
+"""Deflate makes at most so many bytes of one."""
+_MAX_INFLATED_CHUNK_BYTES = 1 << 20
+"""Pillow stops inflating a chunk of metadata there."""
+_COMPRESSED_METADATA = frozenset({b"iCCP", b"zTXt", b"iTXt"})
+_RLE_PASSES = 256
+"""Pillow decodes run lengths of BMP in Python: a pixel, or a byte of them, takes so much longer than a pass of JPEG."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_PREFIX = b"Exif\x00\x00"
@@ -27,20 +38,29 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _ORIENTATION_TAG = 0x0112
 _TIFF_INTEGERS = {3: "H", 4: "I", 8: "h", 9: "i"}
 
-# Start-of-frame markers: all of 0xC0 to 0xCF but DHT (C4), JPG (C8) and DAC (CC).
+# Start-of-frame markers: all of 0xC0 to 0xCF but DHT (C4), JPG (C8) and DAC (CC). Lossless, hierarchical and
+# arithmetic-coded images are not taken: no browser shows them, and their cost is not bounded by scans and pixels.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_FRAMES_TAKEN = frozenset({0xC0, 0xC1, 0xC2})
+_JPEG_PROGRESSIVE = 0xC2
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _JPEG_START_OF_SCAN, _JPEG_END, _JPEG_APP1 = 0xDA, 0xD9, 0xE1
+_BMP_RUN_LENGTHS = (1, 2)
+_JPEG_FILL = re.compile(rb"\xff*")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Width and height are in pixels as stored; ``orientation`` is EXIF's, 1 to 8."""
+    """Width and height are in pixels as stored; ``orientation`` is EXIF's, 1 to 8.
+
+    ``passes`` is how many times decoding goes over all pixels, at most.
+    """
 
     format: str
     width: int
     height: int
     orientation: int = 1
+    passes: int = 1
 
 
 def read_header(data: bytes) -> Header | None:
@@ -78,6 +98,7 @@ def _read_png(data: bytes) -> Header:
         raise InvalidMedia("the png image does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
     exif, xmp = b"", b""
+    unpacked_nbytes = 0
     position = len(_PNG_SIGNATURE)
     for _ in _parts("png"):
         nbytes, kind = struct.unpack_from(">I4s", data, position)
@@ -85,6 +106,10 @@ def _read_png(data: bytes) -> Header:
         position = content + nbytes + 4
         if position > len(data):
             raise InvalidMedia("the png image is cut off")
+        if kind in _COMPRESSED_METADATA:
+            unpacked_nbytes += min(nbytes * _MAX_INFLATION, _MAX_INFLATED_CHUNK_BYTES)
+            if unpacked_nbytes > _MAX_UNPACKED_BYTES:
+                raise InvalidMedia(f"the png image's metadata may unpack to more than {_MAX_UNPACKED_BYTES} bytes")
         if kind == b"eXIf":
             exif = data[content : content + nbytes]
         elif kind == b"iTXt" and data.startswith(_XMP_KEYWORD, content):
@@ -95,36 +120,57 @@ def _read_png(data: bytes) -> Header:
 
 
 def _read_jpeg(data: bytes) -> Header:
-    """Marker segments up to the first scan (ITU T.81, annex B)."""
-    size: tuple[int, int] | None = None
-    exif, xmp = b"", b""
-    position = 2
-    for _ in _parts("jpeg"):
-        if data[position] != 0xFF:
-            raise InvalidMedia("the jpeg image has no marker where one has to be")
-        while data[position] == 0xFF:  # any number of fill bytes
-            position += 1
-        marker = data[position]
-        position += 1
-        if marker in _JPEG_STANDALONE:
-            continue
-        if marker in (_JPEG_START_OF_SCAN, _JPEG_END):
-            break
-        nbytes = int(struct.unpack_from(">H", data, position)[0])
-        segment = data[position + 2 : position + nbytes]
-        if nbytes < 2 or len(segment) != nbytes - 2:
-            raise InvalidMedia("the jpeg image is cut off")
-        if marker in _JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", segment, 1)
-            size = width, height
+    """Marker segments up to the first scan (ITU T.81, annex B); further scans are counted, not read."""
+    frame: tuple[int, int, int] | None = None
+    exif: list[bytes] = []
+    xmp = b""
+    components, progressive, passes = 0, False, 1
+    for marker, segment, end in _jpeg_segments(data):
+        if marker == _JPEG_START_OF_SCAN:
+            if progressive or segment[0] < components:  # else the one scan has all, and decoders stop after it
+                passes += data.count(b"\xff\xda", end)
+        elif marker in _JPEG_FRAMES:
+            if marker not in _JPEG_FRAMES_TAKEN:
+                raise InvalidMedia("the jpeg image is lossless, hierarchical or arithmetic-coded, which is not taken")
+            if frame is not None:
+                raise InvalidMedia("the jpeg image has more than one frame header")
+            frame = struct.unpack_from(">HHB", segment, 1)
+            components, progressive = frame[2], marker == _JPEG_PROGRESSIVE
         elif marker == _JPEG_APP1 and segment.startswith(_EXIF_PREFIX):
-            exif += segment[len(_EXIF_PREFIX) :]  # large EXIF data goes on in the next segment
+            exif.append(segment[len(_EXIF_PREFIX) :])  # large EXIF data goes on in the next segment
+            if len(exif) > _MAX_EXIF_SEGMENTS:
+                raise InvalidMedia(f"the jpeg image has more than {_MAX_EXIF_SEGMENTS} segments of EXIF data")
         elif marker == _JPEG_APP1 and segment.startswith(_XMP_PREFIX):
             xmp = segment
-        position += nbytes
-    if size is None:
+    if frame is None:
         raise InvalidMedia("the jpeg image has no frame header")
-    return Header("jpeg", *size, _orientation(exif, xmp))
+    height, width, _ = frame
+    return Header("jpeg", width, height, _orientation(b"".join(exif), xmp), passes)
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Marker, content and end of each segment, up to the header of the first scan."""
+    position, fill_nbytes, marker = 2, 0, 0
+    for _ in _parts("jpeg"):
+        if marker == _JPEG_START_OF_SCAN:
+            return
+        if data[position] != 0xFF:
+            raise InvalidMedia("the jpeg image has no marker where one has to be")
+        end_of_fill = _JPEG_FILL.match(data, position).end()  # type: ignore[union-attr]  # it matches nothing, too
+        fill_nbytes += end_of_fill - position
+        if fill_nbytes > 2 * _MAX_PARTS:  # decoders step over them one by one
+            raise InvalidMedia(f"the jpeg image has more than {2 * _MAX_PARTS} fill bytes")
+        marker = data[end_of_fill]
+        position = end_of_fill + 1
+        if marker == _JPEG_END:
+            return
+        if marker not in _JPEG_STANDALONE:
+            nbytes = int(struct.unpack_from(">H", data, position)[0])
+            segment = data[position + 2 : position + nbytes]
+            if nbytes < 2 or len(segment) != nbytes - 2:
+                raise InvalidMedia("the jpeg image is cut off")
+            position += nbytes
+            yield marker, segment, position
 
 
 def _read_webp(data: bytes) -> Header:
@@ -171,19 +217,20 @@ def _read_gif(data: bytes) -> Header:
     """The logical screen, or the first frame where that reaches beyond it (GIF89a, sections 18 and 20)."""
     screen_width, screen_height, flags = struct.unpack_from("<HHB", data, 6)
     position = 13 + _gif_palette_nbytes(flags)
-    for _ in _parts("gif"):
+    parts = _parts("gif")
+    for _ in parts:
         if data[position] == 0x2C:
             left, top, width, height = struct.unpack_from("<HHHH", data, position + 1)
             return Header("gif", max(screen_width, left + width), max(screen_height, top + height))
         if data[position] != 0x21:
             raise InvalidMedia("the gif image has no frame where one has to be")
         position += 2  # an extension: its label, then blocks of a length byte and data up to an empty one
-        for _ in _parts("gif"):
+        for _ in parts:
             nbytes = data[position]
             position += 1 + nbytes
             if nbytes == 0:
                 break
-    raise InvalidMedia("the gif image has no frame")
+    raise AssertionError
 
 
 def _gif_palette_nbytes(flags: int) -> int:
@@ -192,15 +239,18 @@ def _gif_palette_nbytes(flags: int) -> int:
 
 def _read_bmp(data: bytes) -> Header:
     """The OS/2 core header or one of the Windows headers; a negative height stores rows from the top."""
+    passes = 1
     header_nbytes = int(struct.unpack_from("<I", data, 14)[0])
     if header_nbytes == 12:
         width, height = struct.unpack_from("<HH", data, 18)
     elif header_nbytes in (40, 52, 56, 64, 108, 124):
-        width, height = struct.unpack_from("<ii", data, 18)
+        width, height, _, _, compression = struct.unpack_from("<iiHHI", data, 18)
         height = abs(height)
+        if compression in _BMP_RUN_LENGTHS:
+            passes = _RLE_PASSES * max(1, -(-len(data) // max(1, width * height)))
     else:
         raise InvalidMedia(f"the bmp image has a header of {header_nbytes} bytes, which is none that is known")
-    return Header("bmp", width, height)
+    return Header("bmp", width, height, passes=passes)
 
 
 def _orientation(exif: bytes, xmp: bytes) -> int:

@@ -12,7 +12,7 @@ from operator import mul
 
 from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
-from triptych.media.clips import Clip, VideoCodec, audio, count_parts
+from triptych.media.clips import MAX_PARTS, Clip, VideoCodec, audio, count_parts, refuse_more_tracks
 
 _HOLDS_BOXES = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf"})
 _VIDEO_CODECS = {
@@ -65,6 +65,7 @@ def read_mp4(data: bytes) -> Clip:
     file = _File([])
     for kind, content, end in _boxes(data):
         if kind == b"trak":
+            refuse_more_tracks("mp4 file", len(file.tracks))
             file.tracks.append(_Track())
         elif reader := _READERS.get(kind):
             reader(file, data, content, end)
@@ -224,6 +225,8 @@ def _numbers(data: bytes, position: int, end: int, count: int) -> tuple[int, ...
     """So many 32-bit numbers of a table. Its length is checked before it is trusted."""
     if position + 4 * count > end:
         raise InvalidMedia("the mp4 file is cut off, or its parts overlap")
+    if count > 4 * MAX_PARTS:
+        raise InvalidMedia(f"the mp4 file has a table of more than {4 * MAX_PARTS} numbers")
     return struct.unpack_from(f">{count}I", data, position)
 
 

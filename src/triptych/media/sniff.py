@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
 from triptych.media.clips import Clip
+from triptych.media.foreign import foreign_format
 from triptych.media.headers import FORMATS, Header, read_header
 from triptych.media.mp4 import is_mp4, read_mp4
 from triptych.media.sound import is_mp3, read_flac, read_mp3, read_ogg, read_wav
 from triptych.media.webm import read_webm
 
 _KNOWN = f"images ({', '.join(FORMATS)}), videos (mp4, mov, webm) and audio (wav, flac, mp3, ogg, m4a)"
+_LEAST_SCANNED_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ class MediaLimits:
 
     ``max_pixels`` bounds decoded memory of an image or a frame: 64 million are 192 MB as RGB. ``max_aspect_ratio``
     bounds what comes after: processors that bring the shorter side to a fixed length would make gigabytes of an image
-    of 1 x 16,384. ``max_video_pixels``, of all frames together, bounds the time that decoding takes.
+    of 1 x 16,384. ``max_scanned_pixels``, of an image and its scans together, ``max_video_pixels``, of all frames
+    together, and ``max_audio_samples``, of one channel, bound the time that decoding takes: some 0.7 ns for each scanned
+    pixel, so that no image takes more than about a second.
     """
 
     max_bytes: int = 20 << 20
@@ -35,10 +39,12 @@ class MediaLimits:
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384
     max_aspect_ratio: int = 200
+    max_scanned_pixels: int = 1_500_000_000
     max_video_s: int = 3600
     max_frames: int = 36_000
     max_video_pixels: int = 16_000_000_000
     max_audio_s: int = 1800
+    max_audio_samples: int = 200_000_000
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self)):
@@ -60,6 +66,7 @@ def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
     if (header := read_header(data)) is not None:
         _check_bytes(f"{header.format} image", data, limits.max_bytes)
         _check_size(f"the {header.format} image", header.width, header.height, limits)
+        _check_passes(header, limits)
         return _image_info(header, data)
     clip = _read_clip(data)
     if clip.modality is Modality.VIDEO:
@@ -70,6 +77,10 @@ def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
     if clip.duration_s > limits.max_audio_s:
         raise InvalidMedia(
             f"the {clip.format} audio takes {clip.duration_s:.1f} s, the limit is {limits.max_audio_s} s"
+        )
+    if clip.samples > limits.max_audio_samples:
+        raise InvalidMedia(
+            f"the {clip.format} audio has {clip.samples} samples, the limit is {limits.max_audio_samples}"
         )
     return _clip_info(clip, data)
 
@@ -113,6 +124,8 @@ def _read_clip(data: bytes) -> Clip:
 
 def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     """By the first bytes; those of MP3 say the least, so they are asked last."""
+    if name := foreign_format(data):
+        raise InvalidMedia(f"the item is {name}, which is not taken; accepted are {_KNOWN}")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav", read_wav
     if data[:4] == b"fLaC":
@@ -126,6 +139,19 @@ def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     if is_mp3(data):
         return "mp3", read_mp3
     raise InvalidMedia(f"the item's format is not known; accepted are {_KNOWN}")
+
+
+def _check_passes(header: Header, limits: MediaLimits) -> None:
+    """A small image counts for more than it has: each scan costs something of its own."""
+    pixels = header.width * header.height
+    if (
+        header.passes > 1
+        and (scanned := header.passes * max(pixels, _LEAST_SCANNED_PIXELS)) > limits.max_scanned_pixels
+    ):
+        raise InvalidMedia(
+            f"decoding the {header.format} image goes {header.passes} times over its {pixels} pixels, which counts as "
+            f"{scanned} scanned pixels; the limit is {limits.max_scanned_pixels}"
+        )
 
 
 def _check_bytes(what: str, data: bytes, limit: int) -> None:

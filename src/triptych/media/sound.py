@@ -104,7 +104,9 @@ def is_mp3(data: bytes) -> bool:
 def read_mp3(data: bytes) -> Clip:
     """Every frame's header, since only they say how many there are; less the padding that an encoder wrote down."""
     position = 0
-    while data[position : position + 3] == b"ID3":
+    for _ in count_parts("mp3 audio"):
+        if data[position : position + 3] != b"ID3":
+            break
         flags, *size = struct.unpack_from(">5B", data, position + 5)
         nbytes = sum(byte << 7 * place for place, byte in enumerate(reversed(size)))
         position += 10 + nbytes + (10 if flags & 0x10 else 0)

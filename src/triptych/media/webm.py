@@ -10,7 +10,7 @@ from math import isfinite
 
 from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
-from triptych.media.clips import Clip, VideoCodec, count_parts
+from triptych.media.clips import Clip, VideoCodec, count_parts, refuse_more_tracks
 
 _SEGMENT, _INFO, _TRACKS, _CLUSTER, _BLOCK_GROUP = 0x18538067, 0x1549A966, 0x1654AE6B, 0x1F43B675, 0xA0
 _TRACK, _VIDEO = 0xAE, 0xE0
@@ -85,6 +85,7 @@ def _step(data: bytes, position: int, walk: _Walk) -> int:
         if endless and element not in _MAY_BE_ENDLESS:
             raise InvalidMedia("the webm video has a part without an end")
         if element == _TRACK:
+            refuse_more_tracks("webm video", len(walk.tracks))
             walk.tracks.append({})
         return content
     end = content + nbytes

@@ -118,7 +118,7 @@ def test_an_mp3_may_start_with_tags_and_end_with_some() -> None:
         (audio(form="ogg", sample_rate_hz=48_000) * 2, "the ogg file has more than one stream"),
         (audio(form="m4a").replace(b"mp4a", b"enca"), "the m4a audio's codec is not taken"),
         (audio().replace(b"fmt \x10\x00\x00\x00\x01", b"fmt \x10\x00\x00\x00\x11"), "tag 17"),
-        (b"\x00\x00\x00\x18ftypheic" + bytes(12) + b"\x00\x00\x00\x08meta", "neither video nor audio"),
+        (b"\x00\x00\x00\x18ftypisom" + bytes(12) + b"\x00\x00\x00\x08meta", "neither video nor audio"),
         (b"\x1a\x45\xdf\xa3\x80", "the webm file has no video"),
         (audio()[:36] + b"data\x00\x00\x00\x00", "the wav audio is empty"),
     ],

@@ -156,10 +156,8 @@ def test_a_bmp_that_is_stored_from_the_top_is_read() -> None:
     [
         (b"", "is empty"),
         (b"not an image at all", r"format is not known; accepted are images \(png, jpeg, webp, gif, bmp\)"),
-        (b"%PDF-1.7\n" + image("jpeg"), "format is not known"),
-        (b"PK\x03\x04" + image("png"), "format is not known"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format is not known"),
-        (b"II*\x00" + bytes(64), "format is not known"),
+        (b"%PDF-1.7\n" + image("jpeg"), "is a PDF document"),
+        (b"PK\x03\x04" + image("png"), "is a ZIP archive"),
         (b"GIF89a/*" + b"alert(1);" * 9, "gif image has no frame"),
         (image("png")[:-12], "png image is cut off"),
         (image("png")[:20], "png image is cut off"),
@@ -173,6 +171,48 @@ def test_a_bmp_that_is_stored_from_the_top_is_read() -> None:
 def test_what_is_no_whole_image_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidMedia, match=message):
         inspect_media(data, LIMITS)
+
+
+def _box(brand: bytes, *compatible: bytes) -> bytes:
+    content = brand + bytes(4) + b"".join(compatible)
+    return struct.pack(">I4s", 8 + len(content), b"ftyp") + content + b"\0\0\0\x08meta" + bytes(64)
+
+
+def _avif() -> bytes:
+    out = BytesIO()
+    Image.new("RGB", (7, 3)).save(out, "avif")
+    return out.getvalue()
+
+
+FOREIGN = {
+    "an AVIF image": [_avif(), _box(b"avis"), _box(b"mif1", b"miaf", b"avif")],
+    "a HEIC image": [_box(b"heic"), _box(b"hevc"), _box(b"msf1", b"hevc")],
+    "a HEIF image": [_box(b"mif1"), _box(b"mif1", b"mif1")],
+    "a raw photo (CR3)": [_box(b"crx ")],
+    "a TIFF image or raw photo": [b"II*\x00" + bytes(64), b"MM\x00*" + bytes(64)],
+    "a JPEG XL image": [b"\xff\x0a" + bytes(64), b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(64)],
+    "a JPEG 2000 image": [b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(64)],
+    "an ICO image": [b"\0\0\1\0\1\0" + bytes(64)],
+    "a Photoshop file": [b"8BPS\0\1" + bytes(64)],
+    "an SVG image": [
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"\xef\xbb\xbf <?xml version='1.0'?>\n<!-- drawn by hand --><svg/>",
+    ],
+    "an HTML page": [b"\n<!DOCTYPE html><html>502 Bad Gateway</html>", b"<html><body>404</body></html>"],
+    "a JSON text": [b'{"error": {"message": "not found"}}'],
+    "a gzip file": [b"\x1f\x8b\x08" + bytes(64)],
+    "an AVI video": [b"RIFF\x20\0\0\0AVI LIST" + bytes(64)],
+    "raw AAC audio (ADTS)": [b"\xff\xf1\x50\x80" + bytes(64)],
+    "base64 text (of a JPEG image): it was encoded twice": [b"/9j/4AAQSkZJRg"],
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_known_format_that_is_not_taken_is_refused_by_its_name(name: str) -> None:
+    for data in FOREIGN[name]:
+        with pytest.raises(InvalidMedia) as caught:
+            inspect_media(data, LIMITS)
+        assert f"the item is {name}, which is not taken; accepted are images (png, " in str(caught.value)
 
 
 def _with_size(form: str, width: int, height: int) -> bytes:
