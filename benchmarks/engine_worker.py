@@ -31,7 +31,7 @@ class Ours:
         import torch
 
         from triptych.domain.sampling import SamplingParams
-        from triptych.engine.decoder.text import TransformersTextEngine
+        from triptych.engine.decoder.text_engine import TransformersTextEngine
         from triptych.ports import EngineRequest
 
         self._request, self._sampling = EngineRequest, SamplingParams

@@ -11,7 +11,7 @@ import grpc.aio
 
 from triptych.domain.embedding import LeaseId
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
 from triptych.families.model_files import BadModel
 from triptych.policy.iteration import ImageBudget

@@ -19,7 +19,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import EncoderLoad, InstanceInfo
 from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.image_budget import measured_image_budget
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import MEASURED_SHARE

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.unit.engine.tiny import greedy, make_model, run, text_engine
-from triptych.engine.decoder.flash import FLASH_BLOCK_TOKENS, has_paged_kernel, paged_attention, paged_layout
-from triptych.engine.start import KvOptions
+from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel, paged_attention, paged_layout
+from triptych.engine.decoder.setup import KvOptions
 from triptych.ports import EngineRequest
 
 pytestmark = pytest.mark.skipif(
@@ -48,9 +48,9 @@ def test_bfloat16_runs_through_either_path(tmp_path: Path, block_tokens: int | N
 
 
 def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
-    """Rows come and go, so that several recorded passes are used; the same kernels compute both."""
+    """Rows come and go, so that several graphs are used; the same kernels compute both."""
     if not has_paged_kernel(CUDA, torch.bfloat16):
-        pytest.skip("THIS TORCH HAS NO PAGED KERNEL: recorded decoding is not tested here")
+        pytest.skip("THIS TORCH HAS NO PAGED KERNEL: CUDA graphs are not tested here")
     answers = []
     for enforce_eager in (True, False):
         engine = text_engine(

@@ -101,7 +101,7 @@ class Checkpoint:
 def open_checkpoint(directory: Path | Checkpoint) -> Checkpoint:
     """Check a model directory: configuration, family, and weights that are whole safetensors. Raises BadModel.
 
-    One that is open already is taken as it is: a process with both halves reads and hashes its files once.
+    One that is open already is returned as it is: a process with encoder and decoder reads and hashes its files once.
     """
     if isinstance(directory, Checkpoint):
         return directory

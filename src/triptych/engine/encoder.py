@@ -1,4 +1,4 @@
-"""The encoder engine: towers and projectors of a transformers model."""
+"""The encoder engine: vision and audio encoders of transformers models, with their projectors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.families.halves import DividingHalf, Features
-from triptych.engine.families.registry import halves_of
-from triptych.engine.split import Half, load_half
+from triptych.engine.families.adapters import Features, ShardingEncoderAdapter
+from triptych.engine.families.registry import adapters_of
 from triptych.engine.tensors import is_finite, to_bytes
+from triptych.engine.weight_loading import ModelPart, load_part
 from triptych.errors import EngineFailure, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
 
@@ -55,13 +55,13 @@ class TransformersEncoderEngine:
         """``threads`` is how many torch uses, in the whole process."""
         torch.set_num_threads(threads)
         checkpoint = open_checkpoint(model_dir)
-        halves = halves_of(checkpoint)
+        adapters = adapters_of(checkpoint)
         self._device = torch.device(device)
-        model = load_half(checkpoint, Half.ENCODER, dtype=DTYPES[dtype], device=self._device)
-        self._half = halves.encoder(model, checkpoint)
+        model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[dtype], device=self._device)
+        self._adapter = adapters.encoder(model, checkpoint)
         self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
-        settings = json.dumps(dict(self._half.settings), sort_keys=True, default=str)
+        settings = json.dumps(dict(self._adapter.settings), sort_keys=True, default=str)
         self._processor_digest = blake2b(settings.encode(), digest_size=32, person=b"triptych-proc").digest()
 
     @property
@@ -110,12 +110,12 @@ class TransformersEncoderEngine:
 
     def _features(self, media: bytes, info: MediaInfo, shard: Shard | None) -> Features:
         if shard is None or shard.count == shard.of:
-            return self._half.prepare(media, info)
-        if not isinstance(self._half, DividingHalf):
+            return self._adapter.prepare(media, info)
+        if not isinstance(self._adapter, ShardingEncoderAdapter):
             raise TypeError(
-                f"{self._family.model_type} says where items can be cut, its encoder half does not cut them"
+                f"{self._family.model_type} says where items can be cut, its encoder adapter does not cut them"
             )
-        return self._half.prepare_shard(media, info, shard)
+        return self._adapter.prepare_shard(media, info, shard)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
@@ -126,7 +126,7 @@ class TransformersEncoderEngine:
         if not batch:
             return []
         try:
-            encoded = self._half.encode([item.features for item in batch])
+            encoded = self._adapter.encode([item.features for item in batch])
             if not all(is_finite(tensor) for tensors in encoded for tensor in tensors):
                 raise EngineFailure("the encoder made an embedding that is not finite")
             return [

@@ -1,12 +1,12 @@
-"""How much the tower may do between two tokens of those that decode on the same device, measured when it starts."""
+"""How much the encoder may do between two tokens of those that decode on the same device, measured when it starts."""
 
 import wave
 from io import BytesIO
 
 from PIL import Image
 
+from triptych.engine.decoder.setup import fastest_s
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
-from triptych.engine.start import fastest_s
 from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.batching import largest_within
@@ -20,7 +20,7 @@ _SAMPLE_RATE_HZ = 16_000
 def measured_image_budget(
     encoder: TransformersEncoderEngine, *, decode_s: float, tpot_slo_s: float, most_items: int
 ) -> tuple[ImageBudget, float]:
-    """The largest batch of equal items that the tower encodes beside decodes within the objective (HydraInfer, 4.2).
+    """The largest batch of equal items that the encoder encodes beside decodes within the objective (HydraInfer, 4.2).
 
     Items are images of 448 x 448 pixels, or clips of 10 s where the model takes sound alone. ``decode_s`` is what the
     decodes of an iteration take. Returns the batch, and how long an iteration with it was; it is one item at least,

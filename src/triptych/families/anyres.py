@@ -2,7 +2,7 @@
 
 The arithmetic is transformers', step by step: another order of roundings gives other counts.
 
-The tower sees each tile by itself. What it makes of them is put together line by line over the whole width of the grid,
+The vision encoder computes each tile by itself. What it makes of them is put together line by line over the whole width of the grid,
 so an image can be cut between lines, and a shard needs the rows of tiles that its lines are made of.
 """
 
@@ -73,7 +73,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """``tile_px`` is the side of a tile, which the tower turns into ``side`` by ``side`` rows."""
+    """``tile_px`` is the side of a tile, which the encoder turns into ``side`` by ``side`` rows."""
 
     pinpoints: Pinpoints
     tile_px: int
@@ -156,16 +156,16 @@ def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]]
     if not processor["do_resize"]:
         raise BadModel("do_resize of the image processor is false: tiles would have no common size")
     tile_px = square(processor, "crop_size" if processor["do_center_crop"] else "size")
-    tower = square(vision, "image_size")
+    encoder = square(vision, "image_size")
     pinpoints = _pinpoints(files.config, defaults)
-    if tile_px != tower or _pinpoints(files.image_processor, defaults) != pinpoints:
+    if tile_px != encoder or _pinpoints(files.image_processor, defaults) != pinpoints:
         raise BadModel(
-            f"the image processor makes tiles of {tile_px} pixels, the vision tower takes {tower}: they and the "
+            f"the image processor makes tiles of {tile_px} pixels, the vision encoder takes {encoder}: they and the "
             "image_grid_pinpoints of the image processor and of config.json must agree"
         )
-    if any(side % tower for pinpoint in pinpoints for side in pinpoint):
-        raise BadModel(f"image_grid_pinpoints are no multiples of the vision tower's {tower} pixels")
-    return Grid(pinpoints, tower, tower // integer(vision, "patch_size"))
+    if any(side % encoder for pinpoint in pinpoints for side in pinpoint):
+        raise BadModel(f"image_grid_pinpoints are no multiples of the vision encoder's {encoder} pixels")
+    return Grid(pinpoints, encoder, encoder // integer(vision, "patch_size"))
 
 
 def _pinpoints(config: Json, defaults: Sequence[Sequence[int]]) -> Pinpoints:

@@ -87,8 +87,8 @@ class Family(Protocol):
 
 
 @runtime_checkable
-class SeesTogether(Protocol):
-    """A family that treats an item otherwise in the company of others."""
+class RequestDependent(Protocol):
+    """A family that treats an item differently when its request has others."""
 
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
         """The items of one request, each with the ``options`` by which it is told apart from itself alone."""
@@ -97,17 +97,17 @@ class SeesTogether(Protocol):
 
 def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
     """The items of one request, as ``prompt_replacement``, ``outputs`` and the encoder take them."""
-    return family.together(infos) if _sees_together(family) else tuple(infos)
+    return family.together(infos) if _is_request_dependent(family) else tuple(infos)
 
 
 @runtime_checkable
-class Divides(Protocol):
-    """A family with items that can be cut without a change of their embeddings: into tiles, into stretches of time."""
+class Shardable(Protocol):
+    """A family with items that can be cut into shards without changing their embeddings: into tiles, or in time."""
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
         """The positions that each unit of an item fills, in order; of an item that cannot be cut, one number.
 
-        Nothing in the tower goes from one unit to another, and all tensors of an item that has several have one row
+        The encoder computes each unit independently, and all tensors of an item that has several have one row
         for each position: those of a shard are the rows of its units. Raises InvalidMedia.
         """
         ...
@@ -115,14 +115,14 @@ class Divides(Protocol):
 
 @runtime_checkable
 class SamplesFrames(Protocol):
-    """A family that looks at some frames of a video."""
+    """A family that samples frames of a video."""
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
         """Their numbers, ascending. Raises InvalidMedia."""
         ...
 
     def seen_pixels(self, info: MediaInfo) -> int:
-        """Pixels of all of them together, in the size in which the tower sees them. Raises InvalidMedia."""
+        """Pixels of all of them together, in the size in which the encoder sees them. Raises InvalidMedia."""
         ...
 
 
@@ -138,18 +138,18 @@ def count_tokens(family: Family, info: MediaInfo) -> int:
 
 def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
     """The positions of each unit into which an item can be cut. Raises InvalidMedia."""
-    return family.units(info) if _divides(family) else (count_tokens(family, info),)
+    return family.units(info) if _is_shardable(family) else (count_tokens(family, info),)
 
 
 # On the way of every request: ``isinstance`` of a protocol looks at each of its members, ``issubclass`` remembers.
 
 
-def _sees_together(family: Family) -> TypeGuard[SeesTogether]:
-    return issubclass(type(family), SeesTogether)
+def _is_request_dependent(family: Family) -> TypeGuard[RequestDependent]:
+    return issubclass(type(family), RequestDependent)
 
 
-def _divides(family: Family) -> TypeGuard[Divides]:
-    return issubclass(type(family), Divides)
+def _is_shardable(family: Family) -> TypeGuard[Shardable]:
+    return issubclass(type(family), Shardable)
 
 
 def shard_outputs(

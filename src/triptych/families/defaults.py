@@ -13,14 +13,14 @@ TEXT_DEFAULTS: Mapping[str, Json] = {
 }
 """Language models, by ``model_type``."""
 
-TOWER_DEFAULTS: Mapping[str, Json] = {
+VISION_DEFAULTS: Mapping[str, Json] = {
     "clip_vision_model": {"image_size": 224, "patch_size": 32},
     "idefics3_vision": {"image_size": 224, "patch_size": 32},
     "internvl_vision": {"image_size": [448, 448], "patch_size": [14, 14]},
     "siglip_vision_model": {"image_size": 224, "patch_size": 16},
     "smolvlm_vision": {"image_size": 224, "patch_size": 32},
 }
-"""Vision towers, by ``model_type``."""
+"""Vision encoders, by ``model_type``."""
 
 CLIP_PROCESSOR_DEFAULTS: Json = {
     "do_resize": True,
@@ -31,4 +31,4 @@ CLIP_PROCESSOR_DEFAULTS: Json = {
 """Of CLIP's image processor, and of those that were made from it."""
 
 CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""How many more rows than patches a tower makes."""
+"""How many more rows than patches an encoder makes."""

@@ -7,7 +7,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
-from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -58,19 +58,19 @@ class Gemma3(Plain):
 
 
 def _tokens_per_image(config: Json, files: ModelFiles) -> int:
-    vision = section(config, "vision_config", "siglip_vision_model", TOWER_DEFAULTS)
+    vision = section(config, "vision_config", "siglip_vision_model", VISION_DEFAULTS)
     if vision["model_type"] != "siglip_vision_model":
         raise BadModel(
             f"vision_config.model_type is {vision['model_type']!r}; gemma3 is served with siglip_vision_model"
         )
-    tower, patches = square(vision, "image_size"), square(vision, "image_size") // square(vision, "patch_size")
+    encoder, patches = square(vision, "image_size"), square(vision, "image_size") // square(vision, "patch_size")
     side = isqrt(integer(config, "mm_tokens_per_image"))
     made = (patches // (patches // side)) ** 2 if patches >= side else 0
     written = integer({"image_seq_length": 256, **files.processor}, "image_seq_length")
     size = square({**_PROCESSOR_DEFAULTS, **files.image_processor}, "size")
-    if written != made or size != tower:
+    if written != made or size != encoder:
         raise BadModel(
-            f"the processor makes images of {size} pixels and writes {written} tokens, the vision tower takes {tower} pixels "
+            f"the processor makes images of {size} pixels and writes {written} tokens, the vision encoder takes {encoder} pixels "
             f"and makes {made} rows: processor_config.json, the image processor and config.json must agree"
         )
     return made

@@ -1,13 +1,13 @@
-"""Granite Speech: a conformer hears the whole clip; each window of its frames becomes a few tokens."""
+"""Granite Speech: a conformer takes the whole clip; each window of its frames becomes a few tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
+from triptych.families.audio_window import refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
-from triptych.families.listening import refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
-from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -71,7 +71,7 @@ class Idefics3(Plain):
         return (*parts, f"{before}{self.around}{self.whole}", tile, self.around)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Tiles, the whole image as the last: the tower sees each by itself."""
+        """Tiles, the whole image as the last: the vision encoder computes each by itself."""
         rows, columns = self.grid(info)
         return (self.tokens_per_tile,) * (rows * columns + 1)
 
@@ -113,13 +113,13 @@ def _longest_px(processor: Json) -> int:
 
 
 def _tokens_per_tile(config: Json, processor: Json, tile_px: int) -> int:
-    vision = section(config, "vision_config", f"{config.get('model_type')}_vision", TOWER_DEFAULTS)
+    vision = section(config, "vision_config", f"{config.get('model_type')}_vision", VISION_DEFAULTS)
     side = tile_px // square(vision, "patch_size")
     made = side * side // integer(config, "scale_factor") ** 2
     written = integer({"image_seq_len": 169, **processor}, "image_seq_len")
     if written != made or tile_px > square(vision, "image_size"):
         raise BadModel(
-            f"image_seq_len is {written} and tiles have {tile_px} pixels; the vision tower takes "
+            f"image_seq_len is {written} and tiles have {tile_px} pixels; the vision encoder takes "
             f"{square(vision, 'image_size')} pixels and makes {made} rows of a tile"
         )
     return made

@@ -5,7 +5,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
-from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, named_token, section, square
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -47,7 +47,7 @@ class InternVl(Plain):
         return (self.begin, Placeholders(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Tiles: the tower sees each by itself."""
+        """Tiles: the vision encoder computes each by itself."""
         return (self.tokens_per_tile,) * self.tiles(info)
 
     def tiles(self, info: MediaInfo) -> int:
@@ -74,7 +74,7 @@ class InternVl(Plain):
 
 
 def _tokens_per_tile(config: Json, processor: Json) -> int:
-    vision = section(config, "vision_config", "internvl_vision", TOWER_DEFAULTS)
+    vision = section(config, "vision_config", "internvl_vision", VISION_DEFAULTS)
     if vision["model_type"] != "internvl_vision":
         raise BadModel(f"vision_config.model_type is {vision['model_type']!r}; internvl is served with internvl_vision")
     strategy = config.get("vision_feature_select_strategy", "default")
@@ -85,13 +85,13 @@ def _tokens_per_tile(config: Json, processor: Json) -> int:
     side = int(square(vision, "image_size") // square(vision, "patch_size") * config["downsample_ratio"])
     written = integer({"image_seq_length": 256, **processor}, "image_seq_length")
     if side * side != written:
-        raise BadModel(f"image_seq_length is {written}, the vision tower makes {side * side} rows of a tile")
+        raise BadModel(f"image_seq_length is {written}, the vision encoder makes {side * side} rows of a tile")
     return written
 
 
 def _tile_px(config: Json, processor: Json) -> int:
-    tower = square(section(config, "vision_config", "internvl_vision", TOWER_DEFAULTS), "image_size")
+    encoder = square(section(config, "vision_config", "internvl_vision", VISION_DEFAULTS), "image_size")
     tile = square(processor, "size")
-    if tile != tower:
-        raise BadModel(f"the image processor makes tiles of {tile} pixels, the vision tower takes {tower}")
+    if tile != encoder:
+        raise BadModel(f"the image processor makes tiles of {tile} pixels, the vision encoder takes {encoder}")
     return tile

@@ -5,7 +5,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
-from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
@@ -13,7 +13,7 @@ from triptych.families.plain import Plain
 
 @dataclass(frozen=True, slots=True)
 class Llava(Plain):
-    """``tokens_per_image`` is what the processor writes into a prompt and what the vision tower makes of an image."""
+    """``tokens_per_image`` is what the processor writes into a prompt and what the vision encoder makes of an image."""
 
     tokens_per_image: int
     model_type: str = "llava"
@@ -34,28 +34,28 @@ class Llava(Plain):
 
 
 def _tokens_per_image(files: ModelFiles) -> int:
-    """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision tower agrees."""
-    vision = section(files.config, "vision_config", "clip_vision_model", TOWER_DEFAULTS)
-    tower = vision["model_type"]
-    if tower not in CLASS_TOKENS:
-        raise BadModel(f"vision_config.model_type is {tower!r}; llava is served with {', '.join(CLASS_TOKENS)}")
+    """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision encoder agrees."""
+    vision = section(files.config, "vision_config", "clip_vision_model", VISION_DEFAULTS)
+    encoder = vision["model_type"]
+    if encoder not in CLASS_TOKENS:
+        raise BadModel(f"vision_config.model_type is {encoder!r}; llava is served with {', '.join(CLASS_TOKENS)}")
     patch_size = integer(vision, "patch_size")
     side = integer(vision, "image_size")
     strategy = files.config.get("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
     dropped = 1 if strategy == "default" else 0
-    made = (side // patch_size) ** 2 + CLASS_TOKENS[tower] - dropped
+    made = (side // patch_size) ** 2 + CLASS_TOKENS[encoder] - dropped
 
     height, width = _processed_size({**CLIP_PROCESSOR_DEFAULTS, **files.image_processor})
     processor_patch = files.processor.get("patch_size") or patch_size
     processor_strategy = files.processor.get("vision_feature_select_strategy") or strategy
-    additional = files.processor.get("num_additional_image_tokens", CLASS_TOKENS[tower] if not files.processor else 0)
+    additional = files.processor.get("num_additional_image_tokens", CLASS_TOKENS[encoder] if not files.processor else 0)
     written = (height // processor_patch) * (width // processor_patch) + additional
     written -= 1 if processor_strategy == "default" else 0
     if written != made or (height, width) != (side, side):
         raise BadModel(
-            f"the processor makes {height} x {width} images of {written} tokens, the vision tower takes {side} x {side} "
+            f"the processor makes {height} x {width} images of {written} tokens, the vision encoder takes {side} x {side} "
             f"and makes {made}: processor_config.json, the image processor and config.json must agree"
         )
     return made

@@ -5,7 +5,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo
 from triptych.families.anyres import AnyRes, Grid, Lines, load_grid
-from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import CLASS_TOKENS, CLIP_PROCESSOR_DEFAULTS, TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
@@ -21,7 +21,7 @@ class LlavaNext(AnyRes):
     def load(cls, files: ModelFiles) -> Self:
         config = {**_DEFAULTS, **files.config}
         text = section(config, "text_config", "llama", TEXT_DEFAULTS)
-        vision = section(config, "vision_config", "clip_vision_model", TOWER_DEFAULTS)
+        vision = section(config, "vision_config", "clip_vision_model", VISION_DEFAULTS)
         processor = {**CLIP_PROCESSOR_DEFAULTS, **files.image_processor}
         grid = load_grid(files, vision, _PINPOINTS, processor)
         _check_rows(config, vision, files.processor, grid)
@@ -37,20 +37,20 @@ class LlavaNext(AnyRes):
 
 
 def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
-    """Make sure that the processor and the tower see as many rows in a tile: as many as it has patches."""
-    tower = vision["model_type"]
-    if tower not in CLASS_TOKENS:
-        raise BadModel(f"vision_config.model_type is {tower!r}; llava_next is served with {', '.join(CLASS_TOKENS)}")
+    """Make sure that the processor and the vision encoder agree on as many rows in a tile: as many as it has patches."""
+    encoder = vision["model_type"]
+    if encoder not in CLASS_TOKENS:
+        raise BadModel(f"vision_config.model_type is {encoder!r}; llava_next is served with {', '.join(CLASS_TOKENS)}")
     strategy = config["vision_feature_select_strategy"]
     if strategy not in ("default", "full"):
         raise BadModel(f"vision_feature_select_strategy is {strategy!r}, not 'default' or 'full'")
-    made = grid.side**2 + CLASS_TOKENS[tower] - (strategy == "default")
+    made = grid.side**2 + CLASS_TOKENS[encoder] - (strategy == "default")
     patch = processor.get("patch_size") or vision["patch_size"]
-    additional = processor.get("num_additional_image_tokens", 0 if processor else CLASS_TOKENS[tower])
+    additional = processor.get("num_additional_image_tokens", 0 if processor else CLASS_TOKENS[encoder])
     dropped = (processor.get("vision_feature_select_strategy") or strategy) == "default"
     written = (grid.tile_px // patch) ** 2 + additional - dropped
     if not written == made == grid.side**2:
         raise BadModel(
-            f"the processor writes {written} tokens for a tile, the vision tower makes {made} rows of its {grid.side**2} "
+            f"the processor writes {written} tokens for a tile, the vision encoder makes {made} rows of its {grid.side**2} "
             "patches: processor_config.json and config.json must agree"
         )

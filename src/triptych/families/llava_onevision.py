@@ -6,7 +6,7 @@ from typing import Self
 
 from triptych.domain.media import MediaInfo
 from triptych.families.anyres import AnyRes, Grid, Lines, load_grid
-from triptych.families.defaults import TEXT_DEFAULTS, TOWER_DEFAULTS
+from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from triptych.families.fields import integer, section
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
@@ -34,7 +34,7 @@ class LlavaOneVision(AnyRes):
     def load(cls, files: ModelFiles) -> Self:
         config = {**_DEFAULTS, **files.config}
         text = section(config, "text_config", "qwen2", TEXT_DEFAULTS)
-        vision = section(config, "vision_config", "siglip_vision_model", TOWER_DEFAULTS)
+        vision = section(config, "vision_config", "siglip_vision_model", VISION_DEFAULTS)
         processor = {**_PROCESSOR_DEFAULTS, **files.image_processor}
         grid = load_grid(files, vision, _PINPOINTS, processor)
         _check_rows(config, vision, files.processor, grid)
@@ -65,15 +65,15 @@ def _max_tiles(config: Json, processor: Json) -> int:
 
 
 def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
-    """Make sure that the processor and the tower see as many rows in a tile: as many as it has patches."""
-    tower, strategy = vision["model_type"], config["vision_feature_select_strategy"]
-    if tower != "siglip_vision_model" or strategy != "full":
+    """Make sure that the processor and the vision encoder agree on as many rows in a tile: as many as it has patches."""
+    encoder, strategy = vision["model_type"], config["vision_feature_select_strategy"]
+    if encoder != "siglip_vision_model" or strategy != "full":
         raise BadModel(
-            f"the vision tower is {tower!r} with vision_feature_select_strategy {strategy!r}; llava_onevision is served "
+            f"the vision encoder is {encoder!r} with vision_feature_select_strategy {strategy!r}; llava_onevision is served "
             "with siglip_vision_model and 'full'"
         )
     if processor.get("vision_feature_select_strategy", strategy) != strategy:
         raise BadModel("vision_feature_select_strategy of processor_config.json and config.json must agree")
     written = integer({"num_image_tokens": grid.side**2, **processor}, "num_image_tokens")
     if written != grid.side**2:
-        raise BadModel(f"num_image_tokens is {written}, the vision tower makes {grid.side**2} rows of a tile")
+        raise BadModel(f"num_image_tokens is {written}, the vision encoder makes {grid.side**2} rows of a tile")

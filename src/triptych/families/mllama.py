@@ -26,7 +26,7 @@ _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}, "max_image_t
 
 @dataclass(frozen=True, slots=True)
 class Mllama(Plain):
-    """``tile_px`` is the side of a tile; the tower makes ``states_per_tile`` of each, and always of ``max_tiles``."""
+    """``tile_px`` is the side of a tile; the encoder makes ``states_per_tile`` of each, and always of ``max_tiles``."""
 
     tile_px: int
     max_tiles: int
@@ -80,7 +80,7 @@ class Mllama(Plain):
 
 
 def arrangements(max_tiles: int) -> list[tuple[int, int]]:
-    """Rows and columns of every canvas of at most ``max_tiles`` tiles, in the order in which the tower numbers them."""
+    """Rows and columns of every canvas of at most ``max_tiles`` tiles, in the order in which the encoder numbers them."""
     sides = range(1, max_tiles + 1)
     return [(rows, columns) for rows in sides for columns in sides if rows * columns <= max_tiles]
 

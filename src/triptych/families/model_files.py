@@ -64,7 +64,7 @@ class ModelFiles:
 
     @property
     def feature_extractor(self) -> Json:
-        """Settings of what hears audio: nested in ``processor_config.json`` or else ``preprocessor_config.json``."""
+        """Settings of the audio feature extractor: nested in ``processor_config.json`` or else ``preprocessor_config.json``."""
         nested = self.processor.get("feature_extractor") or self.processor.get("audio_processor")
         return nested or self.image_processor
 

@@ -1,13 +1,13 @@
-"""Qwen2-Audio: a Whisper tower hears one window (30 s) of a clip, padded or cut to it; two frames pooled per token."""
+"""Qwen2-Audio: a Whisper encoder takes one window (30 s) of a clip, padded or cut to it; two frames pooled per token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
+from triptych.families.audio_window import Window, refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
-from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import Json, ModelFiles
 from triptych.families.plain import Plain
 
@@ -26,19 +26,19 @@ class Qwen2Audio(Plain):
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         text = section(files.config, "text_config", "qwen2", _TEXT_DEFAULTS)
-        tower = section(files.config, "audio_config", "qwen2_audio_encoder", _AUDIO_DEFAULTS)
+        encoder = section(files.config, "audio_config", "qwen2_audio_encoder", _AUDIO_DEFAULTS)
         return cls(
             placeholder_id=integer({**_DEFAULTS, **files.config}, "audio_token_id", "audio_token_index"),
             hidden_size=integer(text, "hidden_size"),
             context_length=integer(text, "max_position_embeddings"),
-            window=Window.load(files, tower),
+            window=Window.load(files, encoder),
         )
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
-        """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is not heard, there and here."""
+        """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is ignored, there and here."""
         refuse_unless(info, Modality.AUDIO)
-        heard = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
-        frames = -(-heard // self.window.hop)
+        taken = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
+        frames = -(-taken // self.window.hop)
         tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
         refuse_too_short(info, tokens)
         return (Placeholders(self.placeholder_id, tokens),)

@@ -76,7 +76,7 @@ class Qwen2VL(QwenVision):
         return self.patches.grid(count, *pixels.fit(info.height, info.width, self.patches.token_side))
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """The frames of a video that the tower sees, whole patches of them, ascending. Raises InvalidMedia.
+        """The frames of a video that the vision encoder sees, whole patches of them, ascending. Raises InvalidMedia.
 
         As transformers' ``sample_frames``, which for some lengths steps in floating point to a frame after the last.
         """

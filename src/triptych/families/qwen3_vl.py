@@ -1,4 +1,4 @@
-"""Qwen3-VL: as Qwen2-VL, and what the tower sees at several depths (DeepStack, arXiv 2406.04334) enters as many layers.
+"""Qwen3-VL: as Qwen2-VL, and features of the vision encoder at several depths (DeepStack, arXiv 2406.04334) enters as many layers.
 
 In a prompt every patch in time of a video stands between marks of its own, behind its time in words. Its rotary
 positions know no time; those in words do. What is independent of what: see ``qwen_vision``.
@@ -102,7 +102,7 @@ class Qwen3VL(QwenVision):
         return self.patches.grid(count, *pixels.fit(height, width, side, frames=count, counted=counted))
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """The frames of a video that the tower sees, ascending, from the first to the last. Raises InvalidMedia."""
+        """The frames of a video that the vision encoder sees, ascending, from the first to the last. Raises InvalidMedia."""
         rules = self.videos
         wanted = info.frames / frame_rate(info) * rules.fps
         count = int(min(max(wanted, rules.min_frames), rules.max_frames, info.frames))

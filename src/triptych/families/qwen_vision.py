@@ -1,9 +1,9 @@
-"""What the vision towers of the Qwen families have in common: patches, bounds on pixels, and what is known of a video.
+"""What the vision encoders of the Qwen families have in common: patches, bounds on pixels, and what is known of a video.
 
 An image keeps its shape: it is brought to multiples of a token's side, within bounds on its pixels, and cut into
 patches; ``merge`` x ``merge`` of them become one token. Frames of a video are cut alike, a few of them into one patch.
 
-Nothing attends from one patch in time to another (the towers' ``cu_seqlens`` end with each), so that is where a video may
+Nothing attends from one patch in time to another (the encoders' ``cu_seqlens`` end with each), so that is where a video may
 be cut without a change of its embedding; within one, and so within an image, all patches attend to each other.
 """
 
@@ -45,9 +45,9 @@ class Patches:
 
     @classmethod
     def load(cls, vision: Json, files: ModelFiles, *, image_side: int, video_side: int) -> Self:
-        """What the vision tower takes; ``image_side`` and ``video_side`` are what the processors make by default.
+        """What the vision encoder takes; ``image_side`` and ``video_side`` are what the processors make by default.
 
-        Raises BadModel unless both processors cut as the tower does.
+        Raises BadModel unless both processors cut as the encoder does.
         """
         patches = cls(
             integer(vision, "patch_size"), integer(vision, "temporal_patch_size"), integer(vision, "spatial_merge_size")
@@ -64,7 +64,7 @@ class Patches:
             ):
                 if made[field] != wanted:
                     raise BadModel(
-                        f"the {name} processor's {field} is {made[field]!r}, the vision tower takes {wanted}"
+                        f"the {name} processor's {field} is {made[field]!r}, the vision encoder takes {wanted}"
                     )
             if made.get("do_resize") is False:
                 raise BadModel(f"the {name} processor's do_resize is false: what it makes would not fit the patches")
@@ -180,7 +180,7 @@ class Language:
 
     @classmethod
     def load(cls, config: Json, defaults: Json, made: int) -> Self:
-        """``made`` is the width of what the vision tower makes. Raises BadModel.
+        """``made`` is the width of what the vision encoder makes. Raises BadModel.
 
         Older checkpoints have the language model's fields at the root of their configuration.
         """
@@ -194,7 +194,7 @@ class Language:
         )
         if made != language.hidden_size:
             raise BadModel(
-                f"the vision tower makes embeddings of {made}, the language model takes {language.hidden_size}: "
+                f"the vision encoder makes embeddings of {made}, the language model takes {language.hidden_size}: "
                 "text_config and vision_config must agree"
             )
         return language

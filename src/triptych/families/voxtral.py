@@ -1,13 +1,13 @@
-"""Voxtral: a Whisper tower hears a clip in windows (30 s), the last one padded; each makes the same number of tokens."""
+"""Voxtral: a Whisper encoder takes a clip in windows (30 s), the last one padded; each makes the same number of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from triptych.domain.media import MediaInfo, Modality
+from triptych.families.audio_window import Window, refuse_too_short
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.fields import integer, section
-from triptych.families.listening import Window, refuse_too_short
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
 
@@ -33,17 +33,17 @@ class Voxtral(Plain):
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
-        tower = section(files.config, "audio_config", "voxtral_encoder", _AUDIO_DEFAULTS)
+        encoder = section(files.config, "audio_config", "voxtral_encoder", _AUDIO_DEFAULTS)
         # Neighbouring frames are joined until they are as wide as the projector takes.
-        numbers = integer(tower, "max_source_positions") * integer(tower, "d_model", "hidden_size")
-        tokens, rest = divmod(numbers, integer(tower, "intermediate_size"))
+        numbers = integer(encoder, "max_source_positions") * integer(encoder, "d_model", "hidden_size")
+        tokens, rest = divmod(numbers, integer(encoder, "intermediate_size"))
         if rest or not tokens:
-            raise BadModel(f"audio_config.intermediate_size {tower['intermediate_size']} does not divide {numbers}")
+            raise BadModel(f"audio_config.intermediate_size {encoder['intermediate_size']} does not divide {numbers}")
         return cls(
             placeholder_id=integer(files.config, "audio_token_id"),
             hidden_size=integer(text, "hidden_size"),
             context_length=integer(text, "max_position_embeddings"),
-            window=Window.load(files, tower),
+            window=Window.load(files, encoder),
             tokens_per_window=tokens,
         )
 

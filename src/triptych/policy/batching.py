@@ -26,7 +26,7 @@ class Prefill:
     sequence_id: str
     tokens: int
     first: int = 0
-    whole: tuple[Span, ...] = ()
+    bidirectional: tuple[Span, ...] = ()
     sequences: int = 1
     """Places that it takes: one for each answer to it."""
 
@@ -67,7 +67,7 @@ def plan_step(
         if not tokens and not prefills:
             tokens = chunk(work, _first_end(work) - work.first)
         if tokens:
-            prefills.append(Prefill(work.sequence_id, tokens, work.first, work.whole, work.sequences))
+            prefills.append(Prefill(work.sequence_id, tokens, work.first, work.bidirectional, work.sequences))
         return tokens
 
     for work in prefilling:
@@ -84,13 +84,13 @@ def plan_step(
 def chunk(work: Prefill, limit: int) -> int:
     """The most tokens of ``work``, up to ``limit``, that cut through none of its whole runs; maybe 0."""
     end = work.first + min(work.tokens, limit)
-    for run in reversed(work.whole):
+    for run in reversed(work.bidirectional):
         if run.start < end < run.start + run.tokens:
             end = run.start
     return max(0, end - work.first)
 
 
-def last_come(running: Sequence[str]) -> str:
+def preemption_victim(running: Sequence[str]) -> str:
     """Whom to take memory from when it runs out, of ``running`` in order of arrival.
 
     The latest one: it has computed least that has to be computed again, and the oldest is never taken from, so that it
@@ -120,5 +120,5 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
 
 def _first_end(work: Prefill) -> int:
     """Where the run that ``work`` begins with ends."""
-    ends = [run.start + run.tokens for run in work.whole if run.start <= work.first < run.start + run.tokens]
+    ends = [run.start + run.tokens for run in work.bidirectional if run.start <= work.first < run.start + run.tokens]
     return max(ends, default=work.first + 1)

@@ -26,7 +26,7 @@ from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
@@ -193,7 +193,7 @@ def without_video(cls: Any) -> Any:
 
 
 def siglip_sizes(**changes: Any) -> dict[str, Any]:
-    """A small tower in the terms that most of transformers' vision configurations share."""
+    """A small encoder in the terms that most of transformers' vision configurations share."""
     return {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -226,7 +226,7 @@ def all_tiny_families() -> dict[str, TinyFamily]:
     return {tiny.name: tiny for tiny in tinies}
 
 
-# --- the two halves, in two processes --------------------------------------------------------------------------------
+# --- encoder and decoder, in two processes ----------------------------------------------------------------------------
 
 Encoded = tuple[int, tuple[tuple[Any, bytes], ...]]
 """An item's token count, and the spec and bytes of each of its tensors."""
@@ -235,7 +235,7 @@ Encode = Callable[[Path, Sequence[Item]], list[Encoded]]
 
 @contextmanager
 def encoder_process() -> Iterator[Encode]:
-    """Encoder halves live in one other process; the text halves' process never loads a tower."""
+    """Encoders live in one other process; the decoders' process never loads an encoder."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         yield lambda directory, items: pool.submit(_encode, str(directory), list(items)).result()
 
@@ -261,7 +261,7 @@ def _encode(directory: str, items: list[Item]) -> list[Encoded]:
 
 @dataclass
 class Case:
-    """One tiny model: its router side, its two halves, and the reference. Its directory is read, never written to."""
+    """One tiny model: its router side, its two engines, and the reference. Its directory is read, never written to."""
 
     tiny: TinyFamily
     directory: Path

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.families import harness
 from tests.integration.families.harness import Case, finish
-from triptych.engine.families.registry import HALVES
+from triptych.engine.families.registry import ADAPTERS
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import FAMILIES, load_family
 
@@ -18,12 +18,12 @@ ANSWER_TOKENS = 8
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's blocks define; its families and halves are known while a test runs."""
+    """What the page's blocks define; its families and adapters are registered while a test runs."""
     defined: dict[str, Any] = {"__name__": "tests.integration.families.example"}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), defined)  # noqa: S102 - the page is our own
     monkeypatch.setitem(FAMILIES, "vipllava", defined["VipLlava"])
-    monkeypatch.setitem(HALVES, "vipllava", defined["HALVES"]["vipllava"])
+    monkeypatch.setitem(ADAPTERS, "vipllava", defined["ADAPTERS"]["vipllava"])
     return defined
 
 

@@ -1,4 +1,4 @@
-"""What the tower may do beside decodes is measured with an item that the family takes, for every family."""
+"""What the encoder may do beside decodes is measured with an item that the family takes, for every family."""
 
 import pytest
 

@@ -8,8 +8,8 @@ import pytest
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from tests.unit.engine.on_cuda import as_on_cuda
-from triptych.engine.families.registry import HALVES
-from triptych.engine.start import KvOptions
+from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.families.registry import ADAPTERS
 from triptych.ports import EngineOutput
 
 pytestmark = pytest.mark.timeout(180)
@@ -18,7 +18,7 @@ ANSWER_TOKENS = 12
 LONG_ANSWER_TOKENS = 40
 MIXED = (0, 1, 2, 0, 3, 1, 1, 0)
 """Items of the requests of a mixed batch."""
-NOT_RECORDED = {"mllama", "granite_speech"}
+WITHOUT_GRAPHS = {"mllama", "granite_speech"}
 """What decodes differs from pass to pass in more than tokens and positions."""
 
 
@@ -112,8 +112,8 @@ def test_a_beginning_is_taken_over_only_where_what_follows_changes_nothing_of_it
 def test_the_way_on_a_gpu_equals_generate_as_far_as_it_runs_without_one(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paged layout, and decoding from recorded passes where the family's can be recorded."""
-    recorded = as_on_cuda(monkeypatch, block_tokens=16)
+    """Paged attention, and decoding by CUDA graphs where the family supports them."""
+    graphs = as_on_cuda(monkeypatch, block_tokens=16)
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
     engine = case.engine(kv=KvOptions(contiguous=False))
     outputs: list[EngineOutput] = []
@@ -123,8 +123,8 @@ def test_the_way_on_a_gpu_equals_generate_as_far_as_it_runs_without_one(
     assert finish(engine, outputs) == {
         name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()
     }
-    assert bool(recorded.replayed) == (case.tiny.model_type not in NOT_RECORDED)
+    assert bool(graphs.replayed) == (case.tiny.model_type not in WITHOUT_GRAPHS)
 
 
 def test_every_family_is_tested() -> None:
-    assert {tiny.model_type for tiny in TINIES.values()} == set(HALVES)
+    assert {tiny.model_type for tiny in TINIES.values()} == set(ADAPTERS)

@@ -15,7 +15,7 @@ from tests.integration.families.harness import Case, Item, Question, finish, ite
 from triptych.domain.embedding import DType, Tensor
 from triptych.domain.media import Modality, Shard
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.families.base import Divides, as_in_request, count_tokens, shard_outputs, units_of
+from triptych.families.base import Shardable, as_in_request, count_tokens, shard_outputs, units_of
 from triptych.policy.sharding import shards_of, tokens_of
 from triptych.ports import EmbeddingInput, EngineRequest
 
@@ -44,7 +44,7 @@ def engine(case: Case) -> TransformersEncoderEngine:
 def divisible(case: Case) -> list[Item]:
     """Items of several units: there are such among the first that a family makes."""
     family = case.builder.family
-    if not isinstance(family, Divides):
+    if not isinstance(family, Shardable):
         assert case.tiny.model_type not in DIVIDE
         pytest.skip("items of this family cannot be cut")
     found: list[Item] = []

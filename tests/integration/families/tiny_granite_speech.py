@@ -122,10 +122,10 @@ class TinyGraniteSpeech(TinyFamily):
 
     def adjust(self, whole: Any) -> None:
         """Clips do not hear each other's padding, and the adapter is on for prompts with audio."""
-        hear, generate = whole.model.get_audio_features, whole.generate
+        extract, generate = whole.model.get_audio_features, whole.generate
 
         def hear_each(_: torch.Tensor, **options: Any) -> Any:
-            embeds = [hear(features, **options).pooler_output[0] for features in self.heard]
+            embeds = [extract(features, **options).pooler_output[0] for features in self.heard]
             return SimpleNamespace(pooler_output=pad_sequence(embeds, batch_first=True))
 
         def adapted(**inputs: Any) -> Any:

@@ -33,7 +33,7 @@ class TinyQwenVL(TinyFamily):
         (modality, f"{_MARKS[0]}<|{modality.value}_pad|>{_MARKS[1]}") for modality in (Modality.IMAGE, Modality.VIDEO)
     )
     patch = 14
-    tower: ClassVar[Mapping[str, Any]]
+    encoder: ClassVar[Mapping[str, Any]]
     text: ClassVar[Mapping[str, Any]] = {}
     videos: ClassVar[Mapping[str, Any]] = {"fps": 2.0, "size": {"shortest_edge": 784, "longest_edge": 6272}}
     video_processor_type = "Qwen2VLVideoProcessor"
@@ -87,12 +87,12 @@ class TinyQwenVL(TinyFamily):
     def model(self) -> Any:
         text = self._tokenizer()
         sizes = llama_sizes(len(text), rope_parameters=self._rope(), **self.text)
-        tower = {
+        encoder = {
             "depth": 2,
             "num_heads": 2,
             "patch_size": self.patch,
             "initializer_range": 0.3,
-            **self.tower,
+            **self.encoder,
         }
         ids = {
             f"{name}_token_id": text.convert_tokens_to_ids(token)
@@ -104,7 +104,7 @@ class TinyQwenVL(TinyFamily):
             }.items()
         }
         config = getattr(transformers, f"{self._prefix}Config")(
-            text_config=sizes, vision_config=tower, initializer_range=0.25, **ids
+            text_config=sizes, vision_config=encoder, initializer_range=0.25, **ids
         )
         return getattr(transformers, f"{self._prefix}ForConditionalGeneration")(config)
 
@@ -117,7 +117,7 @@ class TinyQwenVL(TinyFamily):
 
 
 class TinyQwen2VL(TinyQwenVL):
-    tower: ClassVar[Mapping[str, Any]] = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    encoder: ClassVar[Mapping[str, Any]] = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
 
 
 class TinyQwen2VLWindow(TinyQwen2VL):
@@ -129,7 +129,7 @@ class TinyQwen2VLWindow(TinyQwen2VL):
 class TinyQwen25VL(TinyQwenVL):
     """A window of two tokens, so that most images have several; one layer of two looks at all."""
 
-    tower: ClassVar[Mapping[str, Any]] = {
+    encoder: ClassVar[Mapping[str, Any]] = {
         "hidden_size": 32,
         "out_hidden_size": 64,
         "intermediate_size": 48,
@@ -148,7 +148,7 @@ class TinyQwen25VL(TinyQwenVL):
 
 class TinyQwen3VL(TinyQwenVL):
     patch = 16
-    tower: ClassVar[Mapping[str, Any]] = {
+    encoder: ClassVar[Mapping[str, Any]] = {
         "depth": 3,
         "hidden_size": 32,
         "out_hidden_size": 64,

@@ -1,6 +1,6 @@
-"""What runs on a GPU alone, as far as it can run without one: the paged layout, and decoding from recorded passes.
+"""What runs on a GPU alone, as far as it can run without one: paged attention, and decoding by CUDA graphs.
 
-The kernel is written out in torch, with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a recorded pass is
+The kernel is written out in torch, with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a replay is
 the same Python run again on the same buffers. What CUDA itself makes of both is for ``tests/gpu``.
 """
 
@@ -12,25 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.engine import start
-from triptych.engine.decoder import flash
+from triptych.engine.decoder import paged_attention as paged
+from triptych.engine.decoder import setup
 
 
 @dataclass
-class Recorded:
-    """How often a pass was recorded and replayed."""
+class FakeGraphs:
+    """How often a graph was captured and replayed."""
 
-    recorded: int = 0
+    captured: int = 0
     replayed: int = 0
     refuse: bool = field(default=False)
 
-    def recorder(self, device: torch.device) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def capturer(self, device: torch.device) -> Callable[[Callable[[], None]], Callable[[], None]]:
         del device
 
-        def record(work: Callable[[], None]) -> Callable[[], None]:
+        def capture(work: Callable[[], None]) -> Callable[[], None]:
             if self.refuse:
                 raise RuntimeError("operation not permitted when stream is capturing")
-            self.recorded += 1
+            self.captured += 1
             work()
 
             def replay() -> None:
@@ -39,17 +39,17 @@ class Recorded:
 
             return replay
 
-        return record
+        return capture
 
 
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> Recorded:
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> FakeGraphs:
     """From now on engines take the way that they take on CUDA in half precision."""
-    recorded = Recorded()
-    monkeypatch.setattr(flash, "_kernel", lambda: varlen_attn)
-    monkeypatch.setattr(start, "has_paged_kernel", lambda device, dtype: True)
-    monkeypatch.setattr(start, "FLASH_BLOCK_TOKENS", block_tokens)
-    monkeypatch.setattr(start, "cuda_recorder", recorded.recorder)
-    return recorded
+    graphs = FakeGraphs()
+    monkeypatch.setattr(paged, "_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(setup, "has_paged_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(setup, "FLASH_BLOCK_TOKENS", block_tokens)
+    monkeypatch.setattr(setup, "cuda_graph_capture", graphs.capturer)
+    return graphs
 
 
 def varlen_attn(

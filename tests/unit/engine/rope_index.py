@@ -22,7 +22,7 @@ def whole_seconds_only() -> bool:
 def with_parts_of_seconds(rope_index: RopeIndex, merge: int, tokens_per_second: int) -> RopeIndex:
     """``get_rope_index`` of transformers 5.17, with the times that later releases give to the tokens of videos.
 
-    ``merge`` is the tower's; prompts are taken one by one, without padding.
+    ``merge`` is the encoder's; prompts are taken one by one, without padding.
     """
 
     def corrected(

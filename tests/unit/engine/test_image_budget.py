@@ -1,4 +1,4 @@
-"""The image budget is what the tower was measured to do in the time that decodes leave."""
+"""The image budget is what the encoder was measured to do in the time that decodes leave."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from triptych.engine.image_budget import measured_image_budget
 def test_the_largest_batch_is_found_that_fits_beside_the_decodes(
     encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch, tpot_slo_s: float, items: int
 ) -> None:
-    """With a tower that takes 10 ms for each item, and decodes that take 50 ms."""
+    """With an encoder that takes 10 ms for each item, and decodes that take 50 ms."""
     batches: list[int] = []
     encode = encoder.encode
 

@@ -16,8 +16,8 @@ import torch
 from tests.unit.engine.tiny import text_engine
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.text import TransformersTextEngine
-from triptych.engine.start import KvOptions
+from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.errors import EngineFailure, InvalidRequest, TriptychError
 from triptych.ports import EmbeddingInput, EngineRequest
 
@@ -77,7 +77,7 @@ def random_request(rng: random.Random, name: str) -> EngineRequest:
 
 
 def break_bad_token(engine: TransformersTextEngine) -> None:
-    embed_tokens = engine._half.decoder.get_input_embeddings()
+    embed_tokens = engine._adapter.decoder.get_input_embeddings()
     whole = embed_tokens.forward
 
     def forward(ids: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from tests.unit.engine.tiny import (
 )
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.start import KvOptions
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
@@ -38,7 +38,7 @@ def make(reference: Reference, encoder: TransformersEncoderEngine) -> Make:
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_answers_of_those_that_were_put_back_equal_generate(
+def test_answers_of_those_that_were_preempted_equal_generate(
     model_dir: Path, reference: Reference, make: Make, kv: KvOptions
 ) -> None:
     questions = {f"r{seed}": random_question(random.Random(seed), (0, 1, 2, 0)[seed % 4]) for seed in range(6)}
@@ -55,7 +55,7 @@ def test_answers_of_those_that_were_put_back_equal_generate(
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_a_sample_stays_the_same_when_it_is_put_back(model_dir: Path, kv: KvOptions) -> None:
+def test_a_sample_stays_the_same_when_it_is_preempted(model_dir: Path, kv: KvOptions) -> None:
     sampling = SamplingParams(temperature=1.5, seed=11, max_tokens=20, ignore_eos=True, n=3, frequency_penalty=0.4)
     prompt = tuple(range(4, 13))
 
@@ -123,7 +123,7 @@ def test_other_images_other_tenants_and_items_without_identity_share_nothing_of_
 
 def test_what_a_failed_request_computed_is_not_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = text_engine(model_dir, kv=KvOptions(1))
-    embed_tokens = engine._half.decoder.get_input_embeddings()
+    embed_tokens = engine._adapter.decoder.get_input_embeddings()
     whole = embed_tokens.forward
     monkeypatch.setattr(embed_tokens, "forward", lambda ids: whole(ids) * float("nan"))
     request = EngineRequest("bad", (5, 6, 7, 8), (), greedy(4))

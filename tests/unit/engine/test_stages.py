@@ -1,4 +1,4 @@
-"""Both halves in one process: read once, run in turns, and each answer what it would have been without the other."""
+"""Encoder and decoder in one process: files are read once, and each result equals that of a process of its own."""
 
 import random
 from hashlib import file_digest
@@ -12,20 +12,20 @@ from tests.unit.engine.tiny import Reference, engine_request, greedy, info_of, r
 from triptych.engine import checkpoint as checkpoint_module
 from triptych.engine import encoder as encoder_module
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.decoder import text as text_module
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder import text_engine as text_module
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.split import load_half, parameter_nbytes
+from triptych.engine.weight_loading import load_part, parameter_nbytes
 
 
-def test_two_halves_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
+def test_encoder_and_decoder_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
     model_dir: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[PreTrainedModel] = []
     hashed: list[str] = []
 
     def noting(*args: Any, **kwargs: Any) -> PreTrainedModel:
-        loaded.append(load_half(*args, **kwargs))
+        loaded.append(load_part(*args, **kwargs))
         return loaded[-1]
 
     def noted(file: Any, name: Any) -> Any:
@@ -33,7 +33,7 @@ def test_two_halves_of_one_checkpoint_are_the_model_once_and_its_files_are_hashe
         return file_digest(file, name)
 
     for module in (encoder_module, text_module):
-        monkeypatch.setattr(module, "load_half", noting)
+        monkeypatch.setattr(module, "load_part", noting)
     monkeypatch.setattr(checkpoint_module, "file_digest", noted)
     whole = open_checkpoint(model_dir)
     encoder = TransformersEncoderEngine(whole, model_id="tiny")

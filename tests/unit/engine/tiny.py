@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 

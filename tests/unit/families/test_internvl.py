@@ -68,8 +68,11 @@ def test_an_image_stands_between_its_marks() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (published(processor={"image_seq_length": 64}), "image_seq_length is 64, the vision tower makes 256 rows"),
-        (published(images={"size": {"height": 384, "width": 384}}), "tiles of 384 pixels, the vision tower takes 448"),
+        (published(processor={"image_seq_length": 64}), "image_seq_length is 64, the vision encoder makes 256 rows"),
+        (
+            published(images={"size": {"height": 384, "width": 384}}),
+            "tiles of 384 pixels, the vision encoder takes 448",
+        ),
         (published(images={"size": {"height": 448, "width": 384}}), "not a square"),
         (published(vision_config={"model_type": "pixtral"}), "vision_config.model_type is 'pixtral'"),
         (published(vision_feature_select_strategy="full"), "vision_feature_select_strategy is 'full'"),

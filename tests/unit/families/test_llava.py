@@ -75,7 +75,7 @@ VARIANTS = {
     "class token kept": files(
         config={"vision_feature_select_strategy": "full"}, processor={"vision_feature_select_strategy": "full"}
     ),
-    "a tower without a class token": files(
+    "an encoder without a class token": files(
         config={"vision_feature_select_strategy": "full"},
         vision={"model_type": "siglip_vision_model", "patch_size": 7},
         processor={"vision_feature_select_strategy": "full", "num_additional_image_tokens": 0, "patch_size": 7},
@@ -100,7 +100,7 @@ def test_what_published_files_leave_out_is_known() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (files(vision={"image_size": 56}), "makes 28 x 28 images of 4 tokens, the vision tower takes 56 x 56"),
+        (files(vision={"image_size": 56}), "makes 28 x 28 images of 4 tokens, the vision encoder takes 56 x 56"),
         (files(processor={"num_additional_image_tokens": 0}), "of 3 tokens, .* makes 4"),
         (files(processor={"patch_size": 7}), "of 16 tokens"),
         (files(vision={"model_type": "pixtral"}), "vision_config.model_type is 'pixtral'"),

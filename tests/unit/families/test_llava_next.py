@@ -63,7 +63,7 @@ def test_what_published_files_leave_out_is_known() -> None:
     [
         (
             published(images={"crop_size": {"height": 224, "width": 224}}),
-            "tiles of 224 pixels, the vision tower takes 336",
+            "tiles of 224 pixels, the vision encoder takes 336",
         ),
         (published(images={"image_grid_pinpoints": [[336, 336]]}), "image_grid_pinpoints .* must agree"),
         (published(image_grid_pinpoints=[[300, 300]], images={"image_grid_pinpoints": [[300, 300]]}), "no multiples"),

@@ -63,9 +63,12 @@ def test_several_images_are_seen_whole_only() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (published(images={"size": {"height": 336, "width": 336}}), "tiles of 336 pixels, the vision tower takes 384"),
+        (
+            published(images={"size": {"height": 336, "width": 336}}),
+            "tiles of 336 pixels, the vision encoder takes 384",
+        ),
         (published(images={"image_grid_pinpoints": [[384, 384]]}), "image_grid_pinpoints .* must agree"),
-        (published(processor={"num_image_tokens": 576}), "num_image_tokens is 576, the vision tower makes 729"),
+        (published(processor={"num_image_tokens": 576}), "num_image_tokens is 576, the vision encoder makes 729"),
         (published(vision_aspect_ratio="square"), "vision_aspect_ratio is 'square'"),
         (published(processor={"vision_aspect_ratio": "anyres_max_4"}), "the processor's too"),
         (published(vision_feature_select_strategy="default"), "served with siglip_vision_model and 'full'"),

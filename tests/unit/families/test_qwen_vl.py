@@ -265,9 +265,12 @@ def test_what_published_files_leave_out_is_known(model_type: str) -> None:
     [
         (files("qwen2_vl", vision={"hidden_size": 1280}), "embeddings of 1280, the language model takes 1536"),
         (files("qwen2_5_vl", vision={"out_hidden_size": 99}), "embeddings of 99, the language model takes 1536"),
-        (files("qwen3_vl", images={"patch_size": 14}), "image processor's patch_size is 14, the vision tower takes 16"),
-        (files("qwen3_vl", videos={"merge_size": 1}), "video processor's merge_size is 1, the vision tower takes 2"),
-        (files("qwen2_vl", vision={"temporal_patch_size": 1}), "temporal_patch_size is 2, the vision tower takes 1"),
+        (
+            files("qwen3_vl", images={"patch_size": 14}),
+            "image processor's patch_size is 14, the vision encoder takes 16",
+        ),
+        (files("qwen3_vl", videos={"merge_size": 1}), "video processor's merge_size is 1, the vision encoder takes 2"),
+        (files("qwen2_vl", vision={"temporal_patch_size": 1}), "temporal_patch_size is 2, the vision encoder takes 1"),
         (files("qwen2_vl", vision={"patch_size": "14"}), "patch_size is '14', not a positive integer"),
         (files("qwen2_vl", images={"do_resize": False}), "image processor's do_resize is false"),
         (files("qwen2_vl", images={"size": {"height": 28}}), "has no shortest_edge"),

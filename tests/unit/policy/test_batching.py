@@ -7,8 +7,8 @@ from triptych.policy.batching import (
     StepPlan,
     chunk,
     largest_within,
-    last_come,
     plan_step,
+    preemption_victim,
 )
 
 
@@ -72,7 +72,7 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
     assert plan.tokens or not (ids or ongoing or (new and extra))
 
 
-# --- runs that stay whole --------------------------------------------------------------------------------------------
+# --- bidirectional spans --------------------------------------------------------------------------------------------
 
 
 @given(
@@ -89,7 +89,7 @@ def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: i
     inside = {position for run in runs for position in range(run.start + 1, run.start + run.tokens)}
     while first in inside:
         first -= 1
-    tokens = chunk(Prefill("a", length, first, whole=tuple(runs)), limit)
+    tokens = chunk(Prefill("a", length, first, bidirectional=tuple(runs)), limit)
     most = max(0, min(limit, length))
     assert 0 <= tokens <= most
     assert first + tokens not in inside
@@ -97,12 +97,12 @@ def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: i
 
 
 def test_a_run_that_is_larger_than_the_budget_goes_first_or_waits() -> None:
-    large = Prefill("large", 30, whole=(Span(0, 20),))
+    large = Prefill("large", 30, bidirectional=(Span(0, 20),))
     plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
-    assert plan.prefills == (Prefill("large", 20, whole=(Span(0, 20),)),)
-    rest = Prefill("rest", 30, 10, whole=(Span(10, 20),))
+    assert plan.prefills == (Prefill("large", 20, bidirectional=(Span(0, 20),)),)
+    rest = Prefill("rest", 30, 10, bidirectional=(Span(10, 20),))
     plan = plan_step(["d"], [rest], [], token_budget=8, max_sequences=8)
-    assert plan.prefills == (Prefill("rest", 20, 10, whole=(Span(10, 20),)),)
+    assert plan.prefills == (Prefill("rest", 20, 10, bidirectional=(Span(10, 20),)),)
     plan = plan_step(["d"], [Prefill("p", 3), large], works("w", [9]), token_budget=8, max_sequences=8)
     assert [(one.sequence_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
 
@@ -116,8 +116,8 @@ def test_choices_take_a_place_each() -> None:
 # --- memory, budgets -------------------------------------------------------------------------------------------------
 
 
-def test_memory_is_taken_from_the_last_come() -> None:
-    assert last_come(["old", "older than", "young"]) == "young"
+def test_the_latest_arrival_is_preempted() -> None:
+    assert preemption_victim(["old", "older than", "young"]) == "young"
 
 
 @given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))

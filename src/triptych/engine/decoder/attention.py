@@ -5,7 +5,7 @@ layers hand through: there is no global state, so several engines can live in on
 
 On a CPU a sequence whose blocks are neighbours is read in place, one call per sequence and layer; sequences that are
 short, or in pieces, are gathered and padded instead (ADR 13 has the figures). On CUDA one paged kernel does it all where
-there is one (``engine/decoder/flash.py``).
+there is one (``engine/decoder/paged_attention.py``).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from triptych.engine.decoder.flash import PagedLayout, paged_attention
-from triptych.engine.decoder.kv import KvCache
+from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.decoder.paged_attention import PagedLayout, paged_attention
 from triptych.families.base import Span
 
 PACKED_ATTENTION = "triptych_packed"
@@ -45,7 +45,7 @@ class Chunk:
     row: int
     count: int
     context: Context
-    whole: tuple[Span, ...] = ()
+    bidirectional: tuple[Span, ...] = ()
     _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
@@ -64,13 +64,13 @@ class Chunk:
 
     def _make_mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
         first, length, oldest = self.first, self.context.length, self.oldest(window)
-        whole = [run for run in self.whole if first < run.start + run.tokens and run.start < length]
-        if not first and not whole and (window is None or length <= window):
+        bidirectional = [run for run in self.bidirectional if first < run.start + run.tokens and run.start < length]
+        if not first and not bidirectional and (window is None or length <= window):
             return None
         rows = torch.arange(first, length, device=like.device)[:, None]
         columns = torch.arange(oldest, length, device=like.device)[None]
         seen = columns <= rows
-        for run in whole:
+        for run in bidirectional:
             seen |= _within(rows, run) & _within(columns, run)
         if window is not None:
             seen &= columns > rows - window

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from triptych.engine.decoder.sampling import Sampler
-from triptych.engine.families.halves import PlacedItem, PromptPlan, TextHalf
+from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.families.base import Span, filled_positions
-from triptych.machine.text.prefix_chain import KeyedItem
+from triptych.machine.text.prefix_hashes import KeyedItem
 from triptych.machine.text.running_batch import sequence_id
 from triptych.ports import EmbeddingInput, EngineRequest
 
@@ -68,7 +68,7 @@ class Limits:
     eos_ids: frozenset[int]
 
 
-def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch.device) -> AcceptedRequest:
+def accept(request: EngineRequest, adapter: DecoderAdapter, limits: Limits, device: torch.device) -> AcceptedRequest:
     """Check a request and copy its tensors.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
@@ -106,8 +106,8 @@ def accept(request: EngineRequest, half: TextHalf, limits: Limits, device: torch
     if any(token not in limits.placeholder_ids for token in foreign):
         outside = next(token for token in foreign if token not in limits.placeholder_ids)
         raise InvalidRequest(f"token {outside} of the prompt is outside of the vocabulary of {limits.embeddings}")
-    items = _place(request.embeddings, token_ids, limits.placeholder_ids, half, device)
-    plan = half.plan(token_ids, items)
+    items = _place(request.embeddings, token_ids, limits.placeholder_ids, adapter, device)
+    plan = adapter.plan(token_ids, items)
     # Some vocabularies lack the placeholder; what stands for an item is replaced anyway.
     embeddable = [token if 0 <= token < limits.embeddings else 0 for token in token_ids]
     sequences = tuple(
@@ -138,7 +138,7 @@ def _place(
     embeddings: Sequence[EmbeddingInput],
     token_ids: Sequence[int],
     placeholder_ids: AbstractSet[int],
-    half: TextHalf,
+    adapter: DecoderAdapter,
     device: torch.device,
 ) -> tuple[PlacedItem, ...]:
     """Match items with the placeholders that they fill: each one's, and each once."""
@@ -149,16 +149,18 @@ def _place(
         if not filled.isdisjoint(positions):
             raise InvalidRequest(f"the item at position {given.start} of the prompt overlaps another")
         filled.update(positions)
-        items.append(PlacedItem(positions, _tensors(given, half, device)))
+        items.append(PlacedItem(positions, _tensors(given, adapter, device)))
     empty = [at for at, token in enumerate(token_ids) if token in placeholder_ids and at not in filled]
     if empty:
         raise InvalidRequest(f"the placeholder at position {empty[0]} has no item")
     return tuple(items)
 
 
-def _tensors(given: EmbeddingInput, half: TextHalf, device: torch.device) -> Mapping[str, torch.Tensor]:
+def _tensors(given: EmbeddingInput, adapter: DecoderAdapter, device: torch.device) -> Mapping[str, torch.Tensor]:
     specs = [tensor.spec for tensor in given.tensors.values()]
-    if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not half.accepts(given.tokens, specs):
+    if any(name != tensor.spec.name for name, tensor in given.tensors.items()) or not adapter.accepts(
+        given.tokens, specs
+    ):
         raise InvalidRequest(f"the embedding at position {given.start} is not of the form that the model takes")
     tensors = {name: from_bytes(tensor, device) for name, tensor in given.tensors.items()}
     if not all(is_finite(tensor) for tensor in tensors.values()):

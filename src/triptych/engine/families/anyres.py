@@ -10,14 +10,14 @@ from transformers.utils import output_capturing
 
 from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.halves import Features
+from triptych.engine.families.adapters import Features
 from triptych.engine.media.images import ImagePreparer
 from triptych.families.anyres import AnyRes
 from triptych.families.llava_onevision import WHOLE
 from triptych.families.model_files import BadModel
 
 _KEEPS_SELECTED = hasattr(output_capturing, "select_hidden_states")
-"""Whether a tower can be told which of its layers' results to keep; older releases of transformers keep all."""
+"""Whether an encoder can be told which of its layers' results to keep; older releases of transformers keep all."""
 
 
 class LlavaNextEncoder:
@@ -59,7 +59,7 @@ class LlavaNextEncoder:
         return self._images.prepare(media, info)
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """One pass of the tower over all tiles. Those that a shard goes without take no part in its rows."""
+        """One pass of the encoder over all tiles. Those that a shard goes without take no part in its rows."""
         made = self._rows(torch.cat([features["pixel_values"] for features in batch]))
         encoded: list[tuple[torch.Tensor, ...]] = []
         for features, rows in zip(

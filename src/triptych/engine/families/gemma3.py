@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from triptych.engine.families.halves import PlacedItem, PromptPlan, embedding_rows
-from triptych.engine.families.plain import PlainText
+from triptych.engine.families.adapters import PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.families.tiles import TileEncoder
 from triptych.families.base import Span
 
@@ -13,7 +13,9 @@ class Gemma3Encoder(TileEncoder):
     options: ClassVar[Mapping[str, Any]] = {"do_pan_and_scan": False, "do_convert_rgb": True}
 
 
-class Gemma3Text(PlainText):
+class Gemma3Decoder(PlainDecoder):
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
         rows = embedding_rows(items)
-        return PromptPlan(rows=rows, whole=tuple(Span(start, len(embeds)) for start, embeds in sorted(rows.items())))
+        return PromptPlan(
+            rows=rows, bidirectional=tuple(Span(start, len(embeds)) for start, embeds in sorted(rows.items()))
+        )

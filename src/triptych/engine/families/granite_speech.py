@@ -1,4 +1,4 @@
-"""Granite Speech: a conformer over the whole clip; a LoRA adapter listens where there is something to hear."""
+"""Granite Speech: a conformer over the whole clip; prompts with audio use a LoRA adapter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ from transformers.audio_utils import mel_filter_bank
 
 from triptych.domain.media import MediaInfo
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
-from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan
+from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
 from triptych.engine.families.lora import Lora
-from triptych.engine.families.plain import PlainText
+from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.audio import decode_audio
 from triptych.families.fields import integer
 from triptych.families.granite_speech import EXTRACTOR_DEFAULTS
@@ -57,7 +57,7 @@ class GraniteSpeechEncoder:
         return {"input_features": mel[: len(mel) // 2 * 2].reshape(-1, 2 * mel.shape[1])}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Clip by clip: the conformer would hear the padding that a batch of several lengths needs."""
+        """Clip by clip: in a batch of several lengths the conformer would attend to the padding."""
         made: list[tuple[torch.Tensor, ...]] = []
         for features in batch:
             frames = features["input_features"][None].to(device=self._model.device, dtype=self._model.dtype)
@@ -65,7 +65,7 @@ class GraniteSpeechEncoder:
         return made
 
 
-class GraniteSpeechText(PlainText):
+class GraniteSpeechDecoder(PlainDecoder):
     """Prompts with audio take the checkpoint's adapter, from their first to their last token; others do not."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
@@ -82,18 +82,18 @@ class GraniteSpeechText(PlainText):
         return replace(plan, looks_ahead=bool(items and self._lora is not None))
 
     @property
-    def decodes_alike(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         """With an adapter, which rows it is for changes from pass to pass."""
         return self._lora is None
 
-    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         if self._lora is not None:
             weight: torch.Tensor = self._model.lm_head.weight
-            hearing = torch.zeros(rows, dtype=weight.dtype, device=weight.device)
+            with_audio = torch.zeros(rows, dtype=weight.dtype, device=weight.device)
             for part in parts:
                 if part.plan.rows:
-                    hearing[part.row : part.row + part.count] = 1
-            self._lora.take(hearing if any(part.plan.rows for part in parts) else None)
+                    with_audio[part.row : part.row + part.count] = 1
+            self._lora.take(with_audio if any(part.plan.rows for part in parts) else None)
         return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from triptych.engine.families.tiles import TileEncoder
 
 
 class Idefics3Encoder(TileEncoder):
-    """Its image processor and its tower take samples of several images, and so tiles: [samples, tiles, ...]."""
+    """Its image processor and its vision encoder take samples of several images, and so tiles: [samples, tiles, ...]."""
 
     def _tiles(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return batch["pixel_values"][0]

@@ -18,7 +18,7 @@ from triptych.engine.decoder.cross_attention import (
     Zone,
     cross_parts,
 )
-from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan
+from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
 from triptych.engine.media.images import ImagePreparer
 from triptych.engine.tensors import domain_dtype
 from triptych.families.mllama import PADDING, TILES, Mllama
@@ -39,7 +39,7 @@ class MllamaEncoder:
         return {name: features[name][0] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """An image is always ``max_tiles`` tiles to the tower; those that it has come first."""
+        """An image is always ``max_tiles`` tiles to the encoder; those that it has come first."""
         device, base = self._model.device, self._model.model
         stacked = {name: torch.stack([features[name] for features in batch])[:, None].to(device) for name in batch[0]}
         states = base.multi_modal_projector(base.vision_model(**stacked).last_hidden_state)[:, 0]
@@ -47,7 +47,7 @@ class MllamaEncoder:
         return [(made[:count], made[count:]) for made, count in zip(states, tiles, strict=True)]
 
 
-class MllamaText:
+class MllamaDecoder:
     """The states of a request's images lie one behind the other: all tiles, then all padding.
 
     So whatever a position may see is one run of them. Text in front of all images sees everything, padding included,
@@ -106,11 +106,11 @@ class MllamaText:
         return PromptPlan(extra=CrossStates(states, (Zone(0, 0, len(states)), *zones)), looks_ahead=True)
 
     @property
-    def decodes_alike(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         """What a position attends to of items is looked up in every pass."""
         return False
 
-    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         """Nothing in a pass without images: the decoder leaves its cross-attention layers out."""
         weights: Any = self._model.lm_head.weight
         sighted = torch.zeros(1, 1, rows, 1, dtype=weights.dtype, device=weights.device)

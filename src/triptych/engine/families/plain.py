@@ -1,4 +1,4 @@
-"""The text half of every family whose items are rows of embeddings and nothing else."""
+"""The decoder adapter of every family whose items are rows of embeddings and nothing else."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.halves import PassPart, PlacedItem, PromptPlan, embedding_rows
-from triptych.engine.split import LANGUAGE_MODELS
+from triptych.engine.families.adapters import ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.tensors import domain_dtype
+from triptych.engine.weight_loading import LANGUAGE_MODELS
 
 
-class PlainText:
+class PlainDecoder:
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         self._model: Any = model
         self._hidden_size = checkpoint.family.hidden_size
@@ -31,10 +31,10 @@ class PlainText:
         return PromptPlan(rows=embedding_rows(items))
 
     @property
-    def decodes_alike(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         return True
 
-    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:  # noqa: ARG002
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:  # noqa: ARG002
         return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

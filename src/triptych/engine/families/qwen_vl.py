@@ -1,7 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: items of any shape in one pass, rotary positions in time, height and width.
 
-Rotary positions are worked out where an item is prepared and cross the boundary with it. So the text half needs no more
-than to place them, and a part of a video brings its own.
+Rotary positions are computed where an item is prepared and cross the boundary with it. So the decoder adapter only places
+them, and a shard of a video brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.halves import Features, PassPart, PlacedItem, PromptPlan, embedding_rows
-from triptych.engine.families.plain import PlainText
+from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.images import ImagePreparer
 from triptych.engine.media.videos import Frame, decode_video
 from triptych.engine.tensors import domain_dtype
@@ -67,7 +67,7 @@ class QwenEncoder:
         return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: rotary}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Images and videos alike: towers tell them apart by their grids alone."""
+        """Images and videos alike: encoders tell them apart by their grids alone."""
         pixels = torch.cat([features["pixel_values"] for features in batch])
         grids = torch.stack([features["grid"] for features in batch])
         made = self._model.get_image_features(
@@ -109,7 +109,7 @@ class _FramePreparer:
         return self._images.settings
 
     def prepare(self, frames: Iterable[Frame], grid: Grid) -> torch.Tensor:
-        """[patches, values of a patch], in the order in which the tower takes them.
+        """[patches, values of a patch], in the order in which the encoder takes them.
 
         Each patch in time is finished before the frames of the next are looked at: memory is that of the result.
         """
@@ -142,11 +142,11 @@ def _rotary(family: QwenVL, info: MediaInfo, grid: Grid) -> torch.Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2).int()
 
 
-class QwenText:
+class QwenDecoder:
     """Places rotary positions; for Qwen3-VL, hands what enters at further layers to the decoder."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-        self._plain = PlainText(model, checkpoint)
+        self._plain = PlainDecoder(model, checkpoint)
         self._family = _qwen(checkpoint)
         self._dtype = domain_dtype(model.dtype)
 
@@ -173,10 +173,10 @@ class QwenText:
         )
 
     @property
-    def decodes_alike(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         return True
 
-    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         """Where items stand in a pass, and per layer what is added there; nothing for a family without DeepStack."""
         places = torch.zeros(1, rows, dtype=torch.bool)
         added: list[list[torch.Tensor]] = []

@@ -6,54 +6,54 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.adapters import DecoderAdapter, EncoderAdapter
 from triptych.engine.families.anyres import LlavaNextEncoder, LlavaOneVisionEncoder
-from triptych.engine.families.gemma3 import Gemma3Encoder, Gemma3Text
-from triptych.engine.families.granite_speech import GraniteSpeechEncoder, GraniteSpeechText
-from triptych.engine.families.halves import EncoderHalf, TextHalf
+from triptych.engine.families.gemma3 import Gemma3Decoder, Gemma3Encoder
+from triptych.engine.families.granite_speech import GraniteSpeechDecoder, GraniteSpeechEncoder
 from triptych.engine.families.idefics3 import Idefics3Encoder
 from triptych.engine.families.internvl import InternVlEncoder
-from triptych.engine.families.mllama import MllamaEncoder, MllamaText
-from triptych.engine.families.plain import PlainText
+from triptych.engine.families.mllama import MllamaDecoder, MllamaEncoder
+from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.families.qwen2_audio import Qwen2AudioEncoder
-from triptych.engine.families.qwen_vl import QwenEncoder, QwenText
+from triptych.engine.families.qwen_vl import QwenDecoder, QwenEncoder
 from triptych.engine.families.tiles import TileEncoder
 from triptych.engine.families.voxtral import VoxtralEncoder
 from triptych.families.model_files import BadModel
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
-    """How to wrap the two halves of a loaded model."""
+class Adapters:
+    """How to wrap the two parts of a loaded model."""
 
-    encoder: Callable[[PreTrainedModel, Checkpoint], EncoderHalf]
-    text: Callable[[PreTrainedModel, Checkpoint], TextHalf]
+    encoder: Callable[[PreTrainedModel, Checkpoint], EncoderAdapter]
+    decoder: Callable[[PreTrainedModel, Checkpoint], DecoderAdapter]
 
 
-HALVES: Mapping[str, Halves] = {
-    "gemma3": Halves(encoder=Gemma3Encoder, text=Gemma3Text),
-    "granite_speech": Halves(encoder=GraniteSpeechEncoder, text=GraniteSpeechText),
-    "idefics3": Halves(encoder=Idefics3Encoder, text=PlainText),
-    "internvl": Halves(encoder=InternVlEncoder, text=PlainText),
-    "llava": Halves(encoder=TileEncoder, text=PlainText),
-    "llava_next": Halves(encoder=LlavaNextEncoder, text=PlainText),
-    "llava_onevision": Halves(encoder=LlavaOneVisionEncoder, text=PlainText),
-    "mllama": Halves(encoder=MllamaEncoder, text=MllamaText),
-    "qwen2_audio": Halves(encoder=Qwen2AudioEncoder, text=PlainText),
-    "qwen2_5_vl": Halves(encoder=QwenEncoder, text=QwenText),
-    "qwen2_vl": Halves(encoder=QwenEncoder, text=QwenText),
-    "qwen3_vl": Halves(encoder=QwenEncoder, text=QwenText),
-    "smolvlm": Halves(encoder=Idefics3Encoder, text=PlainText),
-    "voxtral": Halves(encoder=VoxtralEncoder, text=PlainText),
+ADAPTERS: Mapping[str, Adapters] = {
+    "gemma3": Adapters(encoder=Gemma3Encoder, decoder=Gemma3Decoder),
+    "granite_speech": Adapters(encoder=GraniteSpeechEncoder, decoder=GraniteSpeechDecoder),
+    "idefics3": Adapters(encoder=Idefics3Encoder, decoder=PlainDecoder),
+    "internvl": Adapters(encoder=InternVlEncoder, decoder=PlainDecoder),
+    "llava": Adapters(encoder=TileEncoder, decoder=PlainDecoder),
+    "llava_next": Adapters(encoder=LlavaNextEncoder, decoder=PlainDecoder),
+    "llava_onevision": Adapters(encoder=LlavaOneVisionEncoder, decoder=PlainDecoder),
+    "mllama": Adapters(encoder=MllamaEncoder, decoder=MllamaDecoder),
+    "qwen2_audio": Adapters(encoder=Qwen2AudioEncoder, decoder=PlainDecoder),
+    "qwen2_5_vl": Adapters(encoder=QwenEncoder, decoder=QwenDecoder),
+    "qwen2_vl": Adapters(encoder=QwenEncoder, decoder=QwenDecoder),
+    "qwen3_vl": Adapters(encoder=QwenEncoder, decoder=QwenDecoder),
+    "smolvlm": Adapters(encoder=Idefics3Encoder, decoder=PlainDecoder),
+    "voxtral": Adapters(encoder=VoxtralEncoder, decoder=PlainDecoder),
 }
 """By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
 
 
-def halves_of(checkpoint: Checkpoint) -> Halves:
-    """Raises BadModel for a family that nobody has written the two halves of."""
+def adapters_of(checkpoint: Checkpoint) -> Adapters:
+    """Raises BadModel for a family without adapters."""
     model_type = checkpoint.files.model_type
-    if model_type not in HALVES:
+    if model_type not in ADAPTERS:
         raise BadModel(
-            f"no engine for model_type {model_type!r}; there are: {', '.join(sorted(HALVES))}. To add one, write classes "
-            "that satisfy triptych.engine.families.halves and name them in triptych.engine.families.registry.HALVES"
+            f"no engine for model_type {model_type!r}; there are: {', '.join(sorted(ADAPTERS))}. To add one, write classes "
+            "that satisfy triptych.engine.families.adapters and name them in triptych.engine.families.registry.ADAPTERS"
         )
-    return HALVES[model_type]
+    return ADAPTERS[model_type]

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.halves import Features
+from triptych.engine.families.adapters import Features
 from triptych.engine.media.images import ImagePreparer
 
 
@@ -44,7 +44,7 @@ class TileEncoder:
         tiles = self._tiles(self._images.process([self._images.open(media, info)]))
         shape = tuple(tiles.shape[1:])
         if shape != self._shape:
-            raise ValueError(f"the processor made tiles of {shape}, the tower takes {self._shape}")
+            raise ValueError(f"the processor made tiles of {shape}, the encoder takes {self._shape}")
         return tiles
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""Voxtral: windows of a clip, none of which hears another once their spectra are there."""
+"""Voxtral: windows of a clip, which the encoder computes independently once their spectra are there."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.families.halves import Features
-from triptych.engine.families.listening import WhisperListener
+from triptych.engine.families.adapters import Features
+from triptych.engine.families.audio_features import WhisperFeatures
 from triptych.families.model_files import BadModel
 from triptych.families.voxtral import Voxtral
 
@@ -23,17 +23,17 @@ class VoxtralEncoder:
             raise BadModel(f"{checkpoint.family.model_type} is not Voxtral")
         self._model: Any = model
         self._family = checkpoint.family
-        self._listener = WhisperListener(checkpoint.files)
+        self._extractor = WhisperFeatures(checkpoint.files)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self._listener.settings
+        return self._extractor.settings
 
     def prepare(self, media: bytes, info: MediaInfo) -> Features:
         """One spectrum over the whole clip, since its loudest part sets the level of all, then cut into windows."""
         window = self._family.window
-        heard = self._listener.hear(media, info, padding=True, truncation=False, pad_to_multiple_of=window.samples)
-        spectrum = heard["input_features"]
+        made = self._extractor.extract(media, info, padding=True, truncation=False, pad_to_multiple_of=window.samples)
+        spectrum = made["input_features"]
         frames = window.samples // window.hop
         return {"input_features": spectrum.reshape(len(spectrum), -1, frames).transpose(0, 1).contiguous()}
 

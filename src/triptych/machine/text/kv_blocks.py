@@ -1,8 +1,8 @@
-"""Memory of KV memory: which block of it is whose, which are kept for their contents, which are free.
+"""The block manager of the KV cache: which blocks belong to which sequence, which are cached, which are free.
 
-A sequence (an *owner*) has a table of blocks. A full block may be named by a key that says what is in it and in all
-blocks before it; it can then be found by that key, shared, and kept when nobody owns it any more. What is kept is let
-go least recently used first, whenever room is needed: it counts as available.
+A sequence (an *owner*) has a table of blocks. A full block may be registered under its prefix hash, which stands for its
+tokens and all before them; it can then be found, shared, and stays cached when it has no owner any more. Cached blocks
+are evicted, least recently used first, when blocks are needed: they count as available.
 
 Two layouts, fixed when the machine is made. *Scattered*: any free block will do (a kernel follows the table).
 *Contiguous*: an owner's blocks are neighbours wherever possible, since on a CPU attention over one run of memory is two
@@ -46,19 +46,19 @@ class KvBlocks:
         self._ending_at: dict[int, _Owner] = {}
         """By the block after its last, the contiguous owner of the blocks before."""
         self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        """Blocks with a key and without an owner, least recently used first."""
+        self._hash_of: dict[int, bytes] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Blocks with a hash and without an owner, least recently used first."""
 
     @property
     def available(self) -> int:
-        """Blocks that can be taken now, those that are only kept for their contents included."""
-        return self._unused.free + len(self._kept)
+        """Blocks that can be allocated now, cached ones without an owner included."""
+        return self._unused.free + len(self._cached)
 
     @property
-    def kept(self) -> int:
-        """Blocks that nobody owns and that are kept for their contents."""
-        return len(self._kept)
+    def cached(self) -> int:
+        """Blocks without an owner that are kept for their contents."""
+        return len(self._cached)
 
     def table(self, owner: str) -> Sequence[int]:
         """The owner's blocks, in order; none for an owner that is not known. To be read only."""
@@ -75,38 +75,38 @@ class KvBlocks:
 
     # --- by contents -------------------------------------------------------------------------------------------------
 
-    def find(self, keys: Sequence[bytes]) -> tuple[int, ...]:
-        """The blocks of the longest run of ``keys``, from the first on, that are all here."""
+    def find(self, prefix_hashes: Sequence[bytes]) -> tuple[int, ...]:
+        """The blocks of the longest run of ``prefix_hashes``, from the first on, that are all here."""
         found: list[int] = []
-        for key in keys:
-            block = self._block_of.get(key)
+        for prefix_hash in prefix_hashes:
+            block = self._block_of.get(prefix_hash)
             if block is None:
                 break
             found.append(block)
         return tuple(found)
 
-    def name(self, owner: str, index: int, key: bytes) -> None:
-        """Say what is in a full block of an owner. Where another block has the same contents it stays the one found."""
+    def register_hash(self, owner: str, index: int, prefix_hash: bytes) -> None:
+        """Make a full block of an owner findable by its prefix hash. Of blocks with equal hashes the first stays."""
         block = self._owners[owner].table[index]
-        if key not in self._block_of and block not in self._key_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+        if prefix_hash not in self._block_of and block not in self._hash_of:
+            self._block_of[prefix_hash] = block
+            self._hash_of[block] = prefix_hash
 
-    def unname(self, owner: str) -> None:
-        """What is in an owner's blocks is not to be trusted: nobody is to find it any more."""
+    def evict_hashes(self, owner: str) -> None:
+        """The contents of an owner's blocks are not to be trusted: they cannot be found any more."""
         for block in self.table(owner):
-            key = self._key_of.pop(block, None)
-            if key is not None:
-                del self._block_of[key]
+            prefix_hash = self._hash_of.pop(block, None)
+            if prefix_hash is not None:
+                del self._block_of[prefix_hash]
 
-    # --- taking and giving -------------------------------------------------------------------------------------------
+    # --- allocating and freeing -------------------------------------------------------------------------------------------
 
     def share(self, owner: str, blocks: Sequence[int]) -> None:
         """Begin a new owner's table with blocks that have their contents already; they may be others' as well."""
         if self.contiguous or self.table(owner):
             raise ValueError(f"{owner} cannot begin with others' blocks")
         for block in blocks:
-            self._refer(block)
+            self._reference(block)
         self._owners[owner] = _Owner(list(blocks), is_contiguous=_is_run(blocks))
 
     def fork(self, source: str, owner: str, shared: int, used: int) -> tuple[Copy, ...]:
@@ -119,14 +119,14 @@ class KvBlocks:
         if self.contiguous:
             return (Copy(tuple(begins), tuple(known.table[:used])),)
         for block in begins[:shared]:
-            self._refer(block)
+            self._reference(block)
         own = known.table
         known.table = [*begins[:shared], *own]
         known.is_contiguous = _is_run(known.table)
         rest = tuple(begins[shared:])
         return (Copy(rest, tuple(own[: len(rest)])),) if rest else ()
 
-    def take(self, owner: str, count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
+    def allocate(self, owner: str, count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
         """Append ``count`` blocks to the owner's table, or None and nothing changes where so many are not available.
 
         ``room``: how many it is likely to come to have in all, to place it well. The copies that are returned move
@@ -156,29 +156,29 @@ class KvBlocks:
         return ()
 
     def copy_in(self, owner: str, blocks: Sequence[int], count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
-        """``take`` for a new owner, whose first blocks get the contents of ``blocks``; None where that is not possible."""
+        """``allocate`` for a new owner, whose first blocks get the contents of ``blocks``; None where that is not possible."""
         for block in blocks:
-            self._refer(block)
-        copies = self.take(owner, count, room=room)
+            self._reference(block)
+        copies = self.allocate(owner, count, room=room)
         for block in reversed(blocks):
-            self._drop(block)
+            self._unreference(block)
         if copies is None:
             return None
         return (*copies, Copy(tuple(blocks), tuple(self.table(owner)[: len(blocks)])))
 
-    def pass_on(self, owner: str, heir: str) -> None:
-        """Let another owner have the table, instead of what that one has."""
-        self.give(heir)
+    def transfer(self, owner: str, heir: str) -> None:
+        """Give an owner's table to another one, whose own blocks are freed."""
+        self.free(heir)
         if owner in self._owners:
             self._owners[heir] = self._owners.pop(owner)
 
-    def give(self, owner: str) -> None:
-        """Forget an owner. Its named blocks are kept, those at the end of its table as the first to go."""
+    def free(self, owner: str) -> None:
+        """Forget an owner. Its blocks with a hash stay cached; those at the end of its table are evicted first."""
         known = self._owners.pop(owner, None)
         if known is not None:
             self._clear_end(known)
             for block in reversed(known.table):
-                self._drop(block)
+                self._unreference(block)
 
     def validate(self) -> None:
         """Raises AssertionError unless every block is in exactly one state and everything adds up."""
@@ -191,11 +191,11 @@ class KvBlocks:
                 counts[block] += 1
         assert counts == self._references, "references do not add up"  # noqa: S101 - invariant
         for block, references in enumerate(counts):
-            states = (references > 0) + (block in self._kept) + (block in self._unused)
+            states = (references > 0) + (block in self._cached) + (block in self._unused)
             assert states == 1, f"block {block} is in {states} states"  # noqa: S101 - invariant
-        assert set(self._kept) <= set(self._key_of), "a block is kept without a name"  # noqa: S101 - invariant
-        assert {block: key for key, block in self._block_of.items()} == self._key_of, "names differ"  # noqa: S101 - invariant
-        assert all(key not in self._unused for key in self._key_of), "an unused block has a name"  # noqa: S101 - invariant
+        assert set(self._cached) <= set(self._hash_of), "a block is cached without a hash"  # noqa: S101 - invariant
+        assert {block: prefix_hash for prefix_hash, block in self._block_of.items()} == self._hash_of, "hashes differ"  # noqa: S101 - invariant
+        assert all(block not in self._unused for block in self._hash_of), "an unused block has a hash"  # noqa: S101 - invariant
         ends = {owner.table[-1] + 1: owner for owner in self._owners.values() if owner.table and owner.is_contiguous}
         assert not self.contiguous or set(ends) == set(self._ending_at), "ends differ"  # noqa: S101 - invariant
 
@@ -204,13 +204,13 @@ class KvBlocks:
     def _place(self, wanted: int, room: int) -> int | None:
         """Where ``wanted`` neighbours are free, or can be made so, with ``room`` in all if that costs nothing needed.
 
-        Most to least liked: room beside what others may grow into; the same after letting go what is kept; no room;
+        Most to least liked: room beside what others may grow into; the same after evicting cached blocks; no room;
         what others may have grown into, from its far end.
         """
         fitting = [(rest.length, rest.start) for run in self._unused if (rest := self._unclaimed(run)).length >= room]
         if fitting:
             return min(fitting)[1]
-        while self._kept:
+        while self._cached:
             rest = self._unclaimed(self._evict())
             if rest.length >= room:
                 return rest.start
@@ -227,13 +227,13 @@ class KvBlocks:
         return FreeRun(run.start + claimed, run.length - claimed)
 
     def _clear(self, start: int, count: int) -> bool:
-        """Whether these blocks are free, what is only kept there let go."""
+        """Whether these blocks are free, cached ones evicted."""
         blocks = range(start, start + count)
         if start + count > self.blocks or any(self._references[block] for block in blocks):
             return False
         for block in blocks:
-            if block in self._kept:
-                del self._kept[block]
+            if block in self._cached:
+                del self._cached[block]
                 self._forget(block)
         return True
 
@@ -246,11 +246,11 @@ class KvBlocks:
         if not old:
             return ()
         for before, after in zip(old, new, strict=False):
-            if self._references[before] == 1 and (key := self._key_of.pop(before, None)) is not None:
-                self._key_of[after] = key
-                self._block_of[key] = after
+            if self._references[before] == 1 and (prefix_hash := self._hash_of.pop(before, None)) is not None:
+                self._hash_of[after] = prefix_hash
+                self._block_of[prefix_hash] = after
         for block in reversed(old):
-            self._drop(block)
+            self._unreference(block)
         return (Copy(tuple(old), tuple(new[: len(old)])),)
 
     def _append(self, known: _Owner, blocks: Sequence[int]) -> None:
@@ -278,29 +278,29 @@ class KvBlocks:
             self._evict()
         return self._unused.take_any()
 
-    def _refer(self, block: int) -> None:
+    def _reference(self, block: int) -> None:
         if not self._references[block]:
-            if block not in self._kept:
+            if block not in self._cached:
                 raise ValueError(f"block {block} has no contents to share")
-            del self._kept[block]
+            del self._cached[block]
         self._references[block] += 1
 
-    def _drop(self, block: int) -> None:
+    def _unreference(self, block: int) -> None:
         self._references[block] -= 1
         if self._references[block]:
             return
-        if block in self._key_of:
-            self._kept[block] = None
+        if block in self._hash_of:
+            self._cached[block] = None
         else:
             self._unused.give(block)
 
     def _evict(self) -> FreeRun:
-        """Let the least recently used block go; returns the free run that it is now part of."""
-        block, _ = self._kept.popitem(last=False)
+        """Evict the least recently used cached block; returns the free run that it is now part of."""
+        block, _ = self._cached.popitem(last=False)
         return self._forget(block)
 
     def _forget(self, block: int) -> FreeRun:
-        del self._block_of[self._key_of.pop(block)]
+        del self._block_of[self._hash_of.pop(block)]
         return self._unused.give(block)
 
 

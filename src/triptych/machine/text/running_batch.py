@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from triptych.families.base import Span
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
-from triptych.machine.text.prefix_chain import PrefixChain
-from triptych.policy.batching import Prefill, last_come, plan_step
+from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.policy.batching import Prefill, plan_step, preemption_victim
 
 
 def sequence_id(request_id: str, choice: int) -> str:
@@ -49,8 +49,8 @@ class Progress:
     order: tuple[int, int]
     prompt_tokens: int
     max_tokens: int
-    whole: tuple[Span, ...]
-    chain: PrefixChain | None
+    bidirectional: tuple[Span, ...]
+    prefix_hashes: PrefixHashes | None
     length: int
     """Tokens of prompt and answer."""
     computed: int = 0
@@ -102,7 +102,7 @@ class Step:
 
     parts: tuple[Part, ...]
     copies: tuple[Copy, ...]
-    put_back: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
 
 
 class RunningBatch:
@@ -166,8 +166,8 @@ class RunningBatch:
         choices: int,
         prompt_tokens: int,
         max_tokens: int,
-        whole: tuple[Span, ...] = (),
-        chain: PrefixChain | None = None,
+        bidirectional: tuple[Span, ...] = (),
+        prefix_hashes: PrefixHashes | None = None,
     ) -> None:
         """A request waits from now on. ``chain`` says what its prompt is, where others may make use of it.
 
@@ -180,8 +180,8 @@ class RunningBatch:
                 (self._arrivals, choice),
                 prompt_tokens,
                 max_tokens,
-                whole,
-                chain.fork() if chain is not None and self.shares_beginnings else None,
+                bidirectional,
+                prefix_hashes.fork() if prefix_hashes is not None and self.shares_beginnings else None,
                 prompt_tokens,
             )
             for choice in range(choices)
@@ -201,9 +201,9 @@ class RunningBatch:
         for one in gone:
             del known[one.choice]
             if not is_sound:
-                self.blocks.unname(one.sequence_id)
+                self.blocks.evict_hashes(one.sequence_id)
             self._leave(one)
-            self.blocks.give(one.sequence_id)
+            self.blocks.free(one.sequence_id)
         if not known:
             self._known.pop(request_id, None)
         return [one.sequence_id for one in gone]
@@ -214,11 +214,11 @@ class RunningBatch:
         Without ``prefill`` those that decode go on alone.
         """
         copies: list[Copy] = []
-        put_back: list[str] = []
+        preempted: list[str] = []
         at = 0
         while at < len(self._running):  # whoever is put back stands behind
             if self._running[at].is_decoding:
-                self._grow(self._running[at], copies, put_back)
+                self._grow(self._running[at], copies, preempted)
             at += 1
         units = {one.sequence_id: one for one in self._running}
         step = plan_step(
@@ -230,16 +230,16 @@ class RunningBatch:
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
-        return Step(tuple(parts), tuple(copies), tuple(put_back))
+        return Step(tuple(parts), tuple(copies), tuple(preempted))
 
     def advance(self, request_id: str, choice: int, count: int) -> None:
         """``count`` more positions are computed: their full blocks can be found from now on."""
         one = self._known[request_id][choice]
         before, one.computed = one.computed, one.computed + count
-        if one.chain is not None:
+        if one.prefix_hashes is not None:
             size = self.limits.block_tokens
             for index in range(before // size, one.computed // size):
-                self.blocks.name(one.sequence_id, index, one.chain.keys[index])
+                self.blocks.register_hash(one.sequence_id, index, one.prefix_hashes.hashes[index])
 
     def fork(self, request_id: str, choice: int) -> tuple[list[int], tuple[Copy, ...]]:
         """The prompt is through: the choices that go on from here, and what has to be copied for them."""
@@ -258,8 +258,8 @@ class RunningBatch:
         """The next token is known."""
         one = self._known[request_id][choice]
         one.length += 1
-        if one.chain is not None:
-            one.chain.append(token)
+        if one.prefix_hashes is not None:
+            one.prefix_hashes.append(token)
         return one
 
     def validate(self) -> None:
@@ -283,27 +283,27 @@ class RunningBatch:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def _grow(self, one: Progress, copies: list[Copy], put_back: list[str]) -> None:
+    def _grow(self, one: Progress, copies: list[Copy], preempted: list[str]) -> None:
         """Memory for the next token of a sequence that decodes, or one that came later, itself at last, is put back."""
         while True:
             missing = self.blocks_for(one.length) - len(self.blocks.table(one.sequence_id))
             if missing <= 0:
                 return
-            moved = self.blocks.take(one.sequence_id, missing, room=self._room(one))
+            moved = self.blocks.allocate(one.sequence_id, missing, room=self._room(one))
             if moved is not None:
                 copies.extend(moved)
                 return
             by_id = {other.sequence_id: other for other in self._running}
-            victim = by_id[last_come(list(by_id))]
-            put_back += self._put_back(victim)
+            victim = by_id[preemption_victim(list(by_id))]
+            preempted += self._preempt(victim)
             if victim is one:
                 return
 
-    def _put_back(self, one: Progress) -> list[str]:
+    def _preempt(self, one: Progress) -> list[str]:
         self.preemptions += 1
         self._running.remove(one)
         for other in (one, *one.followers):
-            self.blocks.give(other.sequence_id)
+            self.blocks.free(other.sequence_id)
             other.computed = 0
         insort(self._waiting, one, key=_order)
         return [other.sequence_id for other in (one, *one.followers)]
@@ -339,15 +339,15 @@ class RunningBatch:
         wanted, shared = self._wanted(one)
         made = self._take_with_prefix(one, wanted)
         for follower in one.followers if made is not None else ():
-            taken = self.blocks.take(follower.sequence_id, wanted - shared, room=self._room(follower))
+            taken = self.blocks.allocate(follower.sequence_id, wanted - shared, room=self._room(follower))
             made = made + taken if made is not None and taken is not None else None
         if made is None:
             for other in (one, *one.followers):
-                self.blocks.give(other.sequence_id)
+                self.blocks.free(other.sequence_id)
             one.computed = 0
             return False
         copies.extend(made)
-        if one.chain is not None and not one.was_looked_up:
+        if one.prefix_hashes is not None and not one.was_looked_up:
             self.prefix_queries_tokens += one.length
             self.prefix_hits_tokens += one.computed
         one.was_looked_up = True
@@ -360,12 +360,12 @@ class RunningBatch:
 
     def _found(self, one: Progress) -> tuple[int, ...]:
         """Blocks with the beginning of a sequence, all before its last token and none into a run that stays whole."""
-        if one.chain is None:
+        if one.prefix_hashes is None:
             return ()
         size = self.limits.block_tokens
-        found = self.blocks.find(one.chain.keys[: (one.length - 1) // size])
+        found = self.blocks.find(one.prefix_hashes.hashes[: (one.length - 1) // size])
         end = len(found) * size
-        for run in reversed(one.whole):
+        for run in reversed(one.bidirectional):
             if run.start < end < run.start + run.tokens:
                 end = run.start
         return found[: end // size]
@@ -382,15 +382,15 @@ class RunningBatch:
         if found:
             self.blocks.share(one.sequence_id, found)
         one.computed = len(found) * self.limits.block_tokens
-        return self.blocks.take(one.sequence_id, wanted - len(found), room=self._room(one))
+        return self.blocks.allocate(one.sequence_id, wanted - len(found), room=self._room(one))
 
     def _room(self, one: Progress) -> int:
         most = min(one.prompt_tokens + one.max_tokens, one.length + self.limits.growth_tokens)
         return self.blocks_for(most)
 
     def _prefill(self, one: Progress) -> Prefill:
-        whole = one.whole if self.limits.is_cuttable else (Span(0, one.length),)
-        return Prefill(one.sequence_id, one.length - one.computed, one.computed, whole, 1 + len(one.followers))
+        bidirectional = one.bidirectional if self.limits.is_cuttable else (Span(0, one.length),)
+        return Prefill(one.sequence_id, one.length - one.computed, one.computed, bidirectional, 1 + len(one.followers))
 
     def _leave(self, one: Progress) -> None:
         """Out of the order; the next of the choices that wait for their prompt begins with it, in the same memory."""
@@ -399,7 +399,7 @@ class RunningBatch:
                 standing.remove(one)
                 if one.followers:
                     leader, *leader.followers = one.followers
-                    self.blocks.pass_on(one.sequence_id, leader.sequence_id)
+                    self.blocks.transfer(one.sequence_id, leader.sequence_id)
                     insort(standing, leader, key=_order)
                 return
         for other in (*self._running, *self._waiting):

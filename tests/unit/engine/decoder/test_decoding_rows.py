@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from triptych.engine.decoder.attention import Context, PackedBatch, decodes, packed_attention
-from triptych.engine.decoder.kv import KvCache, KvShape
-from triptych.engine.decoder.passes import outcomes_of
+from triptych.engine.decoder.kv_cache import KvCache, KvShape
+from triptych.engine.decoder.model_runner import forward_outputs
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 2, 4, 2, 8, 4
 
@@ -53,12 +53,12 @@ def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | 
 
 def test_the_first_of_equal_logits_is_the_likeliest() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -4.0]])
-    assert [one.likeliest for one in outcomes_of(logits, [False] * 3)] == [1, 0, 2]
+    assert [one.likeliest for one in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
 
 
 def test_logits_that_are_not_finite_are_told() -> None:
     logits = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [0.0, 1.0], [float("-inf"), 1.0]])
-    outcomes = outcomes_of(logits, [False, False, True, False])
+    outcomes = forward_outputs(logits, [False, False, True, False])
     assert [one.is_finite for one in outcomes] == [False, False, True, False]
     assert outcomes[2].logits is not None
     assert outcomes[2].logits.tolist() == [0.0, 1.0]

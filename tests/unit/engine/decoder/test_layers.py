@@ -20,9 +20,9 @@ from tests.unit.engine.tiny import (
     transformers,
 )
 from triptych.engine.decoder.attention import Chunk, Context
-from triptych.engine.decoder.cached_passes import CachedPasses
+from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
+from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.start import KvOptions
 from triptych.errors import EngineFailure
 from triptych.families.base import Span
 from triptych.families.model_files import BadModel
@@ -73,24 +73,24 @@ def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path)
     encoder = TransformersEncoderEngine(directory, model_id="tiny")
     questions = {f"r{seed}": random_question(random.Random(seed), seed % 2) for seed in range(5)}
     whole = text_engine(directory)
-    assert isinstance(whole._passes, CachedPasses)
-    token, fixed = whole._passes.cache_nbytes()
+    assert isinstance(whole._runner, PerSequenceModelRunner)
+    token, fixed = whole._runner.cache_nbytes()
     assert (token, fixed) == (2 * 2 * 16 * 4, 2 * 64 * 3 * 4)
     engine = text_engine(directory, kv_cache_bytes=16 * 16 * token, token_budget=16)
     for name, question in questions.items():
         engine.add(engine_request(name, question, reference, encoder, greedy(20, ignore_eos=True)))
     outputs = []
     most = 0
-    assert isinstance(engine._passes, CachedPasses)
+    assert isinstance(engine._runner, PerSequenceModelRunner)
     while engine.has_work:
         outputs += engine.step()
-        most = max(most, engine._passes.held)
+        most = max(most, engine._runner.held)
     assert run(engine, outputs) == {
         name: reference.answer(question, 20, ignore_eos=True) for name, question in questions.items()
     }
     assert engine.preemptions
     assert 1 < most <= 5
-    assert engine._passes.held == 0
+    assert engine._runner.held == 0
     assert engine.prefix_queries_tokens == 0
 
 
@@ -112,7 +112,7 @@ def test_choices_take_a_cache_over(tmp_path: Path) -> None:
 
 def test_a_decoder_that_cannot_be_run_is_refused_at_start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "triptych.engine.decoder.passes.PackedPasses.run",
+        "triptych.engine.decoder.packed_runner.PackedModelRunner.run",
         lambda *_: [EngineFailure("the engine failed on this request")],
     )
     with pytest.raises(BadModel, match="first pass"):

@@ -46,7 +46,7 @@ def test_answers_equal_generate(
     model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "triptych.engine.decoder.text.pack",
+        "triptych.engine.decoder.text_engine.pack",
         lambda model, *, most_nbytes: pack(model, most_nbytes=most_nbytes, least_nbytes=0),
     )
     engine = text_engine(model_dir, max_sequences=4)

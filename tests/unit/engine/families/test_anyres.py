@@ -29,7 +29,7 @@ Join = Callable[[torch.Tensor, MediaInfo], torch.Tensor]
 
 def family_of(kind: str, pinpoints: list[list[int]], anyres: str) -> AnyRes:
     grid = [[side * TILE_PX for side in pinpoint] for pinpoint in pinpoints]
-    tower = "clip_vision_model" if kind == "llava_next" else "siglip_vision_model"
+    encoder = "clip_vision_model" if kind == "llava_next" else "siglip_vision_model"
     size = {"height": TILE_PX, "width": TILE_PX}
     files = model_files(
         config={
@@ -38,7 +38,7 @@ def family_of(kind: str, pinpoints: list[list[int]], anyres: str) -> AnyRes:
             "image_grid_pinpoints": grid,
             "vision_aspect_ratio": anyres,
             "text_config": {"model_type": "llama"},
-            "vision_config": {"model_type": tower, "image_size": TILE_PX, "patch_size": TILE_PX // SIDE},
+            "vision_config": {"model_type": encoder, "image_size": TILE_PX, "patch_size": TILE_PX // SIDE},
         },
         processor={"num_image_tokens": SIDE**2} if kind == "llava_onevision" else {},
         image_processor={"size": size, "crop_size": size, "image_grid_pinpoints": grid},

@@ -13,7 +13,7 @@ from tests.integration.families.harness import transformers
 from tests.integration.families.tiny_granite_speech import ALPHA, RANK, TinyGraniteSpeech
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_checkpoint
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.families.lora import Lora
 from triptych.families.model_files import BadModel
 
@@ -122,6 +122,6 @@ def test_an_adapter_is_part_of_the_revision(directory: Path) -> None:
 
 
 def test_logits_are_scaled_as_granite_scales_them(whole: Path) -> None:
-    half: Any = start(whole)._half
+    adapter: Any = start(whole)._adapter
     hidden = torch.randn(2, 64)
-    assert torch.allclose(half.logits(hidden), half._model.lm_head(hidden) / 2.0)
+    assert torch.allclose(adapter.logits(hidden), adapter._model.lm_head(hidden) / 2.0)

@@ -11,9 +11,9 @@ from tests.integration.families.harness import Case, Encoded, Item, Question, fi
 from tests.integration.families.tiny_mllama import TinyMllama
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.families.mllama import MllamaText
+from triptych.engine.families.mllama import MllamaDecoder
 from triptych.errors import InvalidRequest
 from triptych.ports import EngineRequest
 
@@ -42,10 +42,10 @@ def images(*sizes: tuple[int, int]) -> list[Item]:
     return [random_image(rng, *size) for size in sizes]
 
 
-def text_half(engine: TransformersTextEngine) -> MllamaText:
-    half = engine._half
-    assert isinstance(half, MllamaText)
-    return half
+def decoder_of(engine: TransformersTextEngine) -> MllamaDecoder:
+    adapter = engine._adapter
+    assert isinstance(adapter, MllamaDecoder)
+    return adapter
 
 
 def answer(engine: TransformersTextEngine, request: EngineRequest) -> list[int]:
@@ -73,34 +73,34 @@ def test_where_images_stand(case: Case, name: str, chunk: int) -> None:
 def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case) -> None:
     question = questions()["neighbours are seen together"]
     engine = case.engine()
-    half = text_half(engine)
-    layer: Any = half.decoder.layers[1]  # type: ignore[index]  # torch leaves modules untyped
+    adapter = decoder_of(engine)
+    layer: Any = adapter.decoder.layers[1]  # type: ignore[index]  # torch leaves modules untyped
     computed: list[int] = []
     layer.cross_attn.k_proj.register_forward_hook(lambda *seen: computed.append(seen[1][0].numel()))
     engine.add(case.request("one", question, TOKENS))
     used = []
     while engine.has_work:
         engine.step()
-        used.append(half.kept_nbytes)
+        used.append(adapter.kept_nbytes)
     states = 3 * 4 * 5  # images, tiles, states per tile
     assert sum(size > 64 for size in computed) == 1, "more than the one state that stands in for them, once"
     assert max(used) == 2 * 2 * states * 2 * 16 * 4  # keys and values, layers, states, heads, head size, bytes
     gc.collect()
-    assert half.kept_nbytes == 0
+    assert adapter.kept_nbytes == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 50_000])
 def test_what_does_not_fit_is_computed_in_each_pass(case: Case, nbytes: int) -> None:
     engine = case.engine()
-    half = text_half(engine)
-    half.keep_at_most(nbytes)
+    adapter = decoder_of(engine)
+    adapter.keep_at_most(nbytes)
     asked = questions()
     for name, question in asked.items():
         engine.add(case.request(name, question, TOKENS))
     outputs = []
     while engine.has_work:
         outputs += engine.step()
-        assert half.kept_nbytes <= nbytes
+        assert adapter.kept_nbytes <= nbytes
     assert finish(engine, outputs) == {name: case.answer(question, TOKENS) for name, question in asked.items()}
 
 

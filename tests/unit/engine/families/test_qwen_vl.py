@@ -1,4 +1,4 @@
-"""The Qwen halves between tower and decoder: pixels of videos, rotary positions, what a prompt may not bring."""
+"""The Qwen adapters: pixels of videos, rotary positions, what a prompt may not bring."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from tests.unit.engine.rope_index import RopeIndex, whole_seconds_only, with_par
 from tests.unit.families.video_processors import video_processor
 from triptych.domain.embedding import DType
 from triptych.domain.media import MediaInfo, Modality
-from triptych.engine.families.halves import PlacedItem
-from triptych.engine.families.qwen_vl import QwenEncoder, QwenText
+from triptych.engine.families.adapters import PlacedItem
+from triptych.engine.families.qwen_vl import QwenDecoder, QwenEncoder
 from triptych.engine.media.videos import decode_video
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.base import Placeholders
@@ -65,9 +65,9 @@ def encoder(model_type: str) -> QwenEncoder:
     return QwenEncoder(model, checkpoint(model_type))
 
 
-def text(model_type: str) -> QwenText:
+def text(model_type: str) -> QwenDecoder:
     model: Any = SimpleNamespace(dtype=torch.float32)
-    return QwenText(model, checkpoint(model_type))
+    return QwenDecoder(model, checkpoint(model_type))
 
 
 def inspected(data: bytes) -> tuple[bytes, MediaInfo]:
@@ -83,7 +83,7 @@ ITEMS = (
 )
 
 
-def placed(half: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
+def placed(adapter: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
     """A prompt with texts of many lengths around all items, and what the encoder brings of each but its embeddings."""
     family = checkpoint(model_type).family
     tokens, items = [TEXT_ID], []
@@ -94,7 +94,7 @@ def placed(half: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
                 filled += range(len(tokens), len(tokens) + part.count)
             tokens += [part.token_id] * part.count if isinstance(part, Placeholders) else [TEXT_ID] * len(part)
         tokens += [TEXT_ID] * (number + 1)
-        rotary = half.prepare(data, info)[ROTARY]
+        rotary = adapter.prepare(data, info)[ROTARY]
         specs = family.tensors(len(filled), DType.F32)
         tensors = {spec.name: torch.zeros(spec.shape) for spec in specs} | {ROTARY: rotary}
         items.append(PlacedItem(tuple(filled), tensors))
@@ -142,7 +142,7 @@ def test_rotary_positions_are_those_of_transformers(model_type: str) -> None:
 @pytest.mark.parametrize("item", [1, 2, 4])
 def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int) -> None:
     data, info = ITEMS[item]
-    half = encoder(model_type)
+    adapter = encoder(model_type)
     settings = checkpoint(model_type).files.video_processor
     name = "Qwen3VLVideoProcessor" if model_type == "qwen3_vl" else "Qwen2VLVideoProcessor"
     made = video_processor(name, fps=2.0, **settings)(
@@ -151,17 +151,17 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
         do_sample_frames=True,
         return_tensors="pt",
     )
-    features = half.prepare(data, info)
+    features = adapter.prepare(data, info)
     assert features["grid"].tolist() == made["video_grid_thw"][0].tolist()
     assert torch.allclose(features["pixel_values"], made["pixel_values_videos"], rtol=0, atol=1e-5)
 
 
 def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
     data, info = inspected(clips.video(640, 480, frames=60, frames_per_s=2))
-    half = encoder("qwen2_vl")
-    half.prepare(*ITEMS[1])
+    adapter = encoder("qwen2_vl")
+    adapter.prepare(*ITEMS[1])
     tracemalloc.start()
-    features = half.prepare(data, info)
+    features = adapter.prepare(data, info)
     most_nbytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert features["grid"][0] == 30
@@ -171,17 +171,19 @@ def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
 @pytest.mark.parametrize("split", [True, False])
 def test_rows_of_deepstack_are_told_apart_however_they_come(split: bool) -> None:
     """By items, or all in one as up to transformers 5.17."""
-    half = encoder("qwen3_vl")
-    features = [half.prepare(data, info) for data, info in (ITEMS[0], ITEMS[3])]
+    adapter = encoder("qwen3_vl")
+    features = [adapter.prepare(data, info) for data, info in (ITEMS[0], ITEMS[3])]
     counts = [len(one[ROTARY]) for one in features]
     layer = torch.rand(sum(counts), 8)
     made = SimpleNamespace(
         pooler_output=torch.split(torch.rand(sum(counts), 8), counts),
         deepstack_features=[torch.split(layer, counts) if split else layer],
     )
-    half._model = SimpleNamespace(device="cpu", dtype=torch.float32, get_image_features=lambda *args, **options: made)
+    adapter._model = SimpleNamespace(
+        device="cpu", dtype=torch.float32, get_image_features=lambda *args, **options: made
+    )
     for (rows, rotary, stacked), wanted, count in zip(
-        half.encode(features), torch.split(layer, counts), counts, strict=True
+        adapter.encode(features), torch.split(layer, counts), counts, strict=True
     ):
         assert len(rows) == len(rotary) == count
         assert torch.equal(stacked, wanted)
@@ -203,12 +205,12 @@ def test_a_video_that_is_not_what_its_header_says_is_refused() -> None:
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_only_what_the_family_ships_is_accepted(model_type: str) -> None:
-    half, family = text(model_type), checkpoint(model_type).family
+    adapter, family = text(model_type), checkpoint(model_type).family
     specs = family.tensors(6, DType.F32)
-    assert half.accepts(6, specs)
-    assert not half.accepts(6, specs[:-1])
-    assert not half.accepts(5, specs)
-    assert not half.accepts(6, family.tensors(6, DType.BF16))
+    assert adapter.accepts(6, specs)
+    assert not adapter.accepts(6, specs[:-1])
+    assert not adapter.accepts(5, specs)
+    assert not adapter.accepts(6, family.tensors(6, DType.BF16))
 
 
 @pytest.mark.parametrize("value", [-1, 99])

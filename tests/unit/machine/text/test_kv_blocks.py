@@ -7,7 +7,7 @@ from triptych.machine.text.kv_blocks import Copy, KvBlocks
 
 def named(blocks: KvBlocks, owner: str, keys: str) -> None:
     for index, key in enumerate(keys):
-        blocks.name(owner, index, key.encode())
+        blocks.register_hash(owner, index, key.encode())
 
 
 def keys(text: str) -> list[bytes]:
@@ -16,11 +16,11 @@ def keys(text: str) -> list[bytes]:
 
 def test_owners_grow_in_place_beside_each_other() -> None:
     blocks = KvBlocks(20, contiguous=True)
-    assert blocks.take("a", 2, room=6) == ()
-    assert blocks.take("b", 2, room=4) == ()
+    assert blocks.allocate("a", 2, room=6) == ()
+    assert blocks.allocate("b", 2, room=4) == ()
     for _ in range(4):
-        assert blocks.take("a", 1) == ()
-    assert blocks.take("b", 2) == ()
+        assert blocks.allocate("a", 1) == ()
+    assert blocks.allocate("b", 2) == ()
     assert list(blocks.table("a")) == [0, 1, 2, 3, 4, 5]
     assert blocks.is_contiguous("a")
     assert blocks.is_contiguous("b")
@@ -29,35 +29,35 @@ def test_owners_grow_in_place_beside_each_other() -> None:
 
 def test_an_owner_whose_neighbour_is_in_the_way_moves_once() -> None:
     blocks = KvBlocks(12, contiguous=True)
-    blocks.take("a", 2)
-    blocks.take("b", 2)
-    blocks.name("a", 0, b"k")
-    assert blocks.take("a", 1, room=5) == (Copy((0, 1), (4, 5)),)
+    blocks.allocate("a", 2)
+    blocks.allocate("b", 2)
+    blocks.register_hash("a", 0, b"k")
+    assert blocks.allocate("a", 1, room=5) == (Copy((0, 1), (4, 5)),)
     assert list(blocks.table("a")) == [4, 5, 6]
     assert blocks.find([b"k"]) == (4,)
-    assert blocks.take("a", 1) == ()
+    assert blocks.allocate("a", 1) == ()
     blocks.validate()
 
 
 def test_without_a_place_in_one_piece_it_goes_on_in_pieces() -> None:
     blocks = KvBlocks(5, contiguous=True)
-    blocks.take("a", 2)
-    blocks.take("b", 1)
-    assert blocks.take("a", 2) == ()
+    blocks.allocate("a", 2)
+    blocks.allocate("b", 1)
+    assert blocks.allocate("a", 2) == ()
     assert not blocks.is_contiguous("a")
-    assert blocks.take("b", 1) is None
-    blocks.give("b")
+    assert blocks.allocate("b", 1) is None
+    blocks.free("b")
     assert blocks.available == 1
     blocks.validate()
 
 
 def test_a_place_beside_what_others_may_grow_into_is_liked_best() -> None:
     blocks = KvBlocks(10, contiguous=True)
-    blocks.take("a", 2, room=6)
-    blocks.take("b", 3, room=9)
+    blocks.allocate("a", 2, room=6)
+    blocks.allocate("b", 3, room=9)
     assert list(blocks.table("b")) == [6, 7, 8], "room for nine there is nowhere"
-    blocks.give("b")
-    blocks.take("b", 5)
+    blocks.free("b")
+    blocks.allocate("b", 5)
     assert list(blocks.table("b")) == [5, 6, 7, 8, 9], "as far from what may grow as can be"
     blocks.validate()
 
@@ -65,83 +65,83 @@ def test_a_place_beside_what_others_may_grow_into_is_liked_best() -> None:
 def test_what_is_free_in_small_runs_only_makes_a_table_in_pieces() -> None:
     blocks = KvBlocks(9, contiguous=True)
     for owner, count in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
-        blocks.take(owner, count)
-    blocks.give("a")
-    blocks.give("c")
-    assert blocks.take("e", 4) == ()
+        blocks.allocate(owner, count)
+    blocks.free("a")
+    blocks.free("c")
+    assert blocks.allocate("e", 4) == ()
     assert (len(set(blocks.table("e"))), blocks.is_contiguous("e")) == (4, False)
     blocks.validate()
 
 
 def test_what_is_only_kept_gives_way_to_who_grows() -> None:
     blocks = KvBlocks(3, contiguous=True)
-    blocks.take("a", 2)
-    blocks.take("b", 1)
+    blocks.allocate("a", 2)
+    blocks.allocate("b", 1)
     named(blocks, "b", "k")
-    blocks.give("b")
+    blocks.free("b")
     assert blocks.find(keys("k")) == (2,)
-    assert blocks.take("a", 1) == ()
+    assert blocks.allocate("a", 1) == ()
     assert list(blocks.table("a")) == [0, 1, 2]
-    assert (blocks.find(keys("k")), blocks.kept) == ((), 0)
+    assert (blocks.find(keys("k")), blocks.cached) == ((), 0)
     blocks.validate()
 
 
 def test_what_is_not_to_be_trusted_is_not_found_and_not_kept() -> None:
     blocks = KvBlocks(6, contiguous=False)
-    blocks.take("a", 3)
+    blocks.allocate("a", 3)
     named(blocks, "a", "xy")
-    blocks.unname("a")
-    blocks.unname("unknown")
+    blocks.evict_hashes("a")
+    blocks.evict_hashes("unknown")
     assert blocks.find(keys("xy")) == ()
     blocks.validate()
-    blocks.give("a")
-    assert (blocks.kept, blocks.available) == (0, 6)
+    blocks.free("a")
+    assert (blocks.cached, blocks.available) == (0, 6)
 
 
 def test_a_fork_shares_full_blocks_and_copies_the_rest() -> None:
     blocks = KvBlocks(8, contiguous=False)
-    blocks.take("a", 4)
-    blocks.take("b", 2)
-    blocks.take("c", 2)
+    blocks.allocate("a", 4)
+    blocks.allocate("b", 2)
+    blocks.allocate("c", 2)
     own = list(blocks.table("b"))
     a = list(blocks.table("a"))
     assert blocks.fork("a", "b", 2, 3) == (Copy((a[2],), (own[0],)),)
     assert list(blocks.table("b")) == [*a[:2], *own]
     assert blocks.fork("a", "c", 2, 2) == (), "there is nothing else"
     blocks.validate()
-    blocks.give("a")
+    blocks.free("a")
     assert blocks.available == 2, "two of its blocks are others' as well"
 
 
 def test_a_fork_of_neighbouring_blocks_copies_all() -> None:
     blocks = KvBlocks(8, contiguous=True)
-    blocks.take("a", 3)
-    blocks.take("b", 4)
+    blocks.allocate("a", 3)
+    blocks.allocate("b", 4)
     assert blocks.fork("a", "b", 1, 2) == (Copy((0, 1), (3, 4)),)
     blocks.validate()
 
 
 def test_an_heir_has_the_table_instead_of_its_own() -> None:
     blocks = KvBlocks(6, contiguous=True)
-    blocks.take("a", 2)
-    blocks.take("b", 3)
-    blocks.pass_on("a", "b")
+    blocks.allocate("a", 2)
+    blocks.allocate("b", 3)
+    blocks.transfer("a", "b")
     assert (list(blocks.table("b")), list(blocks.table("a")), blocks.available) == ([0, 1], [], 4)
-    assert blocks.take("b", 1) == ()
+    assert blocks.allocate("b", 1) == ()
     assert list(blocks.table("b")) == [0, 1, 2]
-    blocks.pass_on("unknown", "b")
+    blocks.transfer("unknown", "b")
     assert blocks.available == 6
     blocks.validate()
 
 
 def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
     blocks = KvBlocks(6, contiguous=False)
-    blocks.take("a", 3)
+    blocks.allocate("a", 3)
     named(blocks, "a", "xyz")
-    blocks.give("a")
-    assert (blocks.available, blocks.kept) == (6, 3)
+    blocks.free("a")
+    assert (blocks.available, blocks.cached) == (6, 3)
     assert len(blocks.find(keys("xyz"))) == 3
-    blocks.take("b", 4)
+    blocks.allocate("b", 4)
     assert len(blocks.find(keys("xyz"))) == 2
     assert blocks.find(keys("yz")) != ()
     assert blocks.find(keys("?x")) == ()
@@ -150,22 +150,22 @@ def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
 
 def test_shared_blocks_are_given_when_the_last_owner_goes() -> None:
     blocks = KvBlocks(6, contiguous=False)
-    blocks.take("a", 2)
+    blocks.allocate("a", 2)
     named(blocks, "a", "xy")
     blocks.share("b", blocks.find(keys("xy")))
-    blocks.take("b", 1)
-    blocks.give("a")
-    assert (blocks.available, blocks.kept) == (3, 0)
-    blocks.give("b")
-    assert [blocks.available, blocks.kept] == [6, 2]
+    blocks.allocate("b", 1)
+    blocks.free("a")
+    assert (blocks.available, blocks.cached) == (3, 0)
+    blocks.free("b")
+    assert [blocks.available, blocks.cached] == [6, 2]
     blocks.validate()
 
 
 def test_copying_in_keeps_its_sources_while_it_takes() -> None:
     blocks = KvBlocks(4, contiguous=True)
-    blocks.take("a", 2)
+    blocks.allocate("a", 2)
     named(blocks, "a", "xy")
-    blocks.give("a")
+    blocks.free("a")
     assert blocks.copy_in("b", blocks.find(keys("xy")), 3) is None
     assert (blocks.available, list(blocks.table("b"))) == (4, [])
     copies = blocks.copy_in("b", blocks.find(keys("xy")), 2)
@@ -198,7 +198,7 @@ class KvBlocksModel(RuleBasedStateMachine):
     @rule(owner=st.sampled_from("abcdef"), count=st.integers(0, 9), extra=st.integers(0, 9))
     def take(self, owner: str, count: int, extra: int) -> None:
         available = self.kv.available
-        copies = self.kv.take(owner, count, room=count + extra)
+        copies = self.kv.allocate(owner, count, room=count + extra)
         assert (copies is None) == (count > available)
         if copies is not None:
             self.do(copies)
@@ -208,11 +208,11 @@ class KvBlocksModel(RuleBasedStateMachine):
     @rule(owner=st.sampled_from("abcdef"))
     def name(self, owner: str) -> None:
         for index, content in enumerate(self.wrote.get(owner, ())):
-            self.kv.name(owner, index, content.encode())
+            self.kv.register_hash(owner, index, content.encode())
 
     @rule(owner=st.sampled_from("abcdef"))
     def give(self, owner: str) -> None:
-        self.kv.give(owner)
+        self.kv.free(owner)
         self.wrote.pop(owner, None)
 
     @rule(owner=st.sampled_from("ghi"), source=st.sampled_from("abcdef"), count=st.integers(0, 5))
@@ -226,9 +226,9 @@ class KvBlocksModel(RuleBasedStateMachine):
             copies = self.kv.copy_in(owner, found, len(found) + count)
         else:
             self.kv.share(owner, found)
-            copies = self.kv.take(owner, count)
+            copies = self.kv.allocate(owner, count)
             if copies is None:
-                self.kv.give(owner)
+                self.kv.free(owner)
         if copies is not None:
             self.do(copies)
             self.wrote[owner] = contents[: len(found)]
@@ -236,7 +236,7 @@ class KvBlocksModel(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from("ghi"))
     def give_known(self, owner: str) -> None:
-        self.kv.give(owner)
+        self.kv.free(owner)
         self.wrote.pop(owner, None)
 
     @invariant()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.families.base import Span
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.prefix_chain import PrefixChain
+from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.machine.text.running_batch import BatchLimits, RunningBatch, Step
 
 BLOCK = 4
@@ -35,12 +35,17 @@ class Engine:
         *,
         choices: int = 1,
         keyed: bool = True,
-        whole: tuple[Span, ...] = (),
+        bidirectional: tuple[Span, ...] = (),
         salt: bytes = b"",
     ) -> None:
-        chain = PrefixChain(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
+        prefix_hashes = PrefixHashes(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
         self.batch.add(
-            name, choices=choices, prompt_tokens=len(prompt), max_tokens=max_tokens, whole=whole, chain=chain
+            name,
+            choices=choices,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            bidirectional=bidirectional,
+            prefix_hashes=prefix_hashes,
         )
         for choice in range(choices):
             self.tokens[f"{name}/{choice}"] = list(prompt)
@@ -136,12 +141,12 @@ def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None
 
 def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() -> None:
     one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
+    one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
     one.add("b", [0] * 3, 4, keyed=False)
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
     assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
     one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, whole=(Span(4, 8),))
+    one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
     one.add("b", [0] * 5, 4, keyed=False)
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
     assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
@@ -227,12 +232,12 @@ def test_what_was_computed_of_an_unsound_sequence_is_not_found() -> None:
         assert one.step().parts[0].first == first
 
 
-def test_one_that_was_put_back_computes_again_in_chunks() -> None:
+def test_one_that_was_preempted_computes_again_in_chunks() -> None:
     one = engine(6, token_budget=4)
     one.add("old", [0] * 7, 9, keyed=False)
     one.add("young", [1] * 6, 8, keyed=False)
     one.run(100)
-    at = next(number for number, step in enumerate(one.steps) if step.put_back)
+    at = next(number for number, step in enumerate(one.steps) if step.preempted)
     again = [part for step in one.steps[at:] for part in step.parts if part.request_id == "young"]
     assert (again[0].first, again[0].count, again[1].first) == (0, 4, 4)
     assert again[1].count > 1
@@ -252,11 +257,11 @@ def test_prompts_are_cut_unless_they_must_not_be() -> None:
     one.add("a", [0] * 20, 1)
     assert [part.count for part in one.step().parts] == [8]
     assert one.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
-    whole = engine(token_budget=10, is_cuttable=False)
-    whole.add("a", [0] * 4, 1)
-    whole.add("b", [0] * 7, 1)
-    assert [part.request_id for part in whole.step().parts] == ["a"], "of the second there is room for all but one"
-    assert [(part.request_id, part.count) for part in whole.step().parts] == [("b", 7)]
+    uncut = engine(token_budget=10, is_cuttable=False)
+    uncut.add("a", [0] * 4, 1)
+    uncut.add("b", [0] * 7, 1)
+    assert [part.request_id for part in uncut.step().parts] == ["a"], "of the second there is room for all but one"
+    assert [(part.request_id, part.count) for part in uncut.step().parts] == [("b", 7)]
 
 
 def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None:
@@ -268,7 +273,7 @@ def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None
         assert [part.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
 
 
-def test_the_last_come_is_put_back_and_computes_again() -> None:
+def test_the_latest_arrival_is_preempted_and_computes_again() -> None:
     one = engine(6)
     one.add("old", [0] * 7, 9, keyed=False)
     one.add("young", [1] * 6, 8, keyed=False)
@@ -341,25 +346,25 @@ def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
 
 def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
     one = engine()
-    one.add("a", list(range(12)), 1, whole=(Span(0, 8),))
+    one.add("a", list(range(12)), 1, bidirectional=(Span(0, 8),))
     one.run(3)
-    one.add("b", list(range(12)), 1, whole=(Span(0, 8),))
+    one.add("b", list(range(12)), 1, bidirectional=(Span(0, 8),))
     assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
 
 
 def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
     one = engine()
-    whole = (Span(3, 6),)
-    one.add("a", list(range(12)), 1, whole=whole)
+    bidirectional = (Span(3, 6),)
+    one.add("a", list(range(12)), 1, bidirectional=bidirectional)
     one.run(3)
-    one.add("b", list(range(12)), 1, whole=whole)
+    one.add("b", list(range(12)), 1, bidirectional=bidirectional)
     assert [(part.first, part.count) for part in one.step().parts] == [(0, 12)]
     one.run(3)
 
 
 def test_passes_cut_through_no_whole_run() -> None:
     one = engine(token_budget=8)
-    one.add("a", list(range(30)), 1, whole=(Span(5, 6), Span(14, 12)))
+    one.add("a", list(range(30)), 1, bidirectional=(Span(5, 6), Span(14, 12)))
     one.run(10)
     assert [(part.first, part.count) for step in one.steps for part in step.parts] == [
         (0, 5),
@@ -435,9 +440,9 @@ def test_everybody_gets_through_whatever_the_lengths(
     )
     for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
         start = 0 if prompt < 12 else 5
-        whole = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
+        bidirectional = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
-        one.add(str(number), ids, answer, choices=choices, keyed=keyed, whole=whole)
+        one.add(str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
     for number in range(20 * work):
         for at, request, choice in cancels:

@@ -1,8 +1,8 @@
-"""Load one half of a model: the encoder's (towers and projectors) or the text's (language model and head).
+"""Load one part of a model: the media encoder with its projector, or the decoder with its head.
 
-The model's own class is subclassed and the unwanted half is replaced in ``__init__``, which costs nothing because
+The model's own class is subclassed and the unwanted part is replaced in ``__init__``, which costs nothing because
 ``from_pretrained`` builds on the meta device. Reading shards and renaming keys stays with the official loader, so this
-knows no architecture by name.
+module knows no architecture by name.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ from triptych.engine.tensors import TORCH_DTYPES
 from triptych.families.model_files import BadModel
 
 
-class Half(Enum):
+class ModelPart(Enum):
     ENCODER = "encoder"
-    TEXT = "text"
+    DECODER = "decoder"
 
 
 LANGUAGE_MODELS = ("language_model", "text_model")
@@ -40,8 +40,8 @@ def parameter_nbytes(model: nn.Module) -> int:
     return sum(nbytes for nbytes in {tensor.data_ptr(): tensor.nbytes for tensor in saved}.values())
 
 
-def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch.device) -> PreTrainedModel:
-    """The wanted half, in eval mode; nothing of the other half is read into memory. Raises BadModel."""
+def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
+    """The wanted part, in eval mode; nothing of the other is read into memory. Raises BadModel."""
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -50,7 +50,7 @@ def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch
         raise BadModel(f"transformers {transformers.__version__} has no {checkpoint.architecture}")
     try:
         with _without_adapter(checkpoint.directory) as directory:
-            model, report = _half_class(whole, half).from_pretrained(
+            model, report = _part_class(whole, part).from_pretrained(
                 directory,
                 dtype=TORCH_DTYPES[dtype],
                 use_safetensors=True,
@@ -58,11 +58,11 @@ def load_half(checkpoint: Checkpoint, half: Half, *, dtype: DType, device: torch
                 output_loading_info=True,
             )
     except (OSError, RuntimeError, ValueError) as error:
-        raise BadModel(f"the {half.value} half of the model cannot be loaded: {error}") from error
+        raise BadModel(f"the {part.value} of the model cannot be loaded: {error}") from error
     for fault in ("missing_keys", "mismatched_keys"):
         if report[fault]:
             raise BadModel(
-                f"the {half.value} half of the model has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))}"
+                f"the {part.value} of the model has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))}"
             )
     loaded: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     return loaded
@@ -73,7 +73,7 @@ def _without_adapter(directory: Path) -> Iterator[Path]:
     """The directory as the loader should see it.
 
     Where peft happens to be installed the loader would put an adapter over the model for every prompt, or fail because
-    the encoder half has nothing to put it over. Halves put adapters on themselves.
+    the encoder has no module for it. Decoder adapters apply it themselves.
     """
     if not (directory / ADAPTER_CONFIG).is_file():
         yield directory
@@ -85,11 +85,11 @@ def _without_adapter(directory: Path) -> Iterator[Path]:
         yield Path(view)
 
 
-def _half_class(whole: Any, half: Half) -> Any:
-    keep_head = half is Half.TEXT
+def _part_class(whole: Any, part: ModelPart) -> Any:
+    keep_head = part is ModelPart.DECODER
 
-    class Part(whole):  # type: ignore[misc]  # a class that is chosen at run time
-        # The encoder half has neither end of a tied pair.
+    class Kept(whole):  # type: ignore[misc]  # a class that is chosen at run time
+        # The encoder has neither end of a tied pair.
         _tied_weights_keys = whole._tied_weights_keys if keep_head else {}  # noqa: SLF001 - the loader's own contract
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,22 +98,22 @@ def _half_class(whole: Any, half: Half) -> Any:
             super().__init__(config, *args, **kwargs)
             if not keep_head:
                 self.lm_head = nn.Identity()
-            _drop_other_half(self.model, half)
+            _drop_other_part(self.model, part)
 
         def get_output_embeddings(self) -> Any:
             return super().get_output_embeddings() if keep_head else None
 
     # The loader finds how to rename keys by the class's name; under another name weights would silently stay random.
-    Part.__name__, Part.__qualname__, Part.__module__ = whole.__name__, whole.__qualname__, whole.__module__
-    return Part
+    Kept.__name__, Kept.__qualname__, Kept.__module__ = whole.__name__, whole.__qualname__, whole.__module__
+    return Kept
 
 
-def _drop_other_half(base: nn.Module, half: Half) -> None:
+def _drop_other_part(base: nn.Module, part: ModelPart) -> None:
     language_model = next(name for name in LANGUAGE_MODELS if hasattr(base, name))
     for name, _ in list(base.named_children()):
-        if (name == language_model) == (half is Half.ENCODER):
+        if (name == language_model) == (part is ModelPart.ENCODER):
             setattr(base, name, nn.Identity())
-    if half is Half.TEXT:
+    if part is ModelPart.DECODER:
         for name, _ in list(base.named_parameters(recurse=False)):
             base.register_parameter(name, None)  # None, not gone: forward methods still look them up
         marked: Any = base

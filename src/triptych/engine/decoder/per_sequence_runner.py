@@ -1,8 +1,8 @@
-"""The slower way, for decoders with layers that are neither full nor sliding attention: a cache for each sequence.
+"""The slower model runner, for decoders with layers that are neither full nor sliding attention.
 
-Convolutions, recurrences and what else a layer keeps are left to transformers' own caches, one for each sequence, and
-a pass is a sequence's alone; a prompt is computed in one go, since not every layer can go on in the middle of one.
-Memory is accounted for in the same blocks as elsewhere: what one token and what one sequence takes is measured at start.
+Convolutions, recurrences and other state are left to transformers' own caches, one for each sequence. A pass computes one
+sequence, and a prompt is computed in one pass, since not every layer can resume in the middle of one. Memory is counted in
+the same blocks as elsewhere: what one token and one sequence takes is measured at start.
 """
 
 import copy
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from triptych.engine.decoder.passes import Outcome, Result, Work, outcomes_of, positions, splice
-from triptych.engine.families.halves import PassPart, TextHalf
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Result, forward_outputs, positions, splice
+from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
 from triptych.errors import EngineFailure
 from triptych.machine.text.kv_blocks import Copy
 
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 _PROBE_TOKENS = (4, 36)
 
 
-class CachedPasses:
-    """``Passes`` with one of transformers' caches for each sequence."""
+class PerSequenceModelRunner:
+    """``ModelRunner`` with one of transformers' caches for each sequence."""
 
-    def __init__(self, half: TextHalf, *, device: torch.device) -> None:
-        self._half = half
-        self._decoder: Any = half.decoder
+    def __init__(self, adapter: DecoderAdapter, *, device: torch.device) -> None:
+        self._adapter = adapter
+        self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
         self._device = device
         self._caches: dict[str, Any] = {}
 
     def cache_nbytes(self) -> tuple[int, int]:
-        """(of one token, of one sequence beside its tokens), measured."""
+        """(of one token, of one sequence beside its tokens), measured with two short prompts."""
         few, many = _PROBE_TOKENS
         sizes = []
         for tokens in _PROBE_TOKENS:
-            plan = self._half.plan([0] * tokens, [])
-            self._forward(Work("probe", [0] * tokens, plan, 0, (), False, False, False))
+            plan = self._adapter.plan([0] * tokens, [])
+            self._forward(ForwardInput("probe", [0] * tokens, plan, 0, (), False, False, False))
             sizes.append(_nbytes(self._caches["probe"]))
             self.drop(["probe"])
         token = -(-max(0, sizes[1] - sizes[0]) // (many - few))
@@ -50,9 +50,9 @@ class CachedPasses:
         """Sequences that have a cache."""
         return len(self._caches)
 
-    def run(self, work: Sequence[Work]) -> list[Result]:
+    def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         results: list[Result] = []
-        for one in work:
+        for one in inputs:
             try:
                 results.append(self._forward(one))
             except Exception:
@@ -72,28 +72,28 @@ class CachedPasses:
             self._caches.pop(sequence_id, None)
 
     @torch.inference_mode()
-    def _forward(self, work: Work) -> Outcome | None:
-        if work.plan.whole:
-            raise ValueError("runs that attend both ways need attention layers that are full or sliding")
-        if not work.first:
-            self._caches[work.sequence_id] = DynamicCache(config=self._decoder.config)
-        part = PassPart(work.plan, work.first, work.count, 0)
-        embeds = self._embed_tokens(torch.tensor(work.token_ids, device=self._device))
+    def _forward(self, one: ForwardInput) -> ForwardOutput | None:
+        if one.plan.bidirectional:
+            raise ValueError("bidirectional spans need attention layers that are full or sliding")
+        if not one.first:
+            self._caches[one.sequence_id] = DynamicCache(config=self._decoder.config)
+        part = ForwardPart(one.plan, one.first, one.count, 0)
+        embeds = self._embed_tokens(torch.tensor(one.token_ids, device=self._device))
         splice(part, embeds)
         hidden = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions([part], self._device),
-            past_key_values=self._caches[work.sequence_id],
+            past_key_values=self._caches[one.sequence_id],
             use_cache=True,
-            **self._half.inputs([part], work.count),
+            **self._adapter.inputs([part], one.count),
         ).last_hidden_state[0]
-        if not work.reaches_end:
+        if not one.reaches_end:
             return None
-        return outcomes_of(self._half.logits(hidden[-1:]), [work.wants_logits])[0]
+        return forward_outputs(self._adapter.logits(hidden[-1:]), [one.wants_logits])[0]
 
 
 def _nbytes(cache: Any) -> int:
-    """Of all tensors that a cache's layers hold."""
+    """Bytes of all tensors in a cache's layers."""
     held: list[Any] = [value for layer in cache.layers for value in vars(layer).values()]
     total = 0
     while held:

@@ -1,4 +1,4 @@
-"""What is in the blocks of a sequence, as keys: equal keys, equal keys and values in KV memory."""
+"""Prefix hashes of the blocks of a sequence: equal hashes, equal keys and values in the KV cache."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -15,10 +15,10 @@ class KeyedItem(NamedTuple):
     positions: tuple[int, ...]
 
 
-class PrefixChain:
-    """The keys of a sequence's full blocks, each a digest of the one before, its own tokens, and the items in it.
+class PrefixHashes:
+    """The hashes of a sequence's full blocks, each over the one before, its own tokens, and the items in it.
 
-    A key thereby stands for everything from the first token on. An item counts with its whole identity, which has the
+    A hash thereby stands for everything from the first token on. An item counts with its whole identity, which has the
     tenant's salt in it; ``salt`` keeps text apart as well.
     """
 
@@ -32,7 +32,7 @@ class PrefixChain:
                 at = self._items.setdefault(position // block_tokens, [])
                 at.append(identity + pack("<qq", position, offset))
         self._last = blake2b(salt, digest_size=_DIGEST_BYTES, person=b"triptych-prefix").digest()
-        self.keys: list[bytes] = []
+        self.hashes: list[bytes] = []
         """Of the full blocks, in order."""
         for token in token_ids:
             self.append(token)
@@ -42,10 +42,10 @@ class PrefixChain:
         if len(self._tail) == self._block_tokens:
             digest = blake2b(self._last, digest_size=_DIGEST_BYTES)
             digest.update(pack(f"<{len(self._tail)}q", *self._tail))
-            for part in self._items.pop(len(self.keys), ()):
+            for part in self._items.pop(len(self.hashes), ()):
                 digest.update(part)
             self._last = digest.digest()
-            self.keys.append(self._last)
+            self.hashes.append(self._last)
             self._tail = []
 
     def fork(self) -> Self:
@@ -53,5 +53,5 @@ class PrefixChain:
         other = object.__new__(type(self))
         other._block_tokens = self._block_tokens
         other._tail, other._items, other._last = list(self._tail), dict(self._items), self._last
-        other.keys = list(self.keys)
+        other.hashes = list(self.hashes)
         return other

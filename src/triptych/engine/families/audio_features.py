@@ -1,4 +1,4 @@
-"""Clips as the feature extractors of audio families hear them."""
+"""Audio features: what the feature extractors of audio families compute of a clip."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from triptych.engine.media.audio import decode_audio
 from triptych.families.model_files import BadModel, ModelFiles
 
 
-class WhisperListener:
+class WhisperFeatures:
     """A checkpoint's ``WhisperFeatureExtractor``."""
 
     def __init__(self, files: ModelFiles) -> None:
@@ -31,7 +31,7 @@ class WhisperListener:
         settings: Mapping[str, Any] = self._extractor.to_dict()
         return settings
 
-    def hear(self, media: bytes, info: MediaInfo, **options: Any) -> dict[str, torch.Tensor]:
+    def extract(self, media: bytes, info: MediaInfo, **options: Any) -> dict[str, torch.Tensor]:
         """The extractor's tensors for one clip, without their batch dimension; ``options`` are its own.
 
         Thread-safe. Raises InvalidMedia.

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.engine.decoder.kv import KvCache, KvShape
+from triptych.engine.decoder.kv_cache import KvCache, KvShape
 from triptych.machine.text.kv_blocks import Copy
 
 SHAPE = KvShape(layers=2, heads=3, head_size=5, dtype=torch.float16)

@@ -23,9 +23,9 @@ from tests.unit.engine.tiny import (
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.text import TransformersTextEngine
+from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.start import KvOptions
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
@@ -525,7 +525,7 @@ def test_embeddings_are_copied(model_dir: Path, make: Make, reference: Reference
 
 def break_token(engine: TransformersTextEngine, token: int, monkeypatch: pytest.MonkeyPatch, *, nan: bool) -> None:
     """Make every pass fail that ``token`` is part of, or give that token an embedding that is not a number."""
-    embed_tokens = engine._half.decoder.get_input_embeddings()
+    embed_tokens = engine._adapter.decoder.get_input_embeddings()
     whole = embed_tokens.forward
 
     def forward(ids: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Decoding on CUDA from recorded graphs: one launch for a step in which every sequence gets one token.
+"""CUDA graphs of decode steps: one launch for a step in which every sequence gets one token.
 
-A step of few rows is so little work for a GPU that launching its kernels one by one takes longer than they do. So the
-passes for some numbers of rows are recorded once, on buffers that stay where they are; a step fills the buffers of the
-next larger number and replays it. Rows that nobody needs read and write a block that is no sequence's.
+A step of few rows is so little work for a GPU that launching its kernels one by one takes longer than they do. So passes
+of some batch sizes are captured once, on static buffers; a step fills the buffers of the next larger size and replays its
+graph. Padding rows read and write a block that belongs to no sequence.
 """
 
 import logging
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 
 from triptych.engine.decoder.attention import PackedBatch
-from triptych.engine.decoder.flash import PagedLayout
-from triptych.engine.decoder.kv import KvCache
-from triptych.engine.families.halves import PromptPlan, TextHalf
-from triptych.families.base import Span
+from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.decoder.model_runner import ForwardInput
+from triptych.engine.decoder.paged_attention import PagedLayout
+from triptych.engine.families.adapters import DecoderAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -24,82 +24,58 @@ _FEW = (1, 2, 4)
 _STEP = 8
 
 
-class Record(Protocol):
-    """Runs ``work``, which computes from fixed memory to fixed memory, and returns what does the same again."""
+class GraphCapture(Protocol):
+    """Runs ``work``, which computes from static buffers to static buffers, and returns a function that replays it."""
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]: ...
 
 
-class Row(Protocol):
-    """Some positions of a sequence, from ``first`` on, as ``passes.Work`` has them."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def plan(self) -> PromptPlan: ...
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def table(self) -> Sequence[int]:
-        """Its blocks."""
-        ...
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the next token follows from it."""
-        ...
-
-    @property
-    def whole(self) -> tuple[Span, ...]: ...
-
-
-def cuda_recorder(device: torch.device) -> Record:
-    """CUDA graphs that share their memory: what one has computed is read before another is replayed."""
+def cuda_graph_capture(device: torch.device) -> GraphCapture:
+    """Capture into CUDA graphs that share one memory pool: an output is read before another graph is replayed."""
     pool = torch.cuda.graph_pool_handle()
 
-    def record(work: Callable[[], None]) -> Callable[[], None]:
-        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as in torch
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):  # libraries load and choose what they need before anything is recorded
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as in torch
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):  # warm up: libraries load and choose kernels before capture
             for _ in range(2):
                 work()
-        torch.cuda.current_stream(device).wait_stream(aside)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
 
-    return record
+    return capture
 
 
-def rotary_axes(half: TextHalf) -> int:
+def rotary_axes(adapter: DecoderAdapter) -> int:
     """Axes of the rotary positions that the decoder takes: more than one where prompts may have several."""
-    config: Any = half.decoder.config
+    config: Any = adapter.decoder.config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return len(rope.get("mrope_section", ())) or 1
 
 
 class DecodeGraphs:
-    """The passes for up to ``most_rows`` sequences of a half that ``decodes_alike``, recorded at construction.
+    """Graphs of decode steps of up to ``most_rows`` sequences, captured at construction.
 
-    Raises whatever recording raises, where a decoder does in a pass what cannot be recorded.
+    For adapters that ``supports_cuda_graphs``. Raises whatever capture raises, where a decoder's pass cannot be captured.
     """
 
     @torch.inference_mode()
-    def __init__(self, half: TextHalf, cache: KvCache, *, most_rows: int, most_tokens: int, record: Record) -> None:
-        """``most_tokens`` is the longest that a sequence may become. The cache has a ``spare_block``."""
+    def __init__(
+        self, adapter: DecoderAdapter, cache: KvCache, *, most_rows: int, most_tokens: int, capture: GraphCapture
+    ) -> None:
+        """``most_tokens`` is the maximum sequence length. The cache has a ``spare_block``, for padding rows."""
         if cache.spare_block is None:
-            raise ValueError("rows that nobody needs have to go to a spare block")
+            raise ValueError("padding rows need a spare block")
         device = cache.keys.device
-        self._half = half
-        self._decoder: Any = half.decoder
+        self._adapter = adapter
+        self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
         self._cache = cache
-        self._axes = rotary_axes(half)
+        self._axes = rotary_axes(adapter)
         blocks = min(cache.blocks, -(-most_tokens // cache.block_tokens))
         self._most_length = blocks * cache.block_tokens
         self._spare = cache.spare_block
@@ -111,26 +87,26 @@ class DecodeGraphs:
         self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
         self._logits: dict[int, torch.Tensor] = {}
         self._sizes = [*(size for size in _FEW if size < most_rows), *range(_STEP, most_rows, _STEP), most_rows]
-        # The largest first: smaller ones find room in the memory that it took.
-        self._replays = {size: record(self._work(size)) for size in reversed(self._sizes)}
+        # The largest first: smaller ones fit into the memory that it took.
+        self._replays = {size: capture(self._work(size)) for size in reversed(self._sizes)}
 
-    def takes(self, rows: Sequence[Row]) -> bool:
-        """Whether a pass over ``rows`` is one of those that were recorded."""
-        return len(rows) <= self._sizes[-1] and all(map(_decodes, rows))
+    def covers(self, inputs: Sequence[ForwardInput]) -> bool:
+        """Whether a pass over ``inputs`` is a captured one."""
+        return len(inputs) <= self._sizes[-1] and all(map(_decodes, inputs))
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[Row], positions: torch.Tensor) -> torch.Tensor:
+    def run(self, rows: Sequence[ForwardInput], positions: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary], good until the next call. ``positions`` [rows] or [axes, 1, rows], on the CPU."""
         size = self._sizes[bisect_left(self._sizes, len(rows))]
         self._fill(rows, positions, size)
         self._replays[size]()
         return self._logits[size][: len(rows)]
 
-    def _fill(self, rows: Sequence[Row], positions: torch.Tensor, size: int) -> None:
+    def _fill(self, rows: Sequence[ForwardInput], positions: torch.Tensor, size: int) -> None:
         unused = size - len(rows)
         block_tokens = self._cache.block_tokens
         slots = [slot for row in rows for slot in self._cache.slots(row.table, row.first, row.first + 1)]
-        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may have one in hand
+        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may own one more
         width = max(map(len, used))
         tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
         self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))
@@ -164,13 +140,13 @@ class DecodeGraphs:
                 use_cache=False,
                 packed=packed,
             ).last_hidden_state[0]
-            self._logits[size] = self._half.logits(hidden)
+            self._logits[size] = self._adapter.logits(hidden)
 
         return work
 
 
-def _decodes(row: Row) -> bool:
-    """Whether it is one position, which the next token follows from and which is no item's."""
-    if len(row.token_ids) != 1 or not row.reaches_end or row.whole:
+def _decodes(row: ForwardInput) -> bool:
+    """Whether it is one position, behind all items, from which the next token follows."""
+    if len(row.token_ids) != 1 or not row.reaches_end or row.bidirectional:
         return False
     return all(start + len(embeds) <= row.first for start, embeds in row.plan.rows.items())

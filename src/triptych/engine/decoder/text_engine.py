@@ -12,17 +12,17 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner, Result
 from triptych.engine.decoder.packed_weights import pack
-from triptych.engine.decoder.passes import Outcome, Passes, Result, Work
 from triptych.engine.decoder.sequence import AcceptedRequest, Limits, RunningSequence, accept
-from triptych.engine.families.halves import KeepingHalf
-from triptych.engine.families.registry import halves_of
+from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner, measured_budget, measured_forward_s
+from triptych.engine.families.adapters import CachingDecoderAdapter
+from triptych.engine.families.registry import adapters_of
 from triptych.engine.heap import keep_freed
-from triptych.engine.split import Half, load_half
-from triptych.engine.start import GraphOptions, KvOptions, measured_budget, measured_pass_s, passes_for
+from triptych.engine.weight_loading import ModelPart, load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.prefix_chain import PrefixChain
+from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.machine.text.running_batch import BatchLimits, Part, RunningBatch, Step
 from triptych.ports import EngineOutput, EngineRequest
 
@@ -68,24 +68,27 @@ class TransformersTextEngine:
         torch.set_num_threads(threads)
         keep_freed()
         checkpoint = open_checkpoint(model_dir)
-        halves = halves_of(checkpoint)
+        adapters = adapters_of(checkpoint)
         self._device = torch.device(device)
-        model = load_half(checkpoint, Half.TEXT, dtype=DTYPES[dtype], device=self._device)
-        self._half = halves.text(model, checkpoint)
+        model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[dtype], device=self._device)
+        self._adapter = adapters.decoder(model, checkpoint)
         pack(model, most_nbytes=packed_weight_bytes)
-        if isinstance(self._half, KeepingHalf):
-            self._half.keep_at_most(cross_cache_bytes)
-        decoder: Any = self._half.decoder
+        if isinstance(self._adapter, CachingDecoderAdapter):
+            self._adapter.keep_at_most(cross_cache_bytes)
+        decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
         context_length = self._model_info.context_length
         graphs = None if enforce_eager else GraphOptions(max_sequences, context_length)
-        made = passes_for(self._half, kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs)
+        made = build_runner(
+            self._adapter, kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs
+        )
         self._made = made
-        self._passes: Passes = made.passes
+        self._runner: ModelRunner = made.runner
         if tpot_slo_s is not None:
             most = min(token_budget, context_length, made.blocks * made.block_tokens)
             token_budget = max(
-                max_sequences, measured_budget(made, self._half, tpot_slo_s, most=most, least=min(max_sequences, most))
+                max_sequences,
+                measured_budget(made, self._adapter, tpot_slo_s, most=most, least=min(max_sequences, most)),
             )
         self._batch = RunningBatch(
             KvBlocks(made.blocks, contiguous=made.contiguous),
@@ -121,7 +124,7 @@ class TransformersTextEngine:
         return self._limits.placeholder_ids
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
-        return self._half.accepts(tokens, tensors)
+        return self._adapter.accepts(tokens, tensors)
 
     @property
     def token_budget(self) -> int:
@@ -177,7 +180,7 @@ class TransformersTextEngine:
         """
         if request.request_id in self._sequences:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        accepted = accept(request, self._half, self._limits, self._device)
+        accepted = accept(request, self._adapter, self._limits, self._device)
         if self.embedding_nbytes + accepted.nbytes > self._limits.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
         first = accepted.sequences[0]
@@ -186,8 +189,8 @@ class TransformersTextEngine:
             choices=len(accepted.sequences),
             prompt_tokens=first.prompt_length,
             max_tokens=first.max_tokens,
-            whole=accepted.plan.whole,
-            chain=self._chain(accepted, request.tenant_salt),
+            bidirectional=accepted.plan.bidirectional,
+            prefix_hashes=self._prefix_hashes(accepted, request.tenant_salt),
         )
         self._sequences[request.request_id] = {one.choice: one for one in accepted.sequences}
         self._embedding_nbytes[request.request_id] = accepted.nbytes
@@ -197,7 +200,7 @@ class TransformersTextEngine:
         self._remove(request_id, choice, is_sound=True)
 
     def _remove(self, request_id: str, choice: int | None, *, is_sound: bool) -> None:
-        self._passes.drop(self._batch.remove(request_id, choice, is_sound=is_sound))
+        self._runner.drop(self._batch.remove(request_id, choice, is_sound=is_sound))
         left = self._batch.choices(request_id)
         sequences = self._sequences.get(request_id, {})
         for gone in set(sequences).difference(left):
@@ -208,7 +211,7 @@ class TransformersTextEngine:
 
     def full_decode_s(self) -> float:
         """How long a step of as many sequences takes as can run, measured now: to be asked before the first request."""
-        return measured_pass_s(self._made, self._half, min(self._batch.limits.max_sequences, self.kv_tokens))
+        return measured_forward_s(self._made, self._adapter, min(self._batch.limits.max_sequences, self.kv_tokens))
 
     def decode_step(self) -> list[EngineOutput]:
         """As ``step``, of what decodes alone: prompts wait."""
@@ -219,14 +222,14 @@ class TransformersTextEngine:
         return self._run(self._batch.plan())
 
     def _run(self, step: Step) -> list[EngineOutput]:
-        self._passes.drop(step.put_back)
-        self._passes.copy(step.copies)
+        self._runner.drop(step.preempted)
+        self._runner.copy(step.copies)
         if not step.parts:
             return []
         sequences = [self._sequences[part.request_id][part.choice] for part in step.parts]
         work = [self._work(part, one) for part, one in zip(step.parts, sequences, strict=True)]
         outputs: list[EngineOutput] = []
-        for part, one, result in zip(step.parts, sequences, self._passes.run(work), strict=True):
+        for part, one, result in zip(step.parts, sequences, self._runner.run(work), strict=True):
             if part.request_id in self._sequences:  # unless another choice of it has failed just now
                 outputs += self._conclude(part, one, result)
         return outputs
@@ -234,12 +237,12 @@ class TransformersTextEngine:
     @torch.inference_mode()
     def _vocabulary(self) -> int:
         """Tokens that the head tells apart: there may be fewer than the embeddings have."""
-        nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._half.decoder.dtype, device=self._device)
-        return int(self._half.logits(nothing).shape[1])
+        nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._adapter.decoder.dtype, device=self._device)
+        return int(self._adapter.logits(nothing).shape[1])
 
-    def _work(self, part: Part, one: RunningSequence) -> Work:
+    def _work(self, part: Part, one: RunningSequence) -> ForwardInput:
         name = one.sequence_id
-        return Work(
+        return ForwardInput(
             name,
             one.token_ids[part.first : part.first + part.count],
             one.plan,
@@ -262,8 +265,8 @@ class TransformersTextEngine:
             return [self._fail(one, EngineFailure("the model's output for this request is not finite"))]
         others, copies = self._batch.fork(part.request_id, part.choice)
         following = [self._sequences[part.request_id][choice] for choice in others]
-        self._passes.copy(copies)
-        self._passes.fork(one.sequence_id, [other.sequence_id for other in following])
+        self._runner.copy(copies)
+        self._runner.fork(one.sequence_id, [other.sequence_id for other in following])
         outputs: list[EngineOutput] = []
         for each in (one, *following):
             outputs.append(self._extend(each, result))
@@ -271,7 +274,7 @@ class TransformersTextEngine:
                 break
         return outputs
 
-    def _extend(self, one: RunningSequence, outcome: Outcome) -> EngineOutput:
+    def _extend(self, one: RunningSequence, outcome: ForwardOutput) -> EngineOutput:
         """Give a sequence its next token; let it go when that was its last."""
         scores = None
         try:
@@ -307,13 +310,13 @@ class TransformersTextEngine:
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
 
-    def _chain(self, accepted: AcceptedRequest, salt: bytes) -> PrefixChain | None:
+    def _prefix_hashes(self, accepted: AcceptedRequest, salt: bytes) -> PrefixHashes | None:
         """What the prompt is, where that is known of all its items."""
         if accepted.items is None or not self._batch.shares_beginnings:
             return None
         if accepted.plan.looks_ahead:
             salt = b"".join((salt, *(b"%d:" % len(item.key) + item.key for item in accepted.items)))
-        return PrefixChain(self._limits.block_tokens, accepted.sequences[0].token_ids, accepted.items, salt=salt)
+        return PrefixHashes(self._limits.block_tokens, accepted.sequences[0].token_ids, accepted.items, salt=salt)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.tiny import Reference
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.families.registry import HALVES
-from triptych.engine.split import Half, load_half, parameter_nbytes
+from triptych.engine.families.registry import ADAPTERS
+from triptych.engine.weight_loading import ModelPart, load_part, parameter_nbytes
 from triptych.families.model_files import BadModel
 from triptych.families.registry import FAMILIES
 
@@ -25,18 +25,18 @@ def copy(model_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_dir, tmp_path / "copy"))
 
 
-def load(directory: Path, half: Half, dtype: DType = DType.F32) -> Any:
-    return load_half(open_checkpoint(directory), half, dtype=dtype, device=CPU)
+def load(directory: Path, part: ModelPart, dtype: DType = DType.F32) -> Any:
+    return load_part(open_checkpoint(directory), part, dtype=dtype, device=CPU)
 
 
-def half_of(state: dict[str, torch.Tensor], half: Half) -> dict[str, torch.Tensor]:
-    return {name: t for name, t in state.items() if name.startswith(TEXT_PREFIXES) == (half is Half.TEXT)}
+def part_of(state: dict[str, torch.Tensor], part: ModelPart) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in state.items() if name.startswith(TEXT_PREFIXES) == (part is ModelPart.DECODER)}
 
 
-@pytest.mark.parametrize("half", Half)
-def test_a_half_is_exactly_its_part_of_the_whole(model_dir: Path, reference: Reference, half: Half) -> None:
-    wanted = half_of(reference.model.state_dict(), half)
-    loaded = load(model_dir, half)
+@pytest.mark.parametrize("part", ModelPart)
+def test_a_half_is_exactly_its_part_of_the_whole(model_dir: Path, reference: Reference, part: ModelPart) -> None:
+    wanted = part_of(reference.model.state_dict(), part)
+    loaded = load(model_dir, part)
     state = loaded.state_dict()
     assert set(state) == set(wanted)
     assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
@@ -46,18 +46,18 @@ def test_a_half_is_exactly_its_part_of_the_whole(model_dir: Path, reference: Ref
 
 
 def test_the_halves_add_up_to_the_whole(model_dir: Path, reference: Reference) -> None:
-    halves = [parameter_nbytes(load(model_dir, half)) for half in Half]
-    assert sum(halves) == parameter_nbytes(reference.model)
-    assert all(halves)
+    parts = [parameter_nbytes(load(model_dir, part)) for part in ModelPart]
+    assert sum(parts) == parameter_nbytes(reference.model)
+    assert all(parts)
 
 
 def test_half_precision_takes_half_the_bytes(model_dir: Path) -> None:
-    full, half = (parameter_nbytes(load(model_dir, Half.TEXT, dtype)) for dtype in (DType.F32, DType.BF16))
-    assert full == 2 * half
+    full, part = (parameter_nbytes(load(model_dir, ModelPart.DECODER, dtype)) for dtype in (DType.F32, DType.BF16))
+    assert full == 2 * part
 
 
 def test_key_names_of_older_checkpoints_are_understood(copy: Path, reference: Reference) -> None:
-    """Published LLaVA checkpoints have one module more in the names of their tower."""
+    """Published LLaVA checkpoints have one module more in the names of their encoder."""
     file = copy / "model.safetensors"
     renamed = {
         name.replace("model.", "", 1)
@@ -68,9 +68,9 @@ def test_key_names_of_older_checkpoints_are_understood(copy: Path, reference: Re
     }
     renamed = {name.replace("vision_model.vision_model", "vision_model"): t for name, t in renamed.items()}
     save_file({name: t.clone() for name, t in renamed.items()}, file, metadata={"format": "pt"})
-    for half in Half:
-        state = load(copy, half).state_dict()
-        wanted = half_of(reference.model.state_dict(), half)
+    for part in ModelPart:
+        state = load(copy, part).state_dict()
+        wanted = part_of(reference.model.state_dict(), part)
         assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
 
 
@@ -80,25 +80,29 @@ def test_tied_embeddings_count_once(tmp_path: Path, model_dir: Path) -> None:
     model = transformers.LlavaForConditionalGeneration(config)
     tied = Path(shutil.copytree(model_dir, tmp_path / "tied"))
     model.save_pretrained(tied)
-    text, encoder = load(tied, Half.TEXT), load(tied, Half.ENCODER)
+    text, encoder = load(tied, ModelPart.DECODER), load(tied, ModelPart.ENCODER)
     assert text.lm_head.weight.data_ptr() == text.model.language_model.embed_tokens.weight.data_ptr()
     assert torch.equal(text.lm_head.weight, model.lm_head.weight)
     assert parameter_nbytes(text) + parameter_nbytes(encoder) == parameter_nbytes(model)
 
 
 @pytest.mark.parametrize(
-    ("half", "name"),
-    [(Half.TEXT, "language_model.model.norm.weight"), (Half.TEXT, "lm_head.weight"), (Half.ENCODER, "linear_1.bias")],
+    ("part", "name"),
+    [
+        (ModelPart.DECODER, "language_model.model.norm.weight"),
+        (ModelPart.DECODER, "lm_head.weight"),
+        (ModelPart.ENCODER, "linear_1.bias"),
+    ],
 )
-def test_a_missing_weight_is_an_error_of_its_half_alone(copy: Path, half: Half, name: str) -> None:
+def test_a_missing_weight_is_an_error_of_its_half_alone(copy: Path, part: ModelPart, name: str) -> None:
     file = copy / "model.safetensors"
     tensors = load_file(file)
     (found,) = [key for key in tensors if key.endswith(name)]
     del tensors[found]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(BadModel, match="missing keys"):
-        load(copy, half)
-    load(copy, Half.TEXT if half is Half.ENCODER else Half.ENCODER)
+        load(copy, part)
+    load(copy, ModelPart.DECODER if part is ModelPart.ENCODER else ModelPart.ENCODER)
 
 
 def test_a_weight_of_another_shape_is_an_error(copy: Path) -> None:
@@ -106,16 +110,16 @@ def test_a_weight_of_another_shape_is_an_error(copy: Path) -> None:
     tensors = load_file(file)
     tensors = {name: t[:-1].clone() if name.endswith("linear_1.bias") else t for name, t in tensors.items()}
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(BadModel, match="encoder half"):
-        load(copy, Half.ENCODER)
+    with pytest.raises(BadModel, match="the encoder of the model"):
+        load(copy, ModelPart.ENCODER)
 
 
 def test_a_class_that_transformers_does_not_have_is_an_error(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
     with pytest.raises(BadModel, match="NoSuchModel"):
-        load(copy, Half.TEXT)
+        load(copy, ModelPart.DECODER)
 
 
 def test_every_family_has_its_halves() -> None:
-    assert set(HALVES) == set(FAMILIES)
+    assert set(ADAPTERS) == set(FAMILIES)

@@ -1,4 +1,4 @@
-"""Decoding from recorded passes: what is filled in, which rows count, and who does not take part.
+"""Decoding by CUDA graphs: what is filled in, which rows count, and who does not take part.
 
 Without a GPU: see ``on_cuda``. Answers of every family along this way are in ``tests/integration/families``.
 """
@@ -21,8 +21,8 @@ from tests.unit.engine.tiny import (
     text_engine,
 )
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.start import KvOptions
 from triptych.ports import EngineOutput, EngineRequest
 
 BLOCK_TOKENS = 8
@@ -40,7 +40,7 @@ def test_answers_equal_generate_whatever_the_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
 ) -> None:
     """Requests come and go, so that steps have from one to nine rows; images are in front of what decodes."""
-    recorded = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
     questions = {f"r{seed}": random_question(random.Random(seed), (0, 1, 2, 0)[seed % 4]) for seed in range(9)}
     engine = text_engine(model_dir, max_sequences=9, kv=SCATTERED)
     outputs: list[EngineOutput] = []
@@ -50,11 +50,11 @@ def test_answers_equal_generate_whatever_the_number_of_rows(
     assert run(engine, outputs) == {
         name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
     }
-    assert recorded.recorded == len((1, 2, 4, 8, 9))
-    assert recorded.replayed >= 20
+    assert graphs.captured == len((1, 2, 4, 8, 9))
+    assert graphs.replayed >= 20
 
 
-def test_those_that_are_put_back_and_those_that_share_blocks_answer_the_same(
+def test_those_that_are_preempted_and_those_that_share_blocks_answer_the_same(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path
 ) -> None:
     requests = text_requests(6, 40)
@@ -63,7 +63,7 @@ def test_those_that_are_put_back_and_those_that_share_blocks_answer_the_same(
     answers = []
     for on_cuda, room in ((False, 4 << 20), (True, 4 << 20), (True, 300_000)):
         with monkeypatch.context() as patch:
-            recorded = as_on_cuda(patch, block_tokens=BLOCK_TOKENS) if on_cuda else None
+            graphs = as_on_cuda(patch, block_tokens=BLOCK_TOKENS) if on_cuda else None
             engine = text_engine(model_dir, kv_cache_bytes=room, kv=SCATTERED)
             for request in requests:
                 engine.add(request)
@@ -74,7 +74,7 @@ def test_those_that_are_put_back_and_those_that_share_blocks_answer_the_same(
                     told = choices.get((output.request_id, output.choice), ())
                     choices[output.request_id, output.choice] = told + output.token_ids
             answers.append(choices)
-            assert recorded is None or recorded.replayed
+            assert graphs is None or graphs.replayed
             assert bool(engine.preemptions) == (room < 1 << 20)
             assert engine.kv_free_tokens == engine.kv_tokens
     assert answers[0] == answers[1] == answers[2]
@@ -97,28 +97,28 @@ def test_a_sequence_may_fill_the_context(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(answers[0]["long"]) == 3 * BLOCK_TOKENS
 
 
-def test_a_decoder_that_cannot_be_recorded_runs_step_by_step(
+def test_a_decoder_that_cannot_be_captured_runs_step_by_step(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = []
     for refuse in (False, True):
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-            recorded = as_on_cuda(patch, block_tokens=BLOCK_TOKENS)
-            recorded.refuse = refuse
+            graphs = as_on_cuda(patch, block_tokens=BLOCK_TOKENS)
+            graphs.refuse = refuse
             engine = text_engine(model_dir)
-            assert ("cannot be recorded" in caplog.text) == refuse
+            assert ("cannot be captured" in caplog.text) == refuse
             for request in text_requests(3):
                 engine.add(request)
             answers.append(run(engine))
-            assert bool(recorded.replayed) != refuse
+            assert bool(graphs.replayed) != refuse
     assert answers[0] == answers[1]
 
 
 def test_eager_is_a_choice(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
-    recorded = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
+    graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
     engine = text_engine(model_dir, enforce_eager=True)
     whole = engine.kv_tokens
     engine.add(text_requests(1)[0])
     run(engine)
-    assert (recorded.recorded, recorded.replayed) == (0, 0)
+    assert (graphs.captured, graphs.replayed) == (0, 0)
     assert whole == text_engine(model_dir).kv_tokens + BLOCK_TOKENS, "a spare block comes out of the cache"

@@ -1,8 +1,8 @@
 """What differs between families inside the engines: the seam that a new family fills.
 
-An encoder half turns an item's bytes into features and those into the tensors that cross the boundary
-(``Family.outputs`` says which); a text half says how such tensors enter a prompt, and turns hidden states into logits.
-Loading, batching, attention, memory and sampling are the same for all.
+An encoder adapter (of a vision or an audio encoder) turns an item's bytes into features and those into the tensors that
+cross the boundary (``Family.outputs`` says which). A decoder adapter says how such tensors enter a prompt, and turns hidden
+states into logits. Loading, batching, attention, memory and sampling are the same for all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ Features = Mapping[str, torch.Tensor]
 """One item after preprocessing: named tensors on the CPU, without a batch dimension."""
 
 
-class EncoderHalf(Protocol):
-    """Tower and projector."""
+class EncoderAdapter(Protocol):
+    """Vision or audio encoder, and projector."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -31,7 +31,7 @@ class EncoderHalf(Protocol):
     def prepare(self, media: bytes, info: MediaInfo) -> Features:
         """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe.
 
-        Raises InvalidMedia for what cannot be decoded, ValueError for what the tower cannot take.
+        Raises InvalidMedia for what cannot be decoded, ValueError for what the encoder cannot take.
         """
         ...
 
@@ -41,8 +41,8 @@ class EncoderHalf(Protocol):
 
 
 @runtime_checkable
-class DividingHalf(EncoderHalf, Protocol):
-    """An encoder half whose family says where items can be cut (``families.base.Divides``)."""
+class ShardingEncoderAdapter(EncoderAdapter, Protocol):
+    """An encoder adapter whose family says where items can be cut (``families.base.Shardable``)."""
 
     def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
         """As ``prepare``, of some of the item's units: ``encode`` makes their rows of it, and only those."""
@@ -62,21 +62,21 @@ class PromptPlan:
     """How a prompt goes into the decoder, worked out once when its request is added."""
 
     rows: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """By the first position of each run of neighbours: [n, hidden], what stands there instead of token embeddings."""
+    """By the first position of each run of neighbours: [n, hidden], the embeddings that replace those of the tokens."""
     positions: torch.Tensor | None = None
     """[axes, prompt length] of rotary positions; None: one axis, 0, 1, 2, ..."""
     next_position: int | None = None
     """Rotary position of the first generated token, the same on every axis; None: the prompt's length."""
-    whole: tuple[Span, ...] = ()
-    """Runs whose positions attend to each other both ways; no pass may cut through one."""
+    bidirectional: tuple[Span, ...] = ()
+    """Spans whose positions attend to each other in both directions; a chunk of a prompt contains all of one or nothing."""
     extra: Any = None
-    """What else the half keeps for ``inputs``: its own, read-only."""
+    """What else the adapter keeps for ``inputs``: its own, read-only."""
     looks_ahead: bool = False
-    """Whether positions in front of an item depend on it: no part of the prompt is the same without it then."""
+    """Whether positions before an item depend on it: then no prefix of the prompt can be reused without it."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassPart:
+class ForwardPart:
     """One sequence's share of a pass: its positions ``first`` to ``first + count`` are rows ``row`` and following."""
 
     plan: PromptPlan
@@ -85,7 +85,7 @@ class PassPart:
     row: int
 
 
-class TextHalf(Protocol):
+class DecoderAdapter(Protocol):
     """Language model and head."""
 
     @property
@@ -104,13 +104,13 @@ class TextHalf(Protocol):
         ...
 
     @property
-    def decodes_alike(self) -> bool:
-        """Whether passes that compute one position behind the items of each sequence differ in tokens and positions alone,
-        so that one can be recorded for all.
+    def supports_cuda_graphs(self) -> bool:
+        """Whether decode steps, one position behind the items of each sequence, differ in tokens and positions alone, so
+        that one graph can be captured for all.
         """
         ...
 
-    def inputs(self, parts: Sequence[PassPart], rows: int) -> Mapping[str, Any]:
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         """Further arguments for the decoder in a pass of so many rows; most families have none."""
         ...
 
@@ -120,11 +120,11 @@ class TextHalf(Protocol):
 
 
 @runtime_checkable
-class KeepingHalf(TextHalf, Protocol):
-    """A text half that keeps what it makes of items beside KV memory, for as long as their prompts are there."""
+class CachingDecoderAdapter(DecoderAdapter, Protocol):
+    """A decoder adapter with a cache of its own, for what it computes of items, kept while their prompts are there."""
 
     def keep_at_most(self, nbytes: int) -> None:
-        """From now on. What does not fit is made again in every pass."""
+        """Bound the cache from now on. What does not fit is computed again in every pass."""
         ...
 
     @property

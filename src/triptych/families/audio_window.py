@@ -1,4 +1,4 @@
-"""What the audio families share: a feature extractor that hears a clip at one rate, window by window."""
+"""What the audio families share: a feature extractor with one sample rate, and windows of one length."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,34 +13,34 @@ _WHISPER_DEFAULTS: Json = {"feature_size": 80, "sampling_rate": 16_000, "hop_len
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a Whisper-like tower hears at once: ``samples`` at ``sample_rate_hz``, one frame for each ``hop`` of them."""
+    """What a Whisper-like encoder takes at once: ``samples`` at ``sample_rate_hz``, one frame for each ``hop`` of them."""
 
     sample_rate_hz: int
     hop: int
     samples: int
 
     @classmethod
-    def load(cls, files: ModelFiles, tower: Json) -> Self:
-        """Of the checkpoint's ``WhisperFeatureExtractor``. Raises BadModel unless it fits the ``tower``'s configuration."""
+    def load(cls, files: ModelFiles, encoder: Json) -> Self:
+        """Of the checkpoint's ``WhisperFeatureExtractor``. Raises BadModel unless it fits the ``encoder``'s configuration."""
         extractor = {**_WHISPER_DEFAULTS, **files.feature_extractor}
         rate, hop = integer(extractor, "sampling_rate"), integer(extractor, "hop_length")
         samples = rate * integer(extractor, "chunk_length")
-        frames = 2 * integer(tower, "max_source_positions")  # the tower's second convolution takes every other one
+        frames = 2 * integer(encoder, "max_source_positions")  # the encoder's second convolution takes every other one
         if samples != frames * hop:
             raise BadModel(
                 f"the feature extractor's chunk_length is {extractor['chunk_length']} s, which is {samples / hop:g} "
                 f"frames; audio_config.max_source_positions takes {frames}"
             )
-        if integer(extractor, "feature_size") != integer(tower, "num_mel_bins"):
+        if integer(extractor, "feature_size") != integer(encoder, "num_mel_bins"):
             raise BadModel(
                 f"the feature extractor's feature_size is {extractor['feature_size']}, audio_config.num_mel_bins is "
-                f"{tower['num_mel_bins']}"
+                f"{encoder['num_mel_bins']}"
             )
         return cls(rate, hop, samples)
 
 
 def refuse_too_short(info: MediaInfo, tokens: int) -> None:
-    """Raises InvalidMedia for a clip that the tower would make nothing of."""
+    """Raises InvalidMedia for a clip that the encoder would make nothing of."""
     if tokens < 1:
         raise InvalidMedia(
             f"the audio of {info.samples} samples at {info.sample_rate_hz} Hz is too short for the model"

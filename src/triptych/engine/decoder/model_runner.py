@@ -1,0 +1,125 @@
+"""One forward pass of the decoder: its inputs, its outputs, and what all model runners have in common."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from triptych.engine.families.adapters import ForwardPart, PromptPlan
+from triptych.errors import EngineFailure
+from triptych.families.base import Span
+from triptych.machine.text.kv_blocks import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """Compute positions ``first`` to ``first + len(token_ids)`` of a sequence, whose blocks are ``table``."""
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    plan: PromptPlan
+    first: int
+    table: Sequence[int]
+    is_contiguous: bool
+    reaches_end: bool
+    """Whether the next token follows from it."""
+    wants_logits: bool
+    """Whether choosing it takes more than the argmax."""
+
+    @property
+    def count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.token_ids)
+
+    @property
+    def bidirectional(self) -> tuple[Span, ...]:
+        """The bidirectional spans that it computes some positions of."""
+        return tuple(
+            run for run in self.plan.bidirectional if run.start < self.end and self.first < run.start + run.tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """A forward pass's result for one sequence whose next token follows from it."""
+
+    likeliest: int
+    is_finite: bool
+    logits: npt.NDArray[np.float32] | None
+    """[vocabulary] where they are wanted."""
+
+
+Result = ForwardOutput | EngineFailure | None
+"""None for a chunk of a prompt that is not the last; EngineFailure where the pass failed for this sequence."""
+
+
+class ModelRunner(Protocol):
+    """Runs forward passes of the decoder. State that it keeps of sequences goes by their ids."""
+
+    def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
+        """One pass over all inputs. A sequence that makes it fail gets an EngineFailure; the others get their outputs."""
+        ...
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the contents of KV blocks, in the given order."""
+        ...
+
+    def fork(self, source: str, targets: Sequence[str]) -> None:
+        """Copy what a sequence has computed outside of its KV blocks to others."""
+        ...
+
+    def drop(self, sequence_ids: Iterable[str]) -> None:
+        """Free what is kept of these sequences outside of their KV blocks."""
+        ...
+
+
+def splice(part: ForwardPart, rows: torch.Tensor) -> None:
+    """Write the embeddings of items over ``rows``, the token embeddings of the part's positions."""
+    for start, embeds in part.plan.rows.items():
+        begin, end = max(part.first, start), min(part.first + part.count, start + len(embeds))
+        if begin < end:
+            rows[begin - part.first : end - part.first] = embeds[begin - start : end - start]
+
+
+def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tensor:
+    """Rotary positions of a pass: [1, rows], or [axes, 1, rows] where a prompt has several axes."""
+    plain: list[int] = []
+    axes = 1
+    inside: list[tuple[ForwardPart, torch.Tensor]] = []
+    for part in parts:
+        known, first = part.plan.positions, part.first
+        prompt = 0 if known is None else known.shape[1]
+        if known is not None:
+            axes = max(axes, len(known))
+            if first < prompt:
+                inside.append((part, known[:, first : min(first + part.count, prompt)]))
+        if part.plan.next_position is not None:
+            first += part.plan.next_position - prompt
+        plain.extend(range(first, first + part.count))
+    made = torch.tensor(plain).expand(axes, -1)
+    if inside:
+        made = made.clone()
+        for part, known in inside:
+            made[:, part.row : part.row + known.shape[1]] = known.to(made.device)
+    made = made.to(device)
+    return made if axes == 1 else made[:, None]
+
+
+def forward_outputs(logits: torch.Tensor, wants: Sequence[bool]) -> list[ForwardOutput]:
+    """From logits [n, vocabulary]; only the rows in ``wants`` leave the device."""
+    logits = logits.float()
+    # numpy compares many numbers at a time: torch's takes a tenth of a step of 32 sequences on a CPU.
+    likeliest = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    finite = logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are
+    asked = [at for at, wanted in enumerate(wants) if wanted]
+    told = dict(zip(asked, logits[asked].cpu().numpy(), strict=True)) if asked else {}
+    return [
+        ForwardOutput(token, is_finite, told.get(at))
+        for at, (token, is_finite) in enumerate(zip(likeliest, finite, strict=True))
+    ]

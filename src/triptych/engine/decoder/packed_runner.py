@@ -1,0 +1,133 @@
+"""Forward passes over sequences packed one behind the other, against blocks of one KV cache."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from triptych.engine.decoder.attention import Chunk, Context, Decodes, PackedBatch, decodes, order_decodes
+from triptych.engine.decoder.cuda_graphs import DecodeGraphs
+from triptych.engine.decoder.kv_cache import KvCache
+from triptych.engine.decoder.model_runner import ForwardInput, Result, forward_outputs, positions, splice
+from triptych.engine.decoder.paged_attention import paged_layout
+from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
+from triptych.errors import EngineFailure
+from triptych.machine.text.kv_blocks import Copy
+
+logger = logging.getLogger(__name__)
+
+
+class PackedModelRunner:
+    """``ModelRunner`` over sequences packed one behind the other, against blocks of one KV cache."""
+
+    def __init__(
+        self,
+        adapter: DecoderAdapter,
+        cache: KvCache,
+        *,
+        device: torch.device,
+        paged: bool,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """``graphs`` runs the passes that it has captured."""
+        self._graphs = graphs
+        self._adapter = adapter
+        self._decoder: Any = adapter.decoder
+        self._embed_tokens = self._decoder.get_input_embeddings()
+        self._cache = cache
+        self._device = device
+        self._paged = paged
+
+    def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
+        """One pass over all inputs; when it fails, a pass for each, so that only the culprit fails."""
+        try:
+            return self._forward(inputs)
+        except Exception:
+            if len(inputs) > 1:
+                logger.warning("a pass over %d sequences failed: running them one by one", len(inputs), exc_info=True)
+                return [result for one in inputs for result in self.run([one])]
+            logger.exception("sequence %s fails", inputs[0].sequence_id)
+            return [EngineFailure("the engine failed on this request")]
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        self._cache.copy(copies)
+
+    def fork(self, source: str, targets: Sequence[str]) -> None:
+        """Nothing to do: everything is in the blocks."""
+
+    def drop(self, sequence_ids: Iterable[str]) -> None:
+        """Nothing to do: everything is in the blocks."""
+
+    @torch.inference_mode()
+    def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
+        if self._graphs is not None and self._graphs.covers(inputs):
+            parts = [ForwardPart(one.plan, one.first, one.count, row) for row, one in enumerate(inputs)]
+            logits = self._graphs.run(inputs, positions(parts, torch.device("cpu")))
+            return list(forward_outputs(logits, [one.wants_logits for one in inputs]))
+        single = [at for at, one in enumerate(inputs) if one.count == 1 and not one.bidirectional]
+        contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
+        groups = order_decodes(contexts, self._device)
+        order = [single[at] for group in groups for at in group]
+        several = sorted(set(range(len(inputs))).difference(single))
+        ordered = [inputs[at] for at in (*order, *several)]
+        packed = self._pack(ordered, [[contexts[at] for at in group] for group in groups])
+        rows = list(accumulate((one.count for one in ordered), initial=0))
+        parts = [ForwardPart(one.plan, one.first, one.count, row) for one, row in zip(ordered, rows, strict=False)]
+        hidden = self._decode(ordered, parts, rows[-1], packed)
+        ends = [row - 1 for one, row in zip(ordered, rows[1:], strict=True) if one.reaches_end]
+        if not ends:
+            return [None] * len(inputs)
+        wants = [one.wants_logits for one in ordered if one.reaches_end]
+        outputs = iter(forward_outputs(self._adapter.logits(hidden[self._tensor(ends)]), wants))
+        results: list[Result] = [None] * len(inputs)
+        for at in (*order, *several):
+            if inputs[at].reaches_end:
+                results[at] = next(outputs)
+        return results
+
+    def _pack(self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]]) -> PackedBatch:
+        slots: list[int] = []
+        for one in ordered:
+            slots += self._cache.slots(one.table, one.first, one.end)
+        where = self._tensor(slots)
+        if self._paged and not any(one.bidirectional for one in ordered):
+            layout = paged_layout(
+                [one.count for one in ordered],
+                [one.end for one in ordered],
+                [one.table for one in ordered],
+                self._cache.block_tokens,
+                self._device,
+            )
+            return PackedBatch(self._cache, where, (), (), layout)
+        row, singles, chunks = 0, list[Decodes](), list[Chunk]()
+        for group in groups:
+            singles.append(decodes(row, group, self._cache))
+            row += len(group)
+        for one in ordered[row:]:
+            chunks.append(Chunk(row, one.count, Context(one.end, one.table, one.is_contiguous), one.bidirectional))
+            row += one.count
+        return PackedBatch(self._cache, where, tuple(singles), tuple(chunks))
+
+    def _decode(
+        self, ordered: Sequence[ForwardInput], parts: Sequence[ForwardPart], rows: int, packed: PackedBatch
+    ) -> torch.Tensor:
+        """Hidden states, [rows, hidden]."""
+        embeds = self._embed_tokens(self._tensor([token for one in ordered for token in one.token_ids]))
+        for part in parts:
+            splice(part, embeds[part.row : part.row + part.count])
+        hidden: torch.Tensor = self._decoder(
+            inputs_embeds=embeds[None],
+            position_ids=positions(parts, self._device),
+            use_cache=False,
+            **self._adapter.inputs(parts, rows),
+            packed=packed,
+        ).last_hidden_state[0]
+        return hidden
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        """On the device; from pinned memory on CUDA, so that nothing waits for the transfer."""
+        if self._device.type != "cuda":
+            return torch.tensor(values, device=self._device)
+        return torch.tensor(values, pin_memory=True).to(self._device, non_blocking=True)

@@ -1,0 +1,165 @@
+"""What is decided when a text engine starts: model runner, KV cache layout, CUDA graphs, token budget."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triptych.engine.decoder.attention import PACKED_ATTENTION
+from triptych.engine.decoder.cuda_graphs import DecodeGraphs, cuda_graph_capture
+from triptych.engine.decoder.kv_cache import KvCache, KvShape
+from triptych.engine.decoder.model_runner import ForwardInput, ModelRunner
+from triptych.engine.decoder.packed_runner import PackedModelRunner
+from triptych.engine.decoder.paged_attention import FLASH_BLOCK_TOKENS, has_paged_kernel
+from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
+from triptych.engine.families.adapters import DecoderAdapter
+from triptych.errors import EngineFailure
+from triptych.families.model_files import BadModel
+from triptych.policy.batching import MEASURED_SHARE, largest_within
+
+logger = logging.getLogger(__name__)
+
+_PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KvOptions:
+    """None: what suits the device."""
+
+    block_tokens: int | None = None
+    contiguous: bool | None = None
+    """Whether a sequence's blocks are neighbours, and a cached prefix is copied rather than shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSetup:
+    """A model runner, and the KV blocks that it has."""
+
+    runner: ModelRunner
+    blocks: int
+    block_tokens: int
+    contiguous: bool
+    fixed_blocks: int = 0
+    """Blocks that a sequence takes beside those of its tokens."""
+    is_cuttable: bool = True
+    """Whether a prompt may be computed in chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, where the device can."""
+
+    most_rows: int
+    most_tokens: int
+
+
+def build_runner(
+    adapter: DecoderAdapter,
+    kv_cache_bytes: int,
+    *,
+    device: torch.device,
+    options: KvOptions,
+    graphs: GraphOptions | None = None,
+) -> DecoderSetup:
+    """Packed sequences for decoders of full and sliding attention, else one cache for each sequence. Raises BadModel.
+
+    One small pass shows at start, not at the first request, that the decoder runs.
+    """
+    config: Any = adapter.decoder.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    made = (
+        _packed(adapter, kv_cache_bytes, device, options, graphs)
+        if kinds <= _PACKED_LAYERS
+        else _cached(adapter, kv_cache_bytes, device, options)
+    )
+    (result,) = _probe(made, adapter, 1)
+    if isinstance(result, EngineFailure):
+        raise BadModel("the language model cannot be run: its first pass fails")
+    return made
+
+
+def measured_budget(made: DecoderSetup, adapter: DecoderAdapter, tpot_slo_s: float, *, most: int, least: int) -> int:
+    """The most tokens of a prompt that one pass computes within the objective (HydraInfer section 4.2), with room to spare."""
+    measured_forward_s(made, adapter, least)
+    return largest_within(
+        MEASURED_SHARE * tpot_slo_s, most, lambda tokens: measured_forward_s(made, adapter, tokens), least=least
+    )
+
+
+def measured_forward_s(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> float:
+    """How long one pass over so many tokens of a prompt takes, while nothing else runs."""
+    return fastest_s(lambda: _probe(made, adapter, tokens))
+
+
+def fastest_s(work: Callable[[], object]) -> float:
+    """The shorter of two times that it takes: what disturbs a measurement makes it longer."""
+    times_s = []
+    for _ in range(2):
+        began_s = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - began_s)
+    return min(times_s)
+
+
+def _probe(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:
+    """Compute a prompt in blocks that nobody owns yet; waits until it is done."""
+    table = range(made.fixed_blocks + -(-tokens // made.block_tokens))
+    plan = adapter.plan([0] * tokens, [])
+    results = made.runner.run([ForwardInput("probe", [0] * tokens, plan, 0, table, True, True, False)])
+    made.runner.drop(["probe"])
+    return results
+
+
+def _packed(
+    adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, options: KvOptions, graphs: GraphOptions | None
+) -> DecoderSetup:
+    config: Any = adapter.decoder.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = adapter.decoder.dtype
+    shape = KvShape(config.num_hidden_layers, config.num_key_value_heads, head_size, dtype)
+    paged = has_paged_kernel(device, dtype) and options.block_tokens in {None, FLASH_BLOCK_TOKENS}
+    block_tokens = options.block_tokens or (FLASH_BLOCK_TOKENS if paged else _BLOCK_TOKENS)
+    if not (paged and adapter.supports_cuda_graphs):
+        graphs = None
+    spare = graphs is not None
+    cache = KvCache(shape, nbytes=kv_cache_bytes, block_tokens=block_tokens, device=device, spare=spare)
+    config._attn_implementation = PACKED_ATTENTION  # noqa: SLF001 - transformers' documented switch
+    contiguous = device.type == "cpu" if options.contiguous is None else options.contiguous
+    captured = None if graphs is None else _captured(adapter, cache, graphs)
+    runner = PackedModelRunner(adapter, cache, device=device, paged=paged, graphs=captured)
+    return DecoderSetup(runner, cache.blocks, block_tokens, contiguous)
+
+
+def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:
+    """None, with a warning in the log, where the decoder's pass cannot be captured."""
+    try:
+        return DecodeGraphs(
+            adapter,
+            cache,
+            most_rows=options.most_rows,
+            most_tokens=options.most_tokens,
+            capture=cuda_graph_capture(cache.keys.device),
+        )
+    except Exception:  # whatever transformers' decoders and CUDA raise
+        logger.warning("decode steps cannot be captured as CUDA graphs: they run eagerly", exc_info=True)
+        return None
+
+
+def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, options: KvOptions) -> DecoderSetup:
+    runner = PerSequenceModelRunner(adapter, device=device)
+    try:
+        token_nbytes, fixed_nbytes = runner.cache_nbytes()
+    except Exception as error:
+        kinds = sorted(set(adapter.decoder.config.layer_types))
+        raise BadModel(f"a language model with layers of the kinds {kinds} cannot be run: {error}") from error
+    block_tokens = options.block_tokens or _BLOCK_TOKENS
+    block_nbytes = token_nbytes * block_tokens or fixed_nbytes or 1
+    blocks = kv_cache_bytes // block_nbytes
+    if not blocks:
+        raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
+    fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing that is counted so can be shared
+    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks, is_cuttable=False)

@@ -1,0 +1,28 @@
+"""An encoder holds encoder and projector and no more, for every family: checked in bytes of parameters."""
+
+import pytest
+import torch
+import transformers as untyped_transformers
+
+from tests.integration.families.harness import Case
+from triptych.domain.embedding import DType
+from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.weight_loading import ModelPart, load_part, parameter_nbytes
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_the_encoder_half_is_what_the_text_half_is_not(case: Case) -> None:
+    checkpoint = open_checkpoint(case.directory)
+    cpu = torch.device("cpu")
+    parts = {part: load_part(checkpoint, part, dtype=DType.F32, device=cpu) for part in ModelPart}
+    names = {part: {name for name, _ in model.named_parameters()} for part, model in parts.items()}
+    assert not names[ModelPart.ENCODER] & names[ModelPart.DECODER]
+    encoder, text = (parameter_nbytes(parts[part]) for part in (ModelPart.ENCODER, ModelPart.DECODER))
+    assert encoder > 0
+    assert not any(
+        part in name for name in names[ModelPart.ENCODER] for part in ("language_model.", "lm_head.", "text_model.")
+    )
+    cls = getattr(untyped_transformers, checkpoint.architecture)
+    whole = cls.from_pretrained(case.directory, dtype=torch.float32)
+    assert encoder + text == parameter_nbytes(whole)
