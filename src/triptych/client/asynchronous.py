@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
 from triptych import errors
-from triptych.client import checks
+from triptych.client import checks, process
 from triptych.client.answers import Answer, Choice
 from triptych.client.images import Image
 from triptych.client.messages import Prompt, RawPrompt, conversation, user
@@ -133,6 +134,8 @@ class AsyncClient:
 
     Every call has a deadline, over all its attempts: ``timeout_s``, or the client's own. Cancelling the task that
     waits, or leaving a stream's context, cancels the request at every stage. Raises only ``triptych.errors``.
+
+    A client belongs to the event loop of its first call, and to that loop's process.
     """
 
     def __init__(
@@ -156,6 +159,8 @@ class AsyncClient:
         policy = checks.of_type("retry", retry, RetryPolicy, "a triptych.client.RetryPolicy")
         self._retries = Retries(policy, rng or random.SystemRandom())
         self._opened: Router | None = None
+        self._opened_by: tuple[int, asyncio.AbstractEventLoop] | None = None
+        """Process and event loop of the connection."""
         self._exit = AsyncExitStack()
         self._closed = False
 
@@ -168,7 +173,12 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; what still runs on it is cancelled."""
+        """Close the connection; what still runs on it is cancelled.
+
+        Raises InvalidRequest in another event loop while the client's own still runs, or in a forked process.
+        """
+        if self._opened_by is None or not self._opened_by[1].is_closed():
+            self._check_loop()
         self._closed = True
         await self._exit.aclose()
 
@@ -246,14 +256,29 @@ class AsyncClient:
     def _router(self) -> Router:
         if self._closed:
             raise errors.Cancelled("the client is closed")
+        self._check_loop()
         if self._opened is None:
             if isinstance(self._target, str):  # only now: a channel belongs to the loop that it is made in
+                process.use_grpc()
                 stub = RouterStub(self._target, self._tls)
                 self._exit.push_async_callback(stub.close)
+                self._opened_by = os.getpid(), asyncio.get_running_loop()
                 self._opened = stub
             else:
                 self._opened = self._target
         return self._opened
+
+    def _check_loop(self) -> None:
+        """Raises InvalidRequest unless this is the process, and the event loop, in which the connection was opened."""
+        if self._opened_by is not None:
+            pid, loop = self._opened_by
+            if pid != os.getpid():
+                raise process.forked()
+            if loop is not asyncio.get_running_loop():
+                raise errors.InvalidRequest(
+                    "this client belongs to the event loop in which it was first used: make one in each loop, and "
+                    "close it there"
+                )
 
     async def _events(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
         async with aclosing(self._router().chat(request)) as stream:

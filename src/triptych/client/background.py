@@ -1,11 +1,14 @@
 """An event loop in a thread of its own, for callers who have none."""
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from triptych.client import process
 
 T = TypeVar("T")
 _CANCEL_S = 5.0
@@ -23,6 +26,11 @@ class BackgroundLoop:
     _current: "weakref.ref[BackgroundLoop] | None" = None
 
     @classmethod
+    def forget(cls) -> None:
+        """In a child that was forked: the parent's thread is not here, nor who holds its lock."""
+        cls._lock, cls._current = threading.Lock(), None
+
+    @classmethod
     def shared(cls) -> "BackgroundLoop":
         """The one that runs, or a new one."""
         with cls._lock:
@@ -37,10 +45,22 @@ class BackgroundLoop:
         thread = threading.Thread(target=asyncio.run, args=(_serve(started),), name="triptych-client", daemon=True)
         thread.start()
         self._loop, stop = started.result()
-        weakref.finalize(self, _end, thread, self._loop, stop)
+        self._pid = os.getpid()
+        weakref.finalize(self, _end, self._pid, thread, self._loop, stop)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that has the thread."""
+        return self._pid == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine's result. When the wait is interrupted (Ctrl-C), the work is cancelled first."""
+        """Wait for a coroutine's result. When the wait is interrupted (Ctrl-C), the work is cancelled first.
+
+        Raises InvalidRequest in a process that was forked from the one that has the thread.
+        """
+        if not self.is_here:
+            work.close()
+            raise process.forked()
         tasks: list[asyncio.Task[T]] = []
         done = threading.Event()
 
@@ -69,7 +89,12 @@ async def _serve(started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event
     await stop.wait()
 
 
-def _end(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+os.register_at_fork(after_in_child=BackgroundLoop.forget)
+
+
+def _end(pid: int, thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    if pid != os.getpid():
+        return
     loop.call_soon_threadsafe(stop.set)
     if threading.current_thread() is not thread:
         thread.join(_CANCEL_S)

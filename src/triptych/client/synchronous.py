@@ -86,9 +86,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a second time does nothing."""
+        """Close the connection; a second time does nothing, nor does a forked child with its parent's client."""
         background, self._background = self._background, None
-        if background is not None:
+        if background is not None and background.is_here:
             background.run(self._client.close())
 
     @property

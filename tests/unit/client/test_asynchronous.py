@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,25 @@ async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> 
     assert request.messages[0].parts[-1] == TextPart("What?")
     assert request.sampling == SamplingParams(max_tokens=7, temperature=0)
     assert (100 < request.timeout_s <= 120, request.priority) == (True, -1)
+
+
+async def test_a_client_in_a_second_event_loop_gets_an_error_of_the_tree() -> None:
+    async with behind_grpc(ScriptedRouter()) as target:
+        client = AsyncClient(target)
+        await client.models()
+        for call in (client.models, partial(client.chat, "Hi"), client.close):
+            with pytest.raises(InvalidRequest, match="belongs to the event loop"):
+                await asyncio.to_thread(lambda call: asyncio.run(call(), debug=False), call)
+        assert await client.models() == (MODEL,), "it goes on where it belongs"
+        await client.close()
+
+
+def test_a_client_whose_event_loop_has_ended_can_only_be_closed(target: str) -> None:
+    client = AsyncClient(target)
+    assert asyncio.run(client.models()) == (MODEL,)
+    with pytest.raises(InvalidRequest, match="belongs to the event loop"):
+        asyncio.run(client.models())
+    asyncio.run(client.close())
 
 
 async def test_an_answer_streams_as_it_comes() -> None:

@@ -6,43 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.unit.client.scripted import HELLO, MODEL, ScriptedRouter, behind_grpc
+from tests.unit.client.scripted import HELLO, MODEL, ScriptedRouter
 from triptych import Client
 from triptych.client import RawPrompt
 from triptych.domain.generation import FinishReason
 from triptych.errors import Cancelled, InvalidMedia
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
-@pytest.fixture
-def target(router: ScriptedRouter) -> Iterator[str]:
-    """A router on a loop in another thread."""
-    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        async with behind_grpc(router) as address:
-            started.set_result((address, asyncio.get_running_loop(), stop))
-            await stop.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    address, loop, stop = started.result(10)
-    yield address
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
 
 
 def test_whole_answers_streams_and_looks(target: str) -> None:
@@ -113,6 +88,30 @@ def test_no_thread_outlives_a_client(target: str) -> None:
         with Client(target) as client:
             client.models()
     assert threading.active_count() <= before + 1, "gRPC itself keeps one for all channels"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "child", "parent"),
+    [
+        ("first client in the child", "Hello", ""),
+        ("after the parent's close", "InvalidRequest: this process was forked", "Hello"),
+        ("beside the parent's client", "InvalidRequest: this process was forked", "Hello"),
+        ("the parent's own client", "InvalidRequest: this process was forked", "Hello"),
+    ],
+)
+def test_a_forked_child_gets_an_error_of_the_tree(target: str, scenario: str, child: str, parent: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.client.forking", scenario, target],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, said, after = done.stdout.splitlines()
+    assert said.startswith(child)
+    assert after == parent
 
 
 def test_ctrl_c_ends_a_call_that_waits(target: str, router: ScriptedRouter) -> None:
