@@ -5,12 +5,15 @@ import json
 import statistics
 import sys
 from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from tests.e2e.client import post, rest, stream, text_of, timeline_of
 from tests.e2e.reference import DIGITS, Question, answer, data_url, questions
@@ -68,6 +71,23 @@ async def test_16_mixed_requests_at_once_equal_generate_token_for_token(router: 
         tasks = [group.create_task(stream(router, f"mixed-{i}", question)) for i, question in enumerate(asked)]
     for question, task in zip(asked, tasks, strict=True):
         assert task.result().token_ids == answer(question).token_ids, question
+
+
+def in_16_bits(name: str) -> dict[str, Any]:
+    """A digit as a part of a message, its grey written in 16 bits."""
+    with Image.open(DIGITS / f"{name}.png") as digit:
+        values = np.asarray(digit.convert("L")).astype(np.uint16) * 257
+    out = BytesIO()
+    Image.fromarray(values).save(out, "png")
+    return {"type": "image_url", "image_url": {"url": data_url(out.getvalue())}}
+
+
+@pytest.mark.parametrize("digit", range(10))
+async def test_a_digit_is_read_in_16_bits_as_it_is_in_8(http: httpx.AsyncClient, digit: int) -> None:
+    question = Question("Which digit is this?", (f"{digit}_a",))
+    body = question.body()
+    body["messages"][0]["content"][0] = in_16_bits(f"{digit}_a")
+    assert text_of(await post(http, body)) == answer(question).text
 
 
 async def test_rest_streams_the_same_text(http: httpx.AsyncClient) -> None:

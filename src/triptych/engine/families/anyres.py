@@ -11,7 +11,7 @@ from transformers.utils import output_capturing
 from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
-from triptych.engine.media.images import ImagePreparer
+from triptych.engine.media.image_processor import ImagePreparer
 from triptych.families.anyres import AnyRes
 from triptych.families.llava_onevision import WHOLE
 from triptych.families.model_files import BadModel

@@ -19,7 +19,7 @@ from triptych.engine.decoder.cross_attention import (
     cross_parts,
 )
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
-from triptych.engine.media.images import ImagePreparer
+from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.tensors import domain_dtype
 from triptych.families.mllama import PADDING, TILES, Mllama
 from triptych.families.model_files import BadModel

@@ -18,7 +18,7 @@ from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.families.plain import PlainDecoder
-from triptych.engine.media.images import ImagePreparer
+from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.media.videos import Frame, decode_video
 from triptych.engine.tensors import domain_dtype
 from triptych.errors import InvalidRequest

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from triptych.domain.media import MediaInfo, Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
-from triptych.engine.media.images import ImagePreparer
+from triptych.engine.media.image_processor import ImagePreparer
 
 
 class TileEncoder:

@@ -1,24 +1,49 @@
-"""Untrusted images: decoded, and preprocessed as a checkpoint's own image processor does."""
+"""Untrusted images: decoded to upright RGB, whatever they are stored as.
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+docs/models.md says how each kind is converted. Images are taken as they are stored: neither gamma nor colour profiles
+are applied, as nowhere in the field; towers were trained on such.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
-import torch
-import transformers
-from PIL import Image, ImageOps
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
 
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
-from triptych.families.model_files import BadModel, ModelFiles
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What Pillow may decode, by its own names; each image only as the format that was sniffed."""
 
+Pixels = npt.NDArray[np.uint8]
+"""[height, width, 3]."""
 
-def decode_image(media: bytes, info: MediaInfo) -> Image.Image:
-    """The first frame, upright (EXIF orientation applied), in the mode in which it is stored.
+_WHITE = (255, 255, 255, 255)
+_OPAQUE = frozenset({"1", "L", "P", "RGB", "CMYK"})
+_WITH_ALPHA = frozenset({"LA", "PA", "RGBA"})
+_SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I"})
+_BAND_PIXELS = 1 << 20
+"""Converted at a time, so that what lies between one form and the other stays small."""
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.transpose(1, 0, 2),
+    6: lambda pixels: pixels.transpose(1, 0, 2)[:, ::-1],
+    7: lambda pixels: pixels.transpose(1, 0, 2)[::-1, ::-1],
+    8: lambda pixels: pixels.transpose(1, 0, 2)[::-1],
+}
+"""By EXIF's orientation."""
+
+
+def decode_image(media: bytes, info: MediaInfo) -> Pixels:
+    """The first frame, upright (EXIF orientation applied), in RGB over white.
 
     ``info`` was read from the header and is what all bounds were checked against, so an image that opens with another
     size is refused before its pixels are decoded. Raises InvalidMedia; its text never quotes the decoder.
@@ -28,63 +53,69 @@ def decode_image(media: bytes, info: MediaInfo) -> Image.Image:
         raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
     try:
         image: Image.Image = Image.open(BytesIO(media), formats=(name,))
-        size = image.size
-        if size in ((info.width, info.height), (info.height, info.width)):
+        width, height = image.size
+        if (width, height) in ((info.width, info.height), (info.height, info.width)):
             image.load()
-            image = ImageOps.exif_transpose(image)
-            size = image.size
+            pixels = to_rgb(image, info.format, *_png_depth(media, info.format))
+            orientation = image.getexif().get(_ORIENTATION_TAG)
+            pixels = _UPRIGHT[orientation](pixels) if orientation in _UPRIGHT else pixels
+            height, width = pixels.shape[:2]
+    except InvalidMedia:
+        raise
     except Exception as error:  # Pillow's decoders raise whatever their parsing runs into
         raise InvalidMedia(f"the {info.format} image cannot be decoded") from error
-    if size != (info.width, info.height):
-        raise InvalidMedia(f"the image is {size[0]}x{size[1]}, its header says {info.width}x{info.height}")
-    return image
+    if (width, height) != (info.width, info.height):
+        raise InvalidMedia(f"the image is {width}x{height}, its header says {info.width}x{info.height}")
+    return np.ascontiguousarray(pixels)
 
 
-class ImagePreparer:
-    """A checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way."""
+def to_rgb(image: Image.Image, form: str, bits: int = 8) -> Pixels:
+    """A loaded image as RGB of 8 bits; what is transparent shows white. ``bits`` are those of a stored sample.
 
-    def __init__(self, files: ModelFiles, options: Mapping[str, Any] | None = None) -> None:
-        """``options`` are what a family's processor tells its image processor on every call. Raises BadModel."""
-        self._processor = _load_processor(files)
-        self._options = dict(options or {})
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        settings: dict[str, Any] = self._processor.to_dict()
-        return settings | self._options
-
-    def prepare(self, media: bytes, info: MediaInfo) -> dict[str, torch.Tensor]:
-        """The processor's tensors for one image, without their batch dimension. Thread-safe. Raises InvalidMedia."""
-        return {name: value[0] for name, value in self.process([self.open(media, info)]).items()}
-
-    def open(self, media: bytes, info: MediaInfo) -> Image.Image:
-        """The image in a mode that the processor takes. Raises InvalidMedia."""
-        image = decode_image(media, info)
-        if not getattr(self._processor, "do_convert_rgb", False) and image.mode != "RGB":
-            image = image.convert("RGB")
-        return image
-
-    def process(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The processor's tensors for images, nested as it takes them. Thread-safe."""
-        batch = self._processor(images=images, return_tensors="pt", **self._options)
-        return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-
-
-def _load_processor(files: ModelFiles) -> Any:
-    """By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision.
-
-    The class is that of its module: transformers 5.17 exports a placeholder in place of those whose docstrings name
-    torchvision, whether they need it or not.
+    Raises InvalidMedia for a mode whose meaning is not known.
     """
-    settings = dict(files.image_processor)
-    if "image_processor_type" not in settings:
-        raise BadModel("the model directory names no image_processor_type")
-    name = str(settings["image_processor_type"]).removesuffix("Fast").removesuffix("Pil") + "Pil"
-    exported: Any = getattr(transformers, name, None)
-    if exported is None:
-        raise BadModel(f"transformers {transformers.__version__} has no image processor {name}")
-    try:
-        processor: Any = getattr(import_module(exported.__module__), name)
-        return processor.from_dict(settings)
-    except (ValueError, TypeError, ImportError) as error:
-        raise BadModel(f"the image processor {name} cannot be made: {error}") from error
+    transparency = image.info.get("transparency")
+    if image.mode in _SIXTEEN_BITS:
+        return _sixteen_bits(image, form, transparency)
+    if image.mode not in _OPAQUE | _WITH_ALPHA:
+        raise InvalidMedia(f"the {form} image has pixels of mode {image.mode}, which is not taken")
+    if image.mode == "RGB" and transparency is not None and bits == 16:
+        raise InvalidMedia(f"the {form} image has 16 bits per colour and a transparent one, which is not taken")
+    if image.mode == "L" and transparency is not None:  # Pillow scales samples of fewer bits, but not this
+        image.info["transparency"] = transparency % (1 << bits) * 255 // ((1 << bits) - 1)
+    elif image.mode == "RGB" and transparency is not None:
+        image.info["transparency"] = tuple(value % 256 for value in transparency)
+    over_white = image.mode in _WITH_ALPHA or transparency is not None
+    pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    for begin, end in _bands(image):
+        whole = (begin, end) == (0, image.height)
+        band = image if whole else image.crop((0, begin, image.width, end))
+        if over_white:
+            band = Image.alpha_composite(Image.new("RGBA", band.size, _WHITE), band.convert("RGBA"))
+        pixels[begin:end] = np.asarray(band.convert("RGB"))
+    return pixels
+
+
+def _sixteen_bits(image: Image.Image, form: str, transparency: Any) -> Pixels:
+    """Grey of 16 bits: the high byte of each value, as it is for colours."""
+    pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    for begin, end in _bands(image):
+        values = np.asarray(image.crop((0, begin, image.width, end)))
+        if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 0xFFFF):
+            raise InvalidMedia(f"the {form} image has values of more than 16 bits, which are not taken")
+        grey = (values >> 8).astype(np.uint8)
+        if transparency is not None:
+            grey[values == transparency] = 255
+        pixels[begin:end] = grey[..., None]
+    return pixels
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[int, int]]:
+    """First and last row of parts of the image, in order."""
+    rows = max(1, _BAND_PIXELS // image.width)
+    return ((begin, min(begin + rows, image.height)) for begin in range(0, image.height, rows))
+
+
+def _png_depth(media: bytes, form: str) -> tuple[int, ...]:
+    """Bits of a sample, which Pillow does not keep."""
+    return struct.unpack_from("B", media, 24) if form == "png" else ()

@@ -1,0 +1,42 @@
+"""A checkpoint's image processor is found whatever transformers exports in its place."""
+
+from typing import Any
+
+import pytest
+import transformers as untyped_transformers
+
+from tests.unit.families.kit import model_files
+from triptych.engine.media.image_processor import ImagePreparer
+from triptych.families.model_files import BadModel, ModelFiles
+
+transformers: Any = untyped_transformers
+
+
+def files(name: str) -> ModelFiles:
+    return model_files(config={}, image_processor={"image_processor_type": name, "do_normalize": False})
+
+
+@pytest.mark.parametrize("name", ["CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"])
+def test_every_name_of_a_processor_is_that_on_pillow(name: str) -> None:
+    settings = ImagePreparer(files(name)).settings
+    assert settings["do_normalize"] is False
+    assert settings["image_processor_type"] == "CLIPImageProcessor"
+
+
+def test_a_processor_behind_a_placeholder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers 5.17 has such in place of processors that need no torchvision."""
+    name = "Idefics3ImageProcessorPil"
+    module = "transformers.models.idefics3.image_processing_pil_idefics3"
+    monkeypatch.setattr(transformers, name, type(name, (), {"__module__": module}))
+    assert "max_image_size" in ImagePreparer(files(name)).settings
+
+
+@pytest.mark.parametrize("name", ["NoImageProcessor", "None"])
+def test_a_processor_that_transformers_does_not_have_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(BadModel, match=f"transformers {transformers.__version__} has no image processor {name}"):
+        ImagePreparer(files(name))
+
+
+def test_a_directory_that_names_no_processor_is_refused() -> None:
+    with pytest.raises(BadModel, match="names no image_processor_type"):
+        ImagePreparer(model_files(config={}))
