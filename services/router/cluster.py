@@ -10,28 +10,21 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
-from triptych.errors import ArenaFull, DeadlineExceeded, EngineFailure, TransferFailed, TriptychError, Unavailable
+from triptych.errors import DeadlineExceeded, TriptychError
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
-    ArenaRefused,
+    AskAgain,
     ClusterEffect,
     ClusterEvent,
-    CreditReturned,
-    EngineFailed,
-    Granted,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
     Noticed,
-    Refused,
-    TextGranted,
-    TextPoolLost,
-    TextRefused,
-    TextWanted,
     Tick,
     WakeAt,
 )
-from triptych.policy.routing import ClusterView, Content
+from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
+from triptych.policy.routing import ClusterView
 from triptych.ports import Clock, Encoder, Text
 
 from .settings import RouterSettings
@@ -46,13 +39,9 @@ class Scope(Protocol):
 
 
 class Applicant(Protocol):
-    """A run, which may be waiting for credits."""
+    """A request, which may have asked for places."""
 
-    def placed(self, granted: Granted) -> None: ...
-
-    def refused(self, error: TriptychError) -> None: ...
-
-    def pool_lost(self, error: TriptychError) -> None: ...
+    def answered(self, answer: Granted | Refused | TextPoolLost) -> None: ...
 
     def heartbeat_lost(self, name: str) -> None: ...
 
@@ -130,10 +119,6 @@ class Cluster:
         """All instances as they are believed to be now."""
         return self._machine.snapshot(self._clock())
 
-    def holds(self, content: Content) -> bool:
-        """Whether an encoder is believed to hold such an embedding."""
-        return self._machine.holds(content)
-
     def readiness(self) -> Readiness:
         return self._machine.readiness()
 
@@ -147,64 +132,38 @@ class Cluster:
     def text(self, name: str) -> Text:
         return self._texts[name]
 
-    def instance_id(self, name: str) -> str:
-        """What an instance calls itself."""
-        info = self._machine.info(name)
-        if info is None:
-            raise AssertionError("an instance that was chosen has been seen")
-        return info.instance_id
-
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def join(self, run: int, applicant: Applicant) -> None:
-        """From now on ``run`` may ask for credits."""
-        self._applicants[run] = applicant
+    def join(self, request: int, applicant: Applicant) -> None:
+        """From now on the request of this number may ask for places."""
+        self._applicants[request] = applicant
 
-    def leave(self, run: int) -> None:
-        del self._applicants[run]
+    def leave(self, request: int) -> None:
+        del self._applicants[request]
 
     def feed(self, event: ClusterEvent) -> None:
         self._apply(self._machine.handle(event, self._clock()))
 
-    def choose_text(self, run: int, tokens: int, avoid: frozenset[str], holders: frozenset[str]) -> TextGranted:
-        """A text instance for a dispatch of ``tokens``, whose embeddings ``holders`` hold. Raises Unavailable."""
-        answer, *rest = self._machine.handle(TextWanted(run, tokens, avoid, holders), self._clock())
-        self._apply(rest)
-        if isinstance(answer, TextGranted):
-            return answer
-        if isinstance(answer, TextRefused):
-            raise answer.error
-        raise AssertionError("a text instance is granted or refused")
-
-    def call_failed(self, name: str, error: TriptychError) -> None:
-        """Learn from a failed call: who is down gets nothing more until it is seen again."""
-        if isinstance(error, ArenaFull) and name in self._encoders:
-            self.feed(ArenaRefused(name))
-        elif isinstance(error, EngineFailure):
-            self.feed(EngineFailed(name))
-        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
-            self.feed(InstanceSuspected(name))
-            # Ask it again right away, rather than when its stream happens to notice.
-            self._suspect[name].set()
-
-    def release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+    def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Give leases back in the background, and after that the credits that go with them."""
+        if not lease_ids:
+            self._return(credits_)
+            return
         try:
-            self._scope.spawn(self._release(encoder, lease_ids, credits_), name="release")
+            self._scope.spawn(self._release(name, lease_ids, credits_), name="release")
         except RuntimeError:
             # The process is ending: the leases run out by themselves.
-            logger.info("%d leases at %s are left to run out", len(lease_ids), encoder)
+            logger.info("%d leases at %s are left to run out", len(lease_ids), name)
             self._return(credits_)
 
-    async def _release(self, encoder: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+    async def _release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         try:
-            if lease_ids:
-                async with asyncio.timeout(self._settings.control_timeout_s):
-                    await self._encoders[encoder].release(lease_ids)
+            async with asyncio.timeout(self._settings.control_timeout_s):
+                await self._encoders[name].release(lease_ids)
         except TimeoutError:
-            logger.warning("%s did not take %d leases back in time; they run out", encoder, len(lease_ids))
+            logger.warning("%s did not take %d leases back in time; they run out", name, len(lease_ids))
         except TriptychError as error:
-            logger.info("%s did not take %d leases back (%s); they run out", encoder, len(lease_ids), error.code)
+            logger.info("%s did not take %d leases back (%s); they run out", name, len(lease_ids), error.code)
         finally:
             self._return(credits_)
 
@@ -215,15 +174,15 @@ class Cluster:
     def _apply(self, effects: list[ClusterEffect]) -> None:
         for effect in effects:
             match effect:
-                case Granted(run) if run in self._applicants:
-                    self._applicants[run].placed(effect)
+                case Granted(request) | Refused(request) if request in self._applicants:
+                    self._applicants[request].answered(effect)
                 case Granted(_, grants):
                     self._return(tuple(grant.credit for grant in grants))
-                case Refused(run, error) if run in self._applicants:
-                    self._applicants[run].refused(error)
-                case TextPoolLost(error):
+                case TextPoolLost():
                     for applicant in list(self._applicants.values()):
-                        applicant.pool_lost(error)
+                        applicant.answered(effect)
+                case AskAgain(name):
+                    self._suspect[name].set()
                 case WakeAt(at_s, reason):
                     logger.debug("to be woken at %g s: %s", at_s, reason)
                     self._wake(at_s)

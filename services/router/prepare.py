@@ -1,17 +1,24 @@
-"""From a conversation to token ids and counted items: the blocking part of a request, to be run off the event loop."""
+"""From a conversation to token ids and planned items: the blocking part of a request, to be run off the event loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
-from triptych.domain.embedding import TensorSpec
 from triptych.domain.instance import ModelInfo
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest, TriptychError
-from triptych.families.base import Span, as_in_request, filled_positions, refuse_unless, units_of
-from triptych.machine.router.request_events import CountedItem
+from triptych.families.base import (
+    PromptReplacement,
+    Span,
+    as_in_request,
+    filled_positions,
+    refuse_unless,
+    units_of,
+)
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.policy.routing import slot_nbytes
 from triptych.ports import Offload
@@ -19,7 +26,6 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import Prompt, PromptBuilder
 from triptych.tokens.tool_calls import call_grammar, read_tools
 
-from .shards import Cuttable
 from .tool_calls import Calling
 
 T = TypeVar("T")
@@ -30,18 +36,15 @@ _MAX_MESSAGES_INLINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A request as the pools take it. ``items[i]`` counts ``media[i]``.
+    """A request as the pools take it.
 
     ``calling`` is how the model calls the tools it was told of, as far as that can be told from text.
     """
 
     token_ids: tuple[int, ...]
-    items: tuple[CountedItem, ...]
-    media: tuple[bytes, ...]
+    items: tuple[ItemPlan, ...]
     sampling: SamplingParams
     calling: Calling | None = None
-    cuttable: tuple[Cuttable | None, ...] = ()
-    """For each item how it may be cut, if it can be."""
 
 
 class Prepare(Protocol):
@@ -93,41 +96,40 @@ class ModelPrepare:
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted:
         self._check(request.sampling)
-        media = request.media
-        params = _params(request)
+        media, params = request.media, _params(request)
         alone = [self._inspect(part, param) for part, param in zip(media, params, strict=True)]
         infos = as_in_request(self.builder.family, alone)
         if request.prompt is None:
-            prompt = self.builder.build(request.messages, infos, request.tools)
+            replacements = [self._replacement(info, param) for info, param in zip(infos, params, strict=True)]
+            prompt = self.builder.build(request.messages, infos, request.tools, replacements=replacements)
         else:
             prompt = self.builder.build_raw(request.prompt)
-        outputs = [self.builder.family.outputs(info, model.dtype) for info in infos]
-        items = tuple(
-            CountedItem(
-                item=number,
-                info=info,
-                content=(info.digest, request.tenant_salt),
-                start=run.start,
-                tokens=run.tokens,
-                nbytes=slot_nbytes(tensors),
-                param=param,
+        items: list[ItemPlan] = []
+        for number, (info, span) in enumerate(zip(infos, prompt.runs, strict=True)):
+            tensors, units = self.builder.family.outputs(info, model.dtype), units_of(self.builder.family, info)
+            items.append(
+                ItemPlan(
+                    item=number,
+                    param=params[number],
+                    media=media[number].data,
+                    info=info,
+                    content=(info.digest, request.tenant_salt),
+                    start=span.start,
+                    tokens=span.tokens,
+                    tensors=tensors,
+                    nbytes=slot_nbytes(tensors),
+                    units=units,
+                    unit_starts=self._unit_starts(units, prompt, span),
+                )
             )
-            for number, (info, run, tensors, param) in enumerate(zip(infos, prompt.runs, outputs, params, strict=True))
-        )
-        cuttable = tuple(
-            self._cuttable(info, run, prompt, tensors)
-            for info, run, tensors in zip(infos, prompt.runs, outputs, strict=True)
-        )
         calling, sampling = self._tools(request)
-        return Prompted(prompt.token_ids, items, tuple(part.data for part in media), sampling, calling, cuttable)
+        return Prompted(prompt.token_ids, tuple(items), sampling, calling)
 
-    def _cuttable(self, info: MediaInfo, run: Span, prompt: Prompt, outputs: tuple[TensorSpec, ...]) -> Cuttable | None:
-        family = self.builder.family
-        units = units_of(family, info)
+    def _unit_starts(self, units: tuple[int, ...], prompt: Prompt, span: Span) -> tuple[int, ...]:
         if len(units) < 2:
-            return None
-        positions = filled_positions(prompt.token_ids, run, family.placeholder_ids)
-        return Cuttable.find(units, positions, outputs)
+            return ()
+        positions = filled_positions(prompt.token_ids, span, self.builder.family.placeholder_ids)
+        return tuple(positions[done] for done in (0, *accumulate(units[:-1])))
 
     def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.builder.tokenizer.id_to_token(token_id) or "" for token_id in token_ids)
@@ -177,12 +179,18 @@ class ModelPrepare:
             info = inspect_media(part.data, self.limits)
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
-            family.prompt_replacement(info)
         except TriptychError as error:
             # The sniffer knows bytes, not where they came from; the client wants to know which item it was.
             error.param = error.param or param
             raise
         return info
+
+    def _replacement(self, info: MediaInfo, param: str) -> PromptReplacement:
+        try:
+            return self.builder.family.prompt_replacement(info)
+        except TriptychError as error:
+            error.param = error.param or param
+            raise
 
 
 def _params(request: ChatRequest) -> tuple[str, ...]:

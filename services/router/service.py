@@ -22,7 +22,7 @@ from .cluster import Cluster, Scope
 from .history import History
 from .prepare import Prepare
 from .record import NoRecord, Record
-from .run import Run
+from .request_task import RequestTask
 from .settings import RouterSettings
 
 
@@ -58,9 +58,9 @@ class RouterService:
         self._clock = clock
         self._scope = scope
         self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope, hybrids=hybrids)
-        self._runs: dict[int, Run] = {}
-        # The newest run of each id: one before it may still be cleaning up.
-        self._by_id: dict[str, Run] = {}
+        self._tasks: dict[int, RequestTask] = {}
+        # The newest of each id: one before it may still be cleaning up.
+        self._by_id: dict[str, RequestTask] = {}
         self._media_bytes = 0
         self._tokenizing = 0
         self._numbers = count(1)
@@ -109,7 +109,7 @@ class RouterService:
     @property
     def running(self) -> int:
         """Requests that are not over."""
-        return len(self._runs)
+        return len(self._tasks)
 
     @property
     def media_bytes(self) -> int:
@@ -130,15 +130,15 @@ class RouterService:
         """
         logs.request_id.set(request.request_id)
         try:
-            run = self._admit(request)
+            task = self._admit(request)
         except TriptychError as error:
             self._record.refused(error)
             raise
         try:
-            while events := await run.outbox.get():
+            while events := await task.buffer.get():
                 yield events
         finally:
-            run.cancel()
+            task.cancel()
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         """As ``ports.Router`` has it."""
@@ -160,8 +160,8 @@ class RouterService:
 
     async def timeline(self, request_id: str) -> Timeline:
         """Of a running request so far, or of one of the last to end. Raises NotFound."""
-        run = self._by_id.get(request_id)
-        timeline = self._history.get(request_id) if run is None else run.timeline()
+        task = self._by_id.get(request_id)
+        timeline = self._history.get(request_id) if task is None else task.timeline()
         if timeline is None:
             raise NotFound("the request is not known, or not any more", param="request_id")
         return timeline
@@ -179,7 +179,7 @@ class RouterService:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: ChatRequest) -> Run:
+    def _admit(self, request: ChatRequest) -> RequestTask:
         """Check what can be checked at once, and start the request."""
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._request_bounds)
@@ -193,8 +193,9 @@ class RouterService:
         if self._cluster.text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.retry_after_s)
 
-        now_s = self._clock()
+        now_s, number = self._clock(), next(self._numbers)
         machine = RequestMachine(
+            number,
             request.request_id,
             request.model,
             now_s=now_s,
@@ -202,9 +203,10 @@ class RouterService:
             limits=self._limits,
             new_lease=self._new_lease,
             choices=request.sampling.n,
+            priority=request.priority,
         )
-        run = Run(
-            next(self._numbers),
+        task = RequestTask(
+            number,
             request,
             model,
             machine,
@@ -216,26 +218,26 @@ class RouterService:
             clock=self._clock,
         )
         try:
-            self._scope.spawn(run.drive(self._over), name=f"request {request.request_id}")
+            self._scope.spawn(task.drive(self._over), name=f"request {request.request_id}")
         except RuntimeError:
             raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s) from None
-        self._runs[run.number] = self._by_id[request.request_id] = run
+        self._tasks[number] = self._by_id[request.request_id] = task
         self._idle.clear()
         self._media_bytes += media_bytes
-        return run
+        return task
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
-    def _over(self, run: Run) -> None:
-        del self._runs[run.number]
-        self._media_bytes -= sum(len(part.data) for part in run.request.media)
-        timeline = run.timeline()
-        if self._by_id.get(run.request.request_id) is run:
-            del self._by_id[run.request.request_id]
+    def _over(self, task: RequestTask) -> None:
+        del self._tasks[task.number]
+        self._media_bytes -= sum(len(part.data) for part in task.request.media)
+        timeline = task.timeline()
+        if self._by_id.get(task.request.request_id) is task:
+            del self._by_id[task.request.request_id]
             self._history.add(timeline)
-        self._record.over(timeline, run.finish_reason)
-        if not self._runs:
+        self._record.over(timeline, task.finish_reason)
+        if not self._tasks:
             self._idle.set()
 
     def _check(self, request: ChatRequest) -> int:
@@ -247,7 +249,7 @@ class RouterService:
         admission.check_items(len(request.media), self._request_bounds)
         media_bytes = sum(len(part.data) for part in request.media)
         admission.check_capacity(
-            requests=len(self._runs) + self._tokenizing,
+            requests=len(self._tasks) + self._tokenizing,
             media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,
             bounds=self._server_bounds,
@@ -259,7 +261,7 @@ class RouterService:
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
         # One that was cancelled is over for its caller: whoever lost the connection may ask again at once.
-        if (run := self._by_id.get(request_id)) is not None and not run.phase.over:
+        if (task := self._by_id.get(request_id)) is not None and not task.phase.over:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:

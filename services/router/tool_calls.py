@@ -17,7 +17,7 @@ class Calling:
     parallel: bool
 
 
-class Spoken:
+class ToolCallStream:
     """One request's answer on its way: every event of the text instance becomes those that the caller gets.
 
     Without ``calling`` all is text. ``new_id`` names calls; names are never used twice, as conversations keep them.

@@ -5,14 +5,12 @@ tokens, so a request with many images spreads over the pool; a request whose ite
 instance with the least pending tokens (text and image together, for decoder-only families).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
-
-Content = tuple[bytes, bytes]
-"""What tells one item's embedding from another's within one model: (digest of the media, tenant's salt)."""
+from triptych.domain.item_plan import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,8 @@ class ClusterView:
     texts: tuple[TextView, ...] = ()
     encoder_turn: int = 0
     text_turn: int = 0
+    held: Mapping[Content, str] = field(default_factory=dict)
+    """The encoders that are believed to hold embeddings: hints, which may be stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,6 @@ class Want:
     tokens: int
     nbytes: int
     content: Content
-    held_by: str | None = None
-    """The encoder that is believed to hold the embedding already: a hint, which may be stale."""
     avoid: frozenset[str] = frozenset()
     """Encoders that failed this item before: taken only when there is no other."""
     exclude: frozenset[str] = frozenset()
@@ -131,8 +129,9 @@ def choose_encoder(view: ClusterView, want: Want) -> Choice | None:
         return None
     rank = _rotation([encoder.name for encoder in view.encoders], view.encoder_turn)
     best = min(candidates, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
+    holder = view.held.get(want.content)
     for encoder in candidates:
-        if encoder.name == want.held_by and encoder.pending_tokens <= best.pending_tokens + want.tokens:
+        if encoder.name == holder and encoder.pending_tokens <= best.pending_tokens + want.tokens:
             return Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.HOLDS_EMBEDDING)
     why = Why.LAST_RESORT if best.name in want.avoid else Why.LEAST_LOADED
     return Choice(want.item, best.name, want.tokens, want.nbytes, why)

@@ -6,12 +6,14 @@ last shard is done that much sooner. Items of one request are parallel already: 
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
 
+from triptych.domain.embedding import with_rows
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import Shard
-from triptych.policy.routing import ClusterView
+from triptych.policy.routing import ClusterView, slot_nbytes
 
 WORTH = 0.9
 """One more cut has to bring the end down to this part of what it would be without it."""
@@ -42,6 +44,48 @@ class Divisible:
     def most_shards(self, limits: ShardLimits) -> int:
         """Into so many shards it may be cut."""
         return max(1, min(len(self.units), limits.max_shards, self.tokens // max(1, limits.min_tokens)))
+
+
+def in_shards(items: Sequence[ItemPlan], view: ClusterView, limits: ShardLimits) -> tuple[ItemPlan, ...]:
+    """The items, those that are better done by several encoders in shards; the shards of an item are neighbours."""
+    wholes = [Divisible(item.units) for item in items]
+    most = [whole.most_shards(limits) for whole in wholes]
+    if max(most, default=1) == 1:
+        return tuple(items)
+    divisible: list[Divisible] = []
+    for item, largest in zip(items, most, strict=True):
+        numbers = range(1, largest + 1)
+        held = frozenset(
+            number for number in numbers if all(part.content in view.held for part in cut_into(item, number))
+        )
+        divisible.append(Divisible(item.units, held))
+    numbers_chosen = cut(divisible, view, limits)
+    return tuple(part for item, number in zip(items, numbers_chosen, strict=True) for part in cut_into(item, number))
+
+
+def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
+    """The item in so many shards."""
+    if number == 1:
+        return (item,)
+    digest, salt = item.content
+    parts: list[ItemPlan] = []
+    for shard in shards_of(item.units, number):
+        units = slice(shard.first, shard.first + shard.count)
+        tensors = with_rows(item.tensors, sum(item.units[units]))
+        parts.append(
+            replace(
+                item,
+                content=(digest + str(shard).encode(), salt),
+                start=item.unit_starts[shard.first],
+                tokens=sum(item.units[units]),
+                tensors=tensors,
+                nbytes=slot_nbytes(tensors),
+                units=item.units[units],
+                unit_starts=item.unit_starts[units],
+                shard=shard,
+            )
+        )
+    return tuple(parts)
 
 
 def cut(items: Sequence[Divisible], view: ClusterView, limits: ShardLimits) -> tuple[int, ...]:

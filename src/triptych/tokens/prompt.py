@@ -64,16 +64,24 @@ class PromptBuilder:
         )
         return cls(family=family, tokenizer=tokenizer, template=template, targets=targets, placeholders=placeholders)
 
-    def build(self, messages: Sequence[Message], infos: Sequence[MediaInfo], tools: str = "") -> Prompt:
+    def build(
+        self,
+        messages: Sequence[Message],
+        infos: Sequence[MediaInfo],
+        tools: str = "",
+        *,
+        replacements: Sequence[PromptReplacement] | None = None,
+    ) -> Prompt:
         """Template, tokenize and make room for the items; ``infos`` are in the order of ``ChatRequest.media``.
 
-        ``tools`` is a JSON array for the template, or empty.
+        ``tools`` is a JSON array for the template, or empty. ``replacements`` are the items', where they are known already.
 
         The ids equal those of transformers' ``processor.apply_chat_template(..., tokenize=True)``.
         Raises InvalidRequest (InvalidMedia, ContextTooLong) for what the model cannot be asked.
         """
         self._refuse_placeholders(messages)
-        replacements = [self.family.prompt_replacement(info) for info in infos]
+        if replacements is None:
+            replacements = [self.family.prompt_replacement(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         text = self.template.render(messages, max_chars, tools)
         token_ids = self.tokenizer.encode_prompt(self._replace(text, infos, replacements), max_chars=max_chars)

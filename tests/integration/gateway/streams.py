@@ -30,8 +30,8 @@ def body(rng: Random, images: int) -> bytes:
 
 def stages(cluster: SimCluster, request_id: str) -> list[str]:
     """The router and the text engines that still know a request."""
-    runs = [run.request.request_id for run in cluster.router._runs.values()]
-    knowing = ["router"] if request_id in runs else []
+    running = [task.request.request_id for task in cluster.router._tasks.values()]
+    knowing = ["router"] if request_id in running else []
     for text in cluster.texts:
         jobs = (*text.engine._waiting, *text.engine._running)  # each is named after its request
         if any(job.startswith(f"{request_id}/") for job in jobs):

@@ -84,7 +84,7 @@ def test_what_is_short_is_said(pool: ClusterView, shortage: Shortage) -> None:
 
 @pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.LEAST_LOADED)])
 def test_the_holder_is_preferred_while_waiting_there_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
-    choice = choose_encoder(view(encoder("a"), encoder("b", backlog)), want(held_by="b"))
+    choice = choose_encoder(replace(view(encoder("a"), encoder("b", backlog)), held={(b"0", b""): "b"}), want())
     assert isinstance(choice, Choice)
     assert choice.why is expected
 

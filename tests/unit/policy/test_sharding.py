@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.media import Shard
-from triptych.policy.routing import ClusterView, EncoderView
-from triptych.policy.sharding import Divisible, ShardLimits, cut, shards_of, tokens_of
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.policy.routing import ClusterView, EncoderView, slot_nbytes
+from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
 
 LIMITS = ShardLimits(min_tokens=100, max_shards=8)
 
@@ -102,3 +104,34 @@ def test_limits_hold_whatever_comes(items: list[Divisible], pending: list[int], 
     for one, number in zip(items, cut(items, pool(*pending), limits), strict=True):
         assert 1 <= number <= min(4, len(one.units))
         assert number == 1 or one.tokens >= number * min_tokens
+
+
+def plan(units: tuple[int, ...]) -> ItemPlan:
+    starts = tuple(range(10, 10 + 2 * len(units), 2)) if len(units) > 1 else ()
+    tensors = (TensorSpec("embeds", DType.F32, (sum(units), 8)),)
+    info = MediaInfo(Modality.IMAGE, "png", 8, 8, 1, bytes(32))
+    content = (bytes(32), b"salt")
+    return ItemPlan(
+        0, "messages[0]", b"", info, content, 10, sum(units), tensors, slot_nbytes(tensors), units, unit_starts=starts
+    )
+
+
+def test_a_shard_is_planned_as_the_item_is() -> None:
+    whole = plan((100, 100, 100))
+    assert cut_into(whole, 1) == (whole,)
+    first, second = cut_into(whole, 2)
+    assert (first.shard, second.shard) == (Shard(0, 2, 3), Shard(2, 1, 3))
+    assert (first.start, first.tokens, second.start, second.tokens) == (10, 200, 14, 100)
+    assert [spec.shape for spec in second.tensors] == [(100, 8)]
+    assert second.nbytes == slot_nbytes(second.tensors)
+    assert second.content == (bytes(32) + b"3-3/3", b"salt")
+    assert (first.units, first.unit_starts) == ((100, 100), (10, 12))
+
+
+def test_items_are_planned_in_shards_where_it_pays_or_where_they_are_held_so() -> None:
+    whole, small = plan((100,) * 4), plan((400,))
+    assert in_shards((small, whole), pool(0), LIMITS) == (small, whole)
+    assert in_shards((whole,), pool(0, 0), replace(LIMITS, max_shards=1)) == (whole,)
+    assert in_shards((whole,), pool(0, 0), LIMITS) == cut_into(whole, 2)
+    held = {part.content: "e0" for part in cut_into(whole, 3)}
+    assert in_shards((whole,), replace(pool(0, 0), held=held), LIMITS) == cut_into(whole, 3)

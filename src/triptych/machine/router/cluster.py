@@ -9,45 +9,50 @@ within its priority, and holds nothing meanwhile: no hold-and-wait.
 from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.item_plan import Content
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Readiness
-from triptych.errors import ArenaFull, InvalidRequest, Overloaded, TriptychError, Unavailable
+from triptych.errors import (
+    ArenaFull,
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.router.cluster_events import (
-    ArenaRefused,
+    AskAgain,
     ClusterEffect,
     ClusterEvent,
-    CreditReturned,
-    CreditsAbandoned,
-    CreditsWanted,
-    EmbeddingGone,
-    EmbeddingHeld,
-    EngineFailed,
-    Grant,
-    Granted,
     InstanceSeen,
     InstanceSuspected,
-    ItemEnded,
     LoadReported,
     Noticed,
-    Refused,
-    TextGranted,
-    TextPoolLost,
-    TextRefused,
-    TextReturned,
-    TextWanted,
-    TextWorked,
     Tick,
     WakeAt,
 )
 from triptych.machine.router.instance import Instance, InstanceState
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditReturned,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    FirstToken,
+    Grant,
+    Granted,
+    ItemEncoded,
+    Refused,
+    TextPoolLost,
+    TextWanted,
+)
 from triptych.policy.routing import (
-    Choice,
     ClusterView,
-    Content,
     Shortage,
     assign_items,
     choose_text,
@@ -57,11 +62,11 @@ from triptych.policy.routing import (
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
     max_waiting: int
-    """Runs that wait for credits."""
+    """Requests that wait for credits."""
     max_hints: int
     """Embeddings whose encoder is remembered."""
     grace_s: float
-    """How long a run waits for a pool that has no instance."""
+    """How long a request waits for a pool that has no instance."""
     full_s: float
     """For how long an encoder that refused for want of memory is left alone."""
     retry_after_s: float
@@ -74,6 +79,8 @@ class ClusterLimits:
 @dataclass(slots=True)
 class _Credit:
     name: str
+    content: Content | None
+    """Of the item; None for a place at a text instance."""
     tokens: int
     nbytes: int
     report: int
@@ -135,7 +142,7 @@ class ClusterMachine:
 
     @property
     def waiting(self) -> int:
-        """Runs that wait for credits."""
+        """Requests that wait for credits."""
         return len(self._waiting)
 
     @property
@@ -152,10 +159,6 @@ class ClusterMachine:
         """What the instance last said of itself."""
         return self._instances[name].info
 
-    def holds(self, content: Content) -> bool:
-        """Whether an encoder is believed to hold such an embedding."""
-        return content in self._hints
-
     def snapshot(self, now_s: float) -> ClusterView:
         """All instances as the policies see them."""
         return ClusterView(
@@ -163,6 +166,7 @@ class ClusterMachine:
             texts=tuple(text.text_view(now_s) for text in self._texts.values()),
             encoder_turn=self._encoder_turn,
             text_turn=self._text_turn,
+            held=MappingProxyType(self._hints),
         )
 
     def states(self) -> dict[tuple[Stage, str], int]:
@@ -206,10 +210,7 @@ class ClusterMachine:
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
-        """Take one event in and say what is to be done. Events about what is gone already change nothing.
-
-        The answer to TextWanted is the first effect.
-        """
+        """Take one event in and say what is to be done. Events about what is gone already change nothing."""
         return self._handle(event, now_s) + self._mind_texts(now_s)
 
     def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
@@ -222,31 +223,23 @@ class ClusterMachine:
                 return self._suspected(self._instances[name], now_s) + self._serve_waiting(now_s)
             case CreditsWanted():
                 return self._wanted(event, now_s)
-            case CreditsAbandoned(run):
-                self._waiting = [waiting for waiting in self._waiting if waiting.wanted.run != run]
-            case ItemEnded(credit):
-                self._stop_work(credit)
-            case CreditReturned(credit):
-                self._return(credit)
-            case ArenaRefused(name):
-                self._instances[name].full_until_s = now_s + self._limits.full_s
-            case EngineFailed(name):
-                limits = self._limits
-                self._instances[name].engine_failed(now_s, limits.first_backoff_s, limits.longest_backoff_s)
-            case TextWorked(name):
-                self._instances[name].worked()
-            case EmbeddingHeld(name, content):
-                self._instances[name].worked()
-                self._hints[content] = name
-                self._hints.move_to_end(content)
-                while len(self._hints) > self._limits.max_hints:
-                    self._hints.popitem(last=False)
-            case EmbeddingGone(name, content):
-                if self._hints.get(content) == name:
-                    del self._hints[content]
+            case CreditsAbandoned(request):
+                self._waiting = [waiting for waiting in self._waiting if waiting.wanted.request != request]
             case TextWanted():
                 return self._text_wanted(event, now_s)
-            case TextReturned(credit):
+            case ItemEncoded(credit, name):
+                self._instances[name].worked()
+                self._remember(credit)
+                self._stop_work(credit)
+            case CallFailed(credit, name, error):
+                self._stop_work(credit)
+                return self._failed(self._instances[name], error, now_s) + self._serve_waiting(now_s)
+            case FirstToken(credit):
+                if (placed := self._credits.get(credit)) is not None:
+                    self._instances[placed.name].worked()
+            case EmbeddingGone(credit):
+                self._forget(credit)
+            case CreditReturned(credit):
                 self._return(credit)
             case Tick():
                 self._wake_at_s = None
@@ -281,6 +274,30 @@ class ClusterMachine:
         self._review(now_s)
         return [Noticed(instance.name, instance.state)]
 
+    def _failed(self, instance: Instance, error: TriptychError, now_s: float) -> list[ClusterEffect]:
+        """What a failed call says of its instance: full, its engine at fault, or down until it is seen again."""
+        if isinstance(error, ArenaFull) and instance.stage is Stage.ENCODE:
+            instance.full_until_s = now_s + self._limits.full_s
+        elif isinstance(error, EngineFailure):
+            instance.engine_failed(now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
+        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+            return [*self._suspected(instance, now_s), AskAgain(instance.name)]
+        return []
+
+    def _remember(self, number: int) -> None:
+        credit = self._credits.get(number)
+        if credit is None or credit.content is None:
+            return
+        self._hints[credit.content] = credit.name
+        self._hints.move_to_end(credit.content)
+        while len(self._hints) > self._limits.max_hints:
+            self._hints.popitem(last=False)
+
+    def _forget(self, number: int) -> None:
+        credit = self._credits.get(number)
+        if credit is not None and credit.content is not None and self._hints.get(credit.content) == credit.name:
+            del self._hints[credit.content]
+
     def _review(self, now_s: float) -> None:
         """Where one instance changed, the model may have, and with it all states. No other event looks at them all."""
         for instance in self._instances.values():
@@ -294,17 +311,17 @@ class ClusterMachine:
     # --- credits -----------------------------------------------------------------------------------------------------
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
-        if any(waiting.wanted.run == event.run for waiting in self._waiting):
-            raise ValueError(f"run {event.run} waits already")
+        if any(waiting.wanted.request == event.request for waiting in self._waiting):
+            raise ValueError(f"request {event.request} waits already")
         if not event.wait:
             outcome = self._assign(event, now_s)
-            return [outcome if isinstance(outcome, Granted) else Refused(event.run, self._error(outcome))]
+            return [outcome if isinstance(outcome, Granted) else Refused(event.request, self._error(outcome))]
         if len(self._waiting) >= self._limits.max_waiting:
             error = Overloaded(
                 f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting}",
                 retry_after_s=self._limits.retry_after_s,
             )
-            return [Refused(event.run, error)]
+            return [Refused(event.request, error)]
         insort(self._waiting, _Waiting(event, now_s), key=lambda waiting: waiting.wanted.priority)
         return self._serve_waiting(now_s)
 
@@ -323,36 +340,47 @@ class ClusterMachine:
             elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
                 return effects + self._wake(until_s, "no encoder within the grace")
             else:
-                effects.append(Refused(head.wanted.run, self._error(outcome)))
+                effects.append(Refused(head.wanted.request, self._error(outcome)))
             del self._waiting[0]
         return effects
 
     def _grace_until_s(self, waiting: _Waiting) -> float:
-        """Counted from when an encoder was lost, however long the run had waited for its turn before."""
+        """Counted from when an encoder was lost, however long the request had waited for its turn before."""
         return max(waiting.since_s, self._encoder_lost_s) + self._limits.grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
-        wants = [replace(want, held_by=self._hints.get(want.content)) for want in wanted.wants]
-        choices = assign_items(self.snapshot(now_s), wants)
+        choices = assign_items(self.snapshot(now_s), wanted.wants)
         if isinstance(choices, Shortage):
             return choices
         self._encoder_turn += 1
-        grants = tuple(Grant(self._give(choice), choice.item, choice.encoder, choice.why.value) for choice in choices)
-        return Granted(wanted.run, grants)
+        content = {want.item: want.content for want in wanted.wants}
+        grants = tuple(
+            self._grant(
+                self._encoders[choice.encoder],
+                choice.item,
+                content[choice.item],
+                choice.tokens,
+                choice.nbytes,
+                choice.why.value,
+            )
+            for choice in choices
+        )
+        return Granted(wanted.request, grants)
 
-    def _give(self, choice: Choice) -> int:
-        return self._open(self._encoders[choice.encoder], choice.tokens, choice.nbytes)
-
-    def _open(self, instance: Instance, tokens: int, nbytes: int) -> int:
+    def _grant(
+        self, instance: Instance, item: int | None, content: Content | None, tokens: int, nbytes: int, reason: str
+    ) -> Grant:
+        if instance.info is None:
+            raise AssertionError("an instance that was chosen has been seen")
         self._next_credit += 1
-        self._credits[self._next_credit] = _Credit(instance.name, tokens, nbytes, instance.reports)
+        self._credits[self._next_credit] = _Credit(instance.name, content, tokens, nbytes, instance.reports)
         instance.own_tokens += tokens
         instance.own_items += 1
         instance.own_bytes += nbytes
         instance.new_tokens += tokens
         instance.new_items += 1
         instance.new_bytes += nbytes
-        return self._next_credit
+        return Grant(self._next_credit, item, instance.name, instance.info.instance_id, reason)
 
     def _stop_work(self, number: int) -> None:
         credit = self._credits.get(number)
@@ -382,9 +410,10 @@ class ClusterMachine:
         )
         name = choose_text(pool, avoid=event.avoid, holders=event.holders)
         if name is None:
-            return [TextRefused(event.run, self._no_text())]
+            return [Refused(event.request, self._no_text())]
         self._text_turn += 1
-        return [TextGranted(event.run, name, self._open(self._texts[name], event.tokens, 0))]
+        grant = self._grant(self._texts[name], None, None, event.tokens, 0, "least pending tokens")
+        return [Granted(event.request, (grant,))]
 
     def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
         """Tell everyone, once, when there has been no text instance for the whole grace."""

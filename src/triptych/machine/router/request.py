@@ -14,14 +14,12 @@ from enum import Enum
 from math import inf
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.generation import Placement
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
     Cancelled,
     DeadlineExceeded,
     EngineFailure,
-    InstanceLost,
     InternalError,
     LeaseLost,
     Overloaded,
@@ -29,50 +27,44 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster_events import Grant
-from triptych.machine.router.request_books import Books
+from triptych.machine.router.held_ticket import HeldTicket
 from triptych.machine.router.request_events import (
-    AbandonCredits,
     Alarm,
     CallerLeft,
-    CountedItem,
-    CreditsGranted,
-    CreditsRefused,
     DeadlinePassed,
-    Dispatch,
-    EmbeddingMissing,
     Encode,
     End,
-    Extend,
     Failed,
-    FirstToken,
-    ItemEncoded,
-    ItemFailed,
-    LeaseFailed,
+    Generate,
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    NoText,
     Pause,
-    PoolLost,
     Prepared,
-    Release,
-    Renew,
     RequestEffect,
     RequestEvent,
     Resumed,
-    TextChosen,
-    TextFailed,
     TextFinished,
     TextReady,
-    WantCredits,
 )
 from triptych.machine.router.request_item import RequestItem
+from triptych.machine.router.request_stats import RequestStats
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    FirstToken,
+    Grant,
+    Granted,
+    ItemEncoded,
+    Refused,
+    Release,
+    TextPoolLost,
+    TextWanted,
+)
+from triptych.machine.router.text_attempts import TextAttempts
 from triptych.policy.retrying import pause_s
-from triptych.policy.routing import Want
-
-_LAST_TRY_S = 0.5
-"""With less left of a lease it is not asked again for more."""
 
 
 class Phase(Enum):
@@ -117,6 +109,7 @@ class RequestMachine:
 
     def __init__(
         self,
+        number: int,
         request_id: str,
         model: str,
         *,
@@ -125,15 +118,22 @@ class RequestMachine:
         limits: RequestLimits,
         new_lease: Callable[[], LeaseId],
         choices: int = 1,
+        priority: int = 0,
     ) -> None:
-        """The request is done when so many ``choices`` have finished. ``new_lease`` gives an id never used before."""
+        """``number`` is never used twice, unlike the id.
+
+        The request is done when so many ``choices`` have finished. ``new_lease`` gives an id never used before.
+        """
+        self._number = number
         self._request_id = request_id
         self._deadline_s = deadline_s
         self._limits = limits
         self._new_lease = new_lease
         self._choices = choices
+        self._priority = priority
         self._phase = Phase.PREPARING
         self._items: list[RequestItem] = []
+        self._answer_tokens = 0
         self._alarm_s = inf
         """When ``LeasesDue`` will come."""
         # Items whose credits are asked for and not yet answered.
@@ -142,15 +142,8 @@ class RequestMachine:
         # By number: the items that are asked for again when the pause is over; none where a text instance is.
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
-        self._text: str | None = None
-        self._text_attempt = 0
-        self._avoid_texts: frozenset[str] = frozenset()
-        self._engine_failed = False
-        self._text_refusals = 0
-        self._expired_attempts = 0
-        # Why the last attempt failed: what the client is told when there is no other text instance.
-        self._text_error: TriptychError | None = None
-        self._books = Books(request_id, model, started_s=now_s)
+        self._text = TextAttempts(limits.max_text_attempts)
+        self._stats = RequestStats(request_id, model, started_s=now_s)
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -160,44 +153,37 @@ class RequestMachine:
 
     @property
     def image_tokens(self) -> int:
-        return sum(item.counted.tokens for item in self._items)
+        return sum(item.plan.tokens for item in self._items)
 
     @property
     def holds(self) -> int:
-        """Credits that this request has and has not given back."""
-        return sum(item.grant is not None for item in self._items)
+        """Credits of items that this request has and has not given back."""
+        return sum(item.held is not None for item in self._items)
 
     def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
         """The request so far; of one that is over, for ever the same."""
-        items = tuple(item.timeline(index, self._books.ready) for index, item in enumerate(self._items))
-        return self._books.timeline(
-            now_s,
-            self._phase.outcome,
-            items,
-            text_attempts=self._text_attempt,
-            completion_tokens=completion_tokens,
-        )
+        items = tuple(item.timeline(self._stats.ready) for item in self._items)
+        return self._stats.timeline(now_s, self._phase.outcome, items, completion_tokens=completion_tokens)
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        for index, item in enumerate(self._items):
-            assert item.result is None or item.grant is not None, f"item {index}: encoded nowhere"  # noqa: S101
-            assert item.ticket is None or item.result is not None, f"item {index}: ticket of nothing"  # noqa: S101
-            assert bool(item.lease_ids) == (item.grant is not None), f"item {index}: leases"  # noqa: S101
-            assert not (item.renewing and item.result is None), f"item {index}: renews nothing"  # noqa: S101
-            assert item.losses <= self._limits.max_encode_attempts, f"item {index}: attempts"  # noqa: S101
+        for item in self._items:
+            held, whose = item.held, f"item {item.index}"
+            assert held is None or held.unsent is None or held.sealed is not None, f"{whose}: ticket of nothing"  # noqa: S101
+            assert held is None or held.lease_ids, f"{whose}: a place without leases"  # noqa: S101
+            assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews nothing"  # noqa: S101
+            assert item.losses <= self._limits.max_encode_attempts, f"{whose}: attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
         if self._phase is Phase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for less than everything"  # noqa: S101
         if self._phase is Phase.ENCODING:
-            busy = [item for item in self._items if item.encoding or item.renewing]
+            busy = any(item.held is not None and item.held.pending for item in self._items)
             assert busy or self._reserving or self._pauses, "encodes nothing"  # noqa: S101
         if self._phase is Phase.DISPATCHING:
-            assert all(item.result is not None for item in self._items), "dispatched before every item was there"  # noqa: S101
-            attempts = self._text_attempt - self._expired_attempts
-            assert 0 < attempts <= self._limits.max_text_attempts, "text attempts"  # noqa: S101
+            assert all(item.ready for item in self._items), "dispatched before every item was there"  # noqa: S101
+        assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
         assert not (self._phase.over and self._pauses), "pauses for nothing"  # noqa: S101
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -211,108 +197,80 @@ class RequestMachine:
                 return self._lease_granted(event, now_s)
             case LeasesExtended():
                 return self._leases_extended(event, now_s)
-            case CreditsGranted(grants) if self._phase.over:
-                return [Release(grant.encoder, grant.credit, (), "the request is over") for grant in grants]
+            case Granted(_, grants):
+                return [effect for grant in grants for effect in self._granted(grant, now_s)]
             case _ if self._phase.over:
                 return []
-            case Prepared(items, prompt_tokens):
-                return self._prepared(items, prompt_tokens, now_s)
-            case CreditsGranted(grants):
-                return self._placed(grants, now_s)
-            case CreditsRefused(error):
-                return self._placement_refused(error, now_s)
-            case ItemFailed(item, credit, error):
-                return self._item_failed(item, credit, error, now_s)
-            case LeaseFailed(item, credit, error):
-                return self._lease_failed(item, credit, error, now_s)
+            case Prepared():
+                return self._prepared(event, now_s)
+            case Refused(_, error):
+                wants_text = self._phase is Phase.DISPATCHING
+                return self._text_refused(error, now_s) if wants_text else self._placement_refused(error, now_s)
+            case CallFailed(credit, _, error):
+                return self._call_failed(credit, error, now_s)
             case Resumed(number):
                 return self._resumed(number, now_s)
             case LeasesDue():
                 return self._leases_due(now_s)
             case Failed(error):
                 return self._end(Phase.FAILED, error, now_s)
-            case PoolLost(error):
-                if self._phase in {Phase.DISPATCHING, Phase.STREAMING}:
-                    return []
-                return self._end(Phase.FAILED, error, now_s)
+            case TextPoolLost(error):
+                sent = self._phase in {Phase.DISPATCHING, Phase.STREAMING}
+                return [] if sent else self._end(Phase.FAILED, error, now_s)
             case CallerLeft():
                 return self._end(Phase.CANCELLED, Cancelled("the caller went away"), now_s)
             case DeadlinePassed():
-                error = DeadlineExceeded(f"not done within {self._deadline_s - self._books.started_s:.3f} s")
+                error = DeadlineExceeded(f"not done within {self._deadline_s - self._stats.started_s:.3f} s")
                 return self._end(Phase.FAILED, error, now_s)
-            case _ if event.attempt != self._text_attempt or self._phase not in {Phase.DISPATCHING, Phase.STREAMING}:
+            case _ if not self._text.has(event.credit):
                 return []
-            case TextChosen(_, text, instance_id):
-                self._text, self._books.instance_id = text, instance_id
-                for sent in self._items:
-                    sent.ticket = None
-            case NoText(_, error):
-                return self._text_refused(error, now_s)
             case TextReady(_, ready):
-                self._books.ready = ready
+                self._stats.ready = ready
+                return []
             case FirstToken():
                 return self._first_token(now_s)
             case TextFinished(_, finished):
-                self._books.finished[finished.choice] = finished
-                return self._end(Phase.DONE, None, now_s) if len(self._books.finished) == self._choices else []
-            case TextFailed(_, error):
-                return self._text_failed(error, now_s)
-        return []
+                self._stats.finished[finished.choice] = finished
+                return self._end(Phase.DONE, None, now_s) if len(self._stats.finished) == self._choices else []
 
-    def _prepared(self, items: tuple[CountedItem, ...], prompt_tokens: int, now_s: float) -> list[RequestEffect]:
-        self._books.prepared_s = now_s
-        self._books.prompt_tokens = prompt_tokens
-        self._items = [RequestItem(item) for item in items]
-        if not items:
+    def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
+        self._stats.prepared_s = now_s
+        self._stats.prompt_tokens = event.prompt_tokens
+        self._answer_tokens = event.answer_tokens
+        self._items = [RequestItem(index, plan) for index, plan in enumerate(event.items)]
+        if not self._items:
             return self._dispatch(now_s, "nothing to encode")
-        return self._queue("a new request")
-
-    def _queue(self, reason: str) -> list[RequestEffect]:
         self._phase = Phase.WAITING
-        return [self._reserve(range(len(self._items)), wait=True, reason=reason)]
+        return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
 
-    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> WantCredits:
+    def _reserve(self, items: Iterable[int], *, wait: bool, reason: str) -> CreditsWanted:
         wanted = frozenset(items)
         self._reserving |= wanted
-        wants = tuple(
-            Want(
-                item=index,
-                tokens=self._items[index].counted.tokens,
-                nbytes=self._items[index].counted.nbytes,
-                content=self._items[index].counted.content,
-                avoid=self._items[index].avoid,
-                exclude=self._items[index].exclude,
-            )
-            for index in sorted(wanted)
-        )
-        return WantCredits(wants, wait, reason)
+        wants = tuple(self._items[index].want for index in sorted(wanted))
+        return CreditsWanted(self._number, wants, wait, self._priority, reason)
 
-    def _placed(self, grants: tuple[Grant, ...], now_s: float) -> list[RequestEffect]:
-        effects: list[RequestEffect] = []
-        for grant in grants:
-            if grant.item not in self._reserving:
-                effects.append(Release(grant.encoder, grant.credit, (), "no longer wanted"))
-                continue
-            self._reserving -= {grant.item}
-            self._phase = Phase.ENCODING
-            item = self._items[grant.item]
-            item.grant = grant
-            item.attempts += 1
-            router_lease = self._new_lease()
-            item.reader_lease = self._new_lease()
-            item.lease_ids = (router_lease, item.reader_lease)
-            effects.append(
-                Encode(
-                    item=grant.item,
-                    credit=grant.credit,
-                    encoder=grant.encoder,
-                    reader_lease=item.reader_lease,
-                    router_lease=router_lease,
-                    lease_s=self._lease_s(now_s),
-                    reason=grant.reason,
-                )
+    def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
+        if grant.item is None:
+            return self._text_granted(grant)
+        if grant.item not in self._reserving or self._phase.over:
+            return [Release(grant.name, grant.credit, (), "no longer wanted")]
+        self._reserving -= {grant.item}
+        self._phase = Phase.ENCODING
+        item = self._items[grant.item]
+        item.attempts += 1
+        held = item.held = HeldTicket.asked(grant, self._new_lease, now_s, self._lease_s(now_s))
+        return [
+            Encode(
+                credit=grant.credit,
+                name=grant.name,
+                index=item.index,
+                plan=item.plan,
+                reader_lease=held.reader_lease,
+                router_lease=held.router_lease,
+                lease_s=held.lease_s,
+                reason=grant.reason,
             )
-        return effects
+        ]
 
     def _placement_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         if not self._reserving:
@@ -349,232 +307,175 @@ class RequestMachine:
     # --- items -------------------------------------------------------------------------------------------------------
 
     def _item_encoded(self, event: ItemEncoded, now_s: float) -> list[RequestEffect]:
-        ticket, leases = event.result.ticket, (event.result.router_lease, event.result.ticket.lease_id)
-        item = self._current(event.item, event.credit)
-        if item is None or item.grant is None or item.result is not None:
-            return [Release(event.encoder, None, leases, "came too late")]
-        item.result = item.served = event.result
-        item.ticket, item.encoder_id = ticket, event.instance_id
-        fault = item.fault(ticket, event.instance_id)
-        if leases != item.lease_ids:
-            item.lease_ids += leases
-            fault = "other leases than those that were asked for"
+        result = event.result
+        item = self._holder_of(event.credit)
+        if item is None or item.held is None or item.held.sealed is not None:
+            return [Release(event.name, None, (result.router_lease, result.ticket.lease_id), "came too late")]
+        item.served, item.encoder_id = result, item.held.grant.instance_id
+        fault = item.held.granted(result.ticket, result.router_lease, item.plan.tokens, self._deadline_s)
         if fault is not None:
             return self._end(Phase.FAILED, InternalError(f"encoder {item.encoder_id} returned {fault}"), now_s)
-        item.lasts(item.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
         return [*self._set_alarm(now_s), *self._advance(now_s)]
 
-    def _item_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        item = self._current(index, credit)
-        if item is None or item.grant is None or item.result is not None:
+    def _call_failed(self, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
+        if self._text.has(credit):
+            return self._text_failed(error, now_s)
+        item = self._holder_of(credit)
+        if item is None or item.held is None or not item.held.pending:
             return []
+        if item.held.renewing:
+            again = isinstance(error, LeaseLost | Unavailable | Overloaded)
+            return self._encode_again([item], error, now_s) if again else self._end(Phase.FAILED, error, now_s)
+        return self._encode_failed(item, item.held, error, now_s)
+
+    def _encode_failed(
+        self, item: RequestItem, held: HeldTicket, error: TriptychError, now_s: float
+    ) -> list[RequestEffect]:
         if not isinstance(error, Unavailable | DeadlineExceeded | Cancelled):
-            item.lease_ids = ()  # it was answered: nothing was granted
+            held.not_granted()
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded):
             # What it waits for comes free without any memory: the others may stay where they are.
-            item.avoid |= {item.grant.encoder}
+            item.avoid |= {held.grant.name}
             item.refusals += 1
-            effects = self._give_up(index, error.message)
-            return effects + self._pause([index], item.refusals, error, now_s)
+            return item.let_go(error.message) + self._pause([item.index], item.refusals, error, now_s)
         if isinstance(error, EngineFailure) and item.engine_failure is None:
-            item.engine_failure, item.exclude = error, frozenset({item.grant.encoder})
-            return self._encode_again([index], error, now_s)
+            item.engine_failure, item.exclude = error, frozenset({held.grant.name})
+            return self._encode_again([item], error, now_s)
         if isinstance(error, Unavailable):
-            return self._encode_again([index], error, now_s)
+            return self._encode_again([item], error, now_s)
         return self._end(Phase.FAILED, error, now_s)
 
     def _lease_granted(self, event: LeaseGranted, now_s: float) -> list[RequestEffect]:
-        item = self._current(event.item, event.credit)
-        if item is None or not item.renewing or item.result is None:
-            return [Release(event.encoder, None, (event.ticket.lease_id,), "came too late")]
-        item.renewing, item.renewed = False, True
-        item.ticket = event.ticket
-        item.expires_s = event.asked_s + event.lease_s
-        known = item.result.ticket
-        got = (event.ticket.key, event.ticket.tokens, event.ticket.tensors, event.ticket.lease_id)
-        if got != (known.key, known.tokens, known.tensors, item.reader_lease):
-            item.lease_ids += (event.ticket.lease_id,)
-            fault = InternalError(f"encoder {item.encoder_id} leased another embedding than the one asked for")
-            return self._end(Phase.FAILED, fault, now_s)
-        return self._advance(now_s)
-
-    def _lease_failed(self, index: int, credit: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        item = self._current(index, credit)
-        if item is None or not item.renewing:
-            return []
-        if isinstance(error, LeaseLost | Unavailable | Overloaded):
-            return self._encode_again([index], error, now_s)
-        return self._end(Phase.FAILED, error, now_s)
+        item = self._holder_of(event.credit)
+        if item is None or item.held is None or not item.held.renewing:
+            return [Release(event.name, None, (event.ticket.lease_id,), "came too late")]
+        if item.held.renewed_as(event.ticket):
+            return self._advance(now_s)
+        fault = InternalError(f"encoder {item.encoder_id} leased another embedding than the one asked for")
+        return self._end(Phase.FAILED, fault, now_s)
 
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
-        item = self._current(event.item, event.credit)
-        if item is None or item.result is None:
+        item = self._holder_of(event.credit)
+        if item is None or item.held is None:
             return []  # they were given back, and stay so
-        item.lasts(event.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
+        item.held.extended(event.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
         return self._set_alarm(now_s)
 
     def _leases_due(self, now_s: float) -> list[RequestEffect]:
         """A request may wait for minutes, for other items or at its text instance: what it has must not end meanwhile."""
         self._alarm_s = inf
-        effects: list[RequestEffect] = []
-        for index, item in enumerate(self._items):
-            if item.grant is None or item.result is None or item.extend_s > now_s:
-                continue
-            ticket, left_s = item.result.ticket, item.held_until_s - now_s
-            effects.append(
-                Extend(
-                    item=index,
-                    credit=item.grant.credit,
-                    encoder=item.grant.encoder,
-                    key=ticket.key,
-                    generation=ticket.generation,
-                    lease_ids=(item.lease_ids[0], item.reader_lease),
-                    lease_s=self._lease_s(now_s),
-                )
-            )
-            # Should it fail: once more at half of what is left then, until nothing is.
-            item.extend_s = now_s + left_s / 2 if left_s > _LAST_TRY_S else inf
-        return [*effects, *self._set_alarm(now_s)]
+        due = [item.held for item in self._items if item.held is not None and item.held.extend_s <= now_s]
+        return [*(held.extend(now_s, self._lease_s(now_s)) for held in due), *self._set_alarm(now_s)]
 
     def _set_alarm(self, now_s: float) -> list[RequestEffect]:
-        due_s = min((item.extend_s for item in self._items if item.result is not None), default=inf)
+        due_s = min((item.held.extend_s for item in self._items if item.held is not None), default=inf)
         if due_s >= self._alarm_s:
             return []
         self._alarm_s = due_s
         return [Alarm(max(0.0, due_s - now_s))]
 
-    def _current(self, index: int, credit: int) -> RequestItem | None:
-        """The item, if the call that answers is the one it waits for."""
-        item = self._items[index]
-        return item if item.grant is not None and item.grant.credit == credit else None
+    def _holder_of(self, credit: int) -> RequestItem | None:
+        """The item that has this credit, if any still does."""
+        for item in self._items:
+            if item.held is not None and item.held.grant.credit == credit:
+                return item
+        return None
 
-    def _encode_again(self, indices: Iterable[int], error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Give up these items' places and ask for others at once, the other items staying where they are."""
         effects: list[RequestEffect] = []
-        for index in indices:
-            item = self._items[index]
-            if item.grant is not None:
-                effects.append(EmbeddingMissing(item.grant.encoder, item.counted.content))
+        again: list[int] = []
+        for item in items:
+            if item.held is not None:
+                effects.append(EmbeddingGone(item.held.grant.credit))
                 if not isinstance(error, LeaseLost):
                     # An evicted embedding says nothing against its encoder.
-                    item.avoid |= {item.grant.encoder}
-            effects += self._give_up(index, error.message)
+                    item.avoid |= {item.held.grant.name}
+            effects += item.let_go(error.message)
             item.losses += 1
+            again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(Phase.FAILED, error, now_s)
         self._phase = Phase.ENCODING
-        return [*effects, self._reserve(indices, wait=False, reason=error.message)]
+        return [*effects, self._reserve(again, wait=False, reason=error.message)]
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Let go of everything and start over at the end of the queue."""
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
-        effects = self._give_up_all(error.message)
+        effects = self._let_go_of_all(error.message)
         self._phase = Phase.WAITING
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
-    def _give_up(self, index: int, reason: str) -> list[RequestEffect]:
-        return self._items[index].let_go(index, reason)
-
-    def _give_up_all(self, reason: str) -> list[RequestEffect]:
-        return [effect for index in range(len(self._items)) for effect in self._give_up(index, reason)]
+    def _let_go_of_all(self, reason: str) -> list[RequestEffect]:
+        return [effect for item in self._items for effect in item.let_go(reason)]
 
     # --- text --------------------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew what leases are spent or short, then dispatch."""
-        if any(item.result is None or item.renewing for item in self._items):
+        if not all(item.ready for item in self._items):
             return []
         needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
-        stale = [index for index, item in enumerate(self._items) if item.stale(needed_until_s)]
+        stale = [item.held for item in self._items if item.held is not None and item.held.stale(needed_until_s)]
         if not stale:
             return self._dispatch(now_s, "every item is encoded")
-        effects: list[RequestEffect] = []
         self._phase = Phase.ENCODING
-        for index in stale:
-            item = self._items[index]
-            if item.grant is None or item.result is None:
-                raise AssertionError("an encoded item has a place")
-            item.renewing, item.ticket = True, None
-            item.reader_lease = self._new_lease()
-            item.lease_ids += (item.reader_lease,)
-            effects.append(
-                Renew(
-                    item=index,
-                    credit=item.grant.credit,
-                    encoder=item.grant.encoder,
-                    key=item.result.ticket.key,
-                    generation=item.result.ticket.generation,
-                    lease_id=item.reader_lease,
-                    lease_s=self._lease_s(now_s),
-                    reason="a further attempt" if self._text_attempt else "the lease is running out",
-                )
-            )
-        return effects
+        reason = "a further attempt" if self._text.sent else "the lease is running out"
+        return [held.renew(self._new_lease, now_s, self._lease_s(now_s), reason) for held in stale]
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
         self._phase = Phase.DISPATCHING
-        self._books.encoded_s = now_s
-        self._text_attempt += 1
-        placements: list[Placement] = []
-        for index, item in enumerate(self._items):
-            if item.ticket is None:
-                raise AssertionError("dispatched without a ticket")
-            shard = item.counted.shard
-            continues = shard is not None and shard.first > 0
-            placements.append(Placement(index, item.counted.start, item.ticket, continues))
-        return [Dispatch(self._text_attempt, tuple(placements), self._avoid_texts, reason)]
+        self._stats.encoded_s = now_s
+        holders = frozenset(item.encoder_id for item in self._items)
+        tokens = self._stats.prompt_tokens + self._answer_tokens
+        return [TextWanted(self._number, tokens, self._text.avoid, holders, reason)]
+
+    def _text_granted(self, grant: Grant) -> list[RequestEffect]:
+        if self._phase is not Phase.DISPATCHING or self._text.current is not None:
+            return [Release(grant.name, grant.credit, (), "no longer wanted")]
+        self._text.send(grant)
+        self._stats.text_attempts, self._stats.instance_id = self._text.sent, grant.instance_id
+        placements = tuple(item.placement for item in self._items)
+        for item in self._items:
+            if item.held is not None:
+                item.held.unsent = None
+        return [Generate(grant.credit, grant.name, placements)]
 
     def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """An instance that is away may be back within the grace; that it is not, PoolLost says."""
-        if self._text_error is not None:
-            return self._end(Phase.FAILED, self._text_error, now_s)
+        """An instance that is away may be back within the grace; that it is not, TextPoolLost says."""
+        if self._text.error is not None:
+            return self._end(Phase.FAILED, self._text.error, now_s)
         self._phase = Phase.ENCODING
-        self._text_attempt -= 1  # nothing was sent
-        self._text_refusals += 1
-        return self._pause((), self._text_refusals, error, now_s)
+        self._text.refusals += 1
+        return self._pause((), self._text.refusals, error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
         if self._phase is Phase.STREAMING:
             return []
         self._phase = Phase.STREAMING
-        self._books.first_token_s = now_s
-        return self._give_up_all("the text instance has what it needs")
+        self._stats.first_token_s = now_s
+        return self._let_go_of_all("the text instance has what it needs")
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        if isinstance(error, EngineFailure):
-            retryable = not self._engine_failed
-            self._engine_failed = True
-        else:
-            retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
-        lost = self._lost_items(error)
-        expired = [index for index in lost if self._items[index].expires_s <= now_s]
-        if lost == expired != [] and self._phase is Phase.DISPATCHING:
-            # It waited at the text instance for longer than a lease lasts: nobody's fault, and fresh leases will do.
-            self._expired_attempts += 1
-            self._text_error = error
+        named = error.items if isinstance(error, TransferFailed) else ()
+        lost = [item for item in self._items if item.index in named]
+        alive = [item for item in lost if item.held is not None and item.held.reader_until_s > now_s]
+        dispatching = self._phase is Phase.DISPATCHING
+        if lost and not alive and dispatching:
+            self._text.expire(error)
             return self._again(now_s)
-        spent = self._text_attempt - self._expired_attempts >= self._limits.max_text_attempts
-        if self._phase is Phase.STREAMING or spent or not retryable:
-            return self._end(Phase.FAILED, _clear(error, self._books.instance_id), now_s)
-        self._text_error = _clear(error, self._books.instance_id)
-        if isinstance(error, TransferFailed):
-            gone = [index for index in lost if index not in expired] or range(len(self._items))
-            return self._encode_again(gone, error, now_s) if self._items else self._again(now_s)
-        if not isinstance(error, LeaseLost) and self._text is not None:
-            self._avoid_texts |= {self._text}
+        if not self._text.fail(error) or not dispatching:
+            return self._end(Phase.FAILED, self._text.error, now_s)
+        if isinstance(error, TransferFailed) and self._items:
+            return self._encode_again(alive or self._items, error, now_s)
         return self._again(now_s)
 
-    def _lost_items(self, error: TriptychError) -> list[int]:
-        """The items that a failed pull names, as far as there are such."""
-        named = error.items if isinstance(error, TransferFailed) else ()
-        return sorted({index for index in named if 0 <= index < len(self._items)})
-
     def _again(self, now_s: float) -> list[RequestEffect]:
-        self._books.ready = None
+        self._stats.ready = None
         return self._advance(now_s)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -582,26 +483,19 @@ class RequestMachine:
     def _end(self, phase: Phase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
         if self._phase is Phase.WAITING:
-            effects.append(AbandonCredits(phase.value))
+            effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Which lease was lost is between the services; to the client its images did not arrive.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
-        effects += self._give_up_all(phase.value if error is None else error.message)
-        if self._books.first_token_s is None and phase is Phase.DONE:
-            self._books.first_token_s = now_s
+        effects += self._let_go_of_all(phase.value if error is None else error.message)
+        if self._stats.first_token_s is None and phase is Phase.DONE:
+            self._stats.first_token_s = now_s
         self._phase = phase
-        self._books.over_s = now_s
-        self._books.error = error.code if error is not None and phase is Phase.FAILED else ""
+        self._stats.over_s = now_s
+        self._stats.error = error.code if error is not None and phase is Phase.FAILED else ""
         return [*effects, End(error)]
 
     def _lease_s(self, now_s: float) -> float:
         """As long as the request may still take, but not longer than an encoder should promise."""
         return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
-
-
-def _clear(error: TriptychError, instance_id: str) -> TriptychError:
-    """What the client is told when a text instance fails the request."""
-    if isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
-        return InstanceLost(f"text instance {instance_id} was lost while it worked on the request")
-    return error

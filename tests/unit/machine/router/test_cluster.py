@@ -7,36 +7,45 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from triptych.domain.embedding import DType
+from triptych.domain.embedding import DType, Ticket
+from triptych.domain.encoding import EncodeResult
 from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
 from triptych.domain.stage import Role, Stage
-from triptych.errors import ArenaFull, InvalidRequest, Overloaded, Unavailable
+from triptych.errors import (
+    ArenaFull,
+    EngineFailure,
+    InstanceLost,
+    InvalidRequest,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
-    ArenaRefused,
+    AskAgain,
     ClusterEffect,
     ClusterEvent,
+    InstanceSeen,
+    InstanceSuspected,
+    LoadReported,
+    Noticed,
+    Tick,
+    WakeAt,
+)
+from triptych.machine.router.shared_events import (
+    CallFailed,
     CreditReturned,
     CreditsAbandoned,
     CreditsWanted,
     EmbeddingGone,
-    EmbeddingHeld,
-    EngineFailed,
+    FirstToken,
+    Grant,
     Granted,
-    InstanceSeen,
-    InstanceSuspected,
-    ItemEnded,
-    LoadReported,
-    Noticed,
+    ItemEncoded,
     Refused,
-    TextGranted,
     TextPoolLost,
-    TextRefused,
-    TextReturned,
     TextWanted,
-    TextWorked,
-    Tick,
-    WakeAt,
 )
 from triptych.policy.routing import EncoderView, TextView, Want
 
@@ -94,9 +103,14 @@ def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> TextView:
     return next(view for view in machine.snapshot(now_s).texts if view.name == name)
 
 
-def text_granted(effects: list[ClusterEffect]) -> TextGranted:
-    assert isinstance(effects[0], TextGranted)
-    return effects[0]
+def text_granted(effects: list[ClusterEffect]) -> Grant:
+    assert isinstance(effects[0], Granted)
+    return effects[0].grants[0]
+
+
+def encoded(grant: Grant) -> ItemEncoded:
+    ticket = Ticket(bytes(32), grant.instance_id, 1, 0, 0, 1, 0, (), 1, b"reader", 1.0)
+    return ItemEncoded(grant.credit, grant.name, EncodeResult(ticket, b"router", cached=False, queue_s=0, encode_s=0))
 
 
 def wakes(effects: list[ClusterEffect]) -> list[float]:
@@ -109,8 +123,8 @@ def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     view = encoder(machine, "a")
     assert (view.pending_tokens, view.pending_items, view.available_bytes) == (15, 2, 70)
-    machine.handle(ItemEnded(grant.credit), 0)
-    machine.handle(ItemEnded(grant.credit), 0)
+    machine.handle(encoded(grant), 0)
+    machine.handle(encoded(grant), 0)
     view = encoder(machine, "a")
     assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 70)
     machine.handle(CreditReturned(grant.credit), 0)
@@ -125,18 +139,18 @@ def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_n
     first = text_granted(machine.handle(TextWanted(1, 60), 0))
     assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
     second = text_granted(machine.handle(TextWanted(2, 10), 0))
-    machine.handle(TextReturned(second.credit), 0)
+    machine.handle(CreditReturned(second.credit), 0)
     assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
     machine.handle(LoadReported("t", TextLoad(40, 0, 1)), 0)
-    machine.handle(TextReturned(first.credit), 0)
+    machine.handle(CreditReturned(first.credit), 0)
     assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (40, 1)
 
 
 def test_a_restarted_process_starts_from_nothing() -> None:
     machine = cluster("a")
     machine.handle(LoadReported("a", load(50, leased=60)), 0)
-    machine.handle(EngineFailed("a"), 0)
-    machine.handle(ArenaRefused("a"), 0)
+    machine.handle(CallFailed(0, "a", EngineFailure("failed")), 0)
+    machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     assert not granted_at_once(machine, 1)
     [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
     assert noticed == Noticed("a", "restarted, ready")
@@ -152,30 +166,31 @@ def granted_at_once(machine: ClusterMachine, run: int) -> bool:
 
 def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until_it_does_something_right() -> None:
     machine = cluster("a", "b", "t", "u")
-    for worked in (EmbeddingHeld("a", (b"x", b"")), TextWorked("t")):
-        name, view = worked.name, encoder if worked.name == "a" else text
+    item = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0]
+    place = text_granted(machine.handle(TextWanted(1, 10), 0))
+    for name, view, worked in ((item.name, encoder, encoded(item)), (place.name, text, FirstToken(place.credit))):
         now_s = 0.0
         for backoff_s in (1.0, 2.0, 4.0, 8.0, 8.0):
-            machine.handle(EngineFailed(name), now_s)
-            machine.handle(EngineFailed(name), now_s + backoff_s / 2)  # of the same bad pass
+            machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
+            machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s + backoff_s / 2)  # of the same bad pass
             assert view(machine, name, now_s + backoff_s - 0.01).backoff
             now_s += backoff_s
             assert not view(machine, name, now_s).backoff
-        machine.handle(EngineFailed(name), now_s)
+        machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
         machine.handle(worked, now_s)
         assert not view(machine, name, now_s).backoff
-        machine.handle(EngineFailed(name), now_s)
+        machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
         assert view(machine, name, now_s + 0.99).backoff
         assert not view(machine, name, now_s + 1.0).backoff, "it starts over"
 
 
 def test_one_that_waits_for_a_backed_off_encoder_is_woken_when_that_is_over() -> None:
     machine = cluster("t", "a", "b")
-    machine.handle(EngineFailed("a"), 0)
+    machine.handle(CallFailed(0, "a", EngineFailure("failed")), 0)
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     effects = machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
     assert wakes(effects) == [1.0]
-    assert granted(machine.handle(Tick(), 1.0)).grants[0].encoder == "a"
+    assert granted(machine.handle(Tick(), 1.0)).grants[0].name == "a"
 
 
 def test_a_wake_is_asked_for_once_and_again_when_it_came_too_early() -> None:
@@ -190,8 +205,8 @@ def test_a_tie_of_text_instances_rotates() -> None:
     chosen = []
     for run in range(4):
         grant = text_granted(machine.handle(TextWanted(run, 10), 0))
-        machine.handle(TextReturned(grant.credit), 0)
-        chosen.append(grant.text)
+        machine.handle(CreditReturned(grant.credit), 0)
+        chosen.append(grant.name)
     assert chosen == ["t", "u", "t", "u"]
 
 
@@ -201,7 +216,7 @@ def test_a_tie_of_encoders_begins_with_the_first() -> None:
     for run in range(3):
         grant = granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0]
         machine.handle(CreditReturned(grant.credit), 0)
-        chosen.append(grant.encoder)
+        chosen.append(grant.name)
     assert chosen == ["a", "b", "a"]
 
 
@@ -268,7 +283,7 @@ def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
     machine.handle(LoadReported("a", load(5)), 0)
     machine.handle(LoadReported("b", load(0)), 0)
     chosen = [
-        granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0].encoder
+        granted(machine.handle(CreditsWanted(run, wants(10, first=run), wait=True), 0)).grants[0].name
         for run in range(6)
     ]
     assert chosen == ["b", "a", "b", "a", "b", "a"]
@@ -278,8 +293,8 @@ def test_what_has_ended_no_longer_counts_and_other_routers_load_does() -> None:
     machine = cluster("a", "b")
     machine.handle(LoadReported("a", load(7)), 0)
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
-    assert grant.encoder == "b"
-    machine.handle(ItemEnded(grant.credit), 0)
+    assert grant.name == "b"
+    machine.handle(encoded(grant), 0)
     view = {encoder.name: encoder for encoder in machine.snapshot(0).encoders}
     assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
     machine.handle(CreditReturned(grant.credit), 0)
@@ -298,7 +313,7 @@ def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
         "half of what it needs is nothing"
     )
     effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
-    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3]
+    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3]
 
 
 def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
@@ -307,7 +322,7 @@ def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
     for run, priority in ((2, 1), (3, 0), (4, 0)):
         machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), 0)
     effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
-    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
+    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
 
 def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
@@ -321,10 +336,10 @@ def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below(
         ),
         2,
     ):
-        assert event.run == run
+        assert event.request == run
         machine.handle(event, 0)
     effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
-    assert [effect.run for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
+    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
 
 
 def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
@@ -332,7 +347,7 @@ def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
     machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)
     machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)
     machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
-    assert granted(machine.handle(CreditsAbandoned(2), 0)).run == 3
+    assert granted(machine.handle(CreditsAbandoned(2), 0)).request == 3
 
 
 def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
@@ -366,7 +381,7 @@ def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
     ]
     assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
     machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
-    assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).run == 2
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).request == 2
 
 
 def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> None:
@@ -375,7 +390,7 @@ def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> N
     machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
     assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, Refused)]
     machine.handle(CreditReturned(first.grants[0].credit), 60.1)
-    assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).run == 2
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).request == 2
 
 
 def test_the_grace_does_not_start_over_for_news_of_others() -> None:
@@ -396,23 +411,23 @@ def test_a_text_pool_that_never_came_is_announced_lost_once() -> None:
 def test_what_is_too_large_for_the_encoders_that_are_known_waits_for_the_others() -> None:
     machine = cluster("t", "a")
     assert wakes(machine.handle(CreditsWanted(1, wants(101), wait=True), 0)) == [1.0]
-    assert granted(machine.handle(InstanceSeen("b", info("b", arena_bytes=200)), 0.5)).grants[0].encoder == "b"
+    assert granted(machine.handle(InstanceSeen("b", info("b", arena_bytes=200)), 0.5)).grants[0].name == "b"
 
 
 def test_an_encoder_that_may_be_tried_again_is_no_reason_to_wake() -> None:
     machine = cluster("t", "a")
     machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
-    machine.handle(ArenaRefused("a"), 0)
+    machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     assert wakes(machine.handle(CreditsWanted(2, wants(50, first=1), wait=True), 0)) == [0.5]
     assert wakes(machine.handle(Tick(), 0.5)) == []
 
 
 def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
     machine = cluster("a", "t")
-    machine.handle(ArenaRefused("a"), 0)
+    machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     effects = machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [0.5]
-    assert granted(machine.handle(Tick(), 0.5)).run == 1
+    assert granted(machine.handle(Tick(), 0.5)).request == 1
 
 
 def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() -> None:
@@ -448,7 +463,7 @@ def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSusp
     machine = cluster("a", "b", "t")
     machine.handle(event, 0)
     grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
-    assert {grant.encoder for grant in grants} == {"b"}
+    assert {grant.name for grant in grants} == {"b"}
     assert "i-a: ready" not in machine.readiness().instances
     assert machine.readiness().ready
 
@@ -489,31 +504,76 @@ def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
     def chosen(machine: ClusterMachine, run: int) -> str:
         grants = granted(machine.handle(CreditsWanted(run, wants(10), wait=True), 0)).grants
         machine.handle(CreditReturned(grants[0].credit), 0)
-        return grants[0].encoder
+        return grants[0].name
 
     machine = cluster("a", "b")
-    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    held = hold(machine, "b", b"0")
+    machine.handle(CreditReturned(held.credit), 0)
     assert [chosen(machine, run) for run in range(3)] == ["b", "b", "b"]
-    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
+    held = hold(machine, "b", b"0")
+    machine.handle(EmbeddingGone(held.credit), 0)
+    machine.handle(CreditReturned(held.credit), 0)
     assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
-    machine.handle(EmbeddingHeld("b", (b"0", b"")), 0)
+    machine.handle(CreditReturned(hold(machine, "b", b"0").credit), 0)
     machine.handle(InstanceSeen("b", info("b", epoch=2)), 0)
     assert {chosen(machine, run) for run in range(2)} == {"a", "b"}
 
 
+def hold(machine: ClusterMachine, name: str, digest: bytes) -> Grant:
+    """Let this encoder, and no other, encode an item of such content."""
+    want = Want(0, 1, 1, (digest, b""), exclude=frozenset(ENCODERS) - {name})
+    grant = granted(machine.handle(CreditsWanted(99, (want,), wait=False), 0)).grants[0]
+    machine.handle(encoded(grant), 0)
+    return grant
+
+
 def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
+
+    def known() -> list[bytes]:
+        return sorted(digest for digest, _ in machine.snapshot(0).held)
+
     for number in range(5):
-        machine.handle(EmbeddingHeld("a", (b"%d" % number, b"")), 0)
-        machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
-        machine.validate()
-    assert [machine.holds((b"%d" % number, b"")) for number in range(5)] == [True, False, False, False, True]
-    machine.handle(EmbeddingHeld("a", (b"4", b"")), 0)
-    machine.handle(EmbeddingHeld("a", (b"5", b"")), 0)
-    assert [machine.holds((b"%d" % number, b"")) for number in (0, 4, 5)] == [False, True, True], "the oldest goes"
-    machine.handle(EmbeddingHeld("a", (b"0", b"")), 0)
-    machine.handle(EmbeddingGone("b", (b"0", b"")), 0)
-    assert machine.holds((b"0", b"")), "that it is gone from elsewhere says nothing"
+        hold(machine, "a", b"%d" % number)
+        hold(machine, "a", b"0")
+    assert known() == [b"0", b"4"]
+    hold(machine, "a", b"4")
+    hold(machine, "a", b"5")
+    assert known() == [b"4", b"5"], "the oldest goes"
+    elsewhere = hold(machine, "b", b"0")
+    hold(machine, "a", b"0")
+    machine.handle(EmbeddingGone(elsewhere.credit), 0)
+    assert b"0" in known(), "that it is gone from elsewhere says nothing"
+    machine.handle(CreditReturned(elsewhere.credit), 0)
+    machine.handle(EmbeddingGone(elsewhere.credit), 0)
+    machine.handle(encoded(elsewhere), 0)
+    assert machine.snapshot(0).held[b"0", b""] == "a", "nor does what is told of a place given back"
+
+
+@pytest.mark.parametrize(
+    ("error", "usable", "effects"),
+    [
+        (InstanceLost("gone"), False, [Noticed("a", "not reachable"), AskAgain("a")]),
+        (Unavailable("draining"), False, [Noticed("a", "not reachable"), AskAgain("a")]),
+        (TransferFailed("broken"), True, []),
+        (InvalidRequest("bad"), True, []),
+    ],
+)
+def test_an_instance_that_a_call_says_is_down_gets_nothing_more_and_is_asked_again(
+    error: TriptychError, usable: bool, effects: list[ClusterEffect]
+) -> None:
+    machine = cluster("a", "t")
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0]
+    assert machine.handle(CallFailed(grant.credit, "a", error), 0) == effects
+    view = encoder(machine, "a")
+    assert (view.usable, view.pending_tokens, view.available_bytes) == (usable, 0, 90), "its bytes may still be taken"
+
+
+def test_an_arena_that_is_full_is_a_matter_of_encoders_alone() -> None:
+    machine = cluster("a", "t")
+    machine.handle(CallFailed(0, "t", ArenaFull("the image cache is full")), 0)
+    assert text_granted(machine.handle(TextWanted(1, 10), 0)).name == "t"
+    assert granted_at_once(machine, 1)
 
 
 def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
@@ -522,12 +582,10 @@ def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None
     machine.handle(LoadReported("u", TextLoad(0, 0, 0)), 0)
     chosen = []
     for run in range(4):
-        effect = machine.handle(TextWanted(run, 60), 0)[0]
-        assert isinstance(effect, TextGranted)
-        chosen.append(effect.text)
-        last = effect
+        last = text_granted(machine.handle(TextWanted(run, 60), 0))
+        chosen.append(last.name)
     assert chosen == ["u", "u", "t", "u"]
-    machine.handle(TextReturned(last.credit), 0)
+    machine.handle(CreditReturned(last.credit), 0)
     assert machine.snapshot(0).texts[1].pending_tokens == 120
     # A report replaces what was counted up to it.
     machine.handle(LoadReported("u", TextLoad(10, 0, 2)), 0)
@@ -538,7 +596,7 @@ def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_afte
     machine = cluster("t")
     effects = machine.handle(InstanceSuspected("t"), 5.0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
-    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], TextRefused)
+    assert isinstance(machine.handle(TextWanted(1, 10), 5.1)[0], Refused)
     assert machine.handle(Tick(), 5.9) == [WakeAt(6.0, "no text instance within the grace")]
     lost = [machine.text_lost]
     assert [type(effect) for effect in machine.handle(Tick(), 6.0)] == [TextPoolLost]
@@ -575,12 +633,10 @@ class Traffic(RuleBasedStateMachine):
     def feed(self, effects: list[ClusterEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Granted):
-                self.waiting.discard(effect.run)
+                self.waiting.discard(effect.request)
                 self.credits |= {grant.credit for grant in effect.grants}
             elif isinstance(effect, Refused):
-                self.waiting.discard(effect.run)
-            elif isinstance(effect, TextGranted):
-                self.credits.add(effect.credit)
+                self.waiting.discard(effect.request)
 
     @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
     def see(self, name: str, epoch: int) -> None:
@@ -615,7 +671,7 @@ class Traffic(RuleBasedStateMachine):
         credit = data.draw(st.sampled_from(sorted(self.credits)))
         self.credits.discard(credit)
         if ended_first:
-            self.feed(self.machine.handle(ItemEnded(credit), self.now_s))
+            self.feed(self.machine.handle(CallFailed(credit, "a", InvalidRequest("bad")), self.now_s))
         self.feed(self.machine.handle(CreditReturned(credit), self.now_s))
 
     @precondition(lambda self: self.waiting)
@@ -627,7 +683,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ENCODERS))
     def refuse(self, name: str) -> None:
-        self.feed(self.machine.handle(ArenaRefused(name), self.now_s))
+        self.feed(self.machine.handle(CallFailed(0, name, ArenaFull("full")), self.now_s))
 
     @rule(later_s=st.floats(0.01, 2))
     def tick(self, later_s: float) -> None:

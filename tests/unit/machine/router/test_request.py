@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.timeline import Outcome
 from triptych.errors import (
@@ -26,44 +27,42 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster_events import Grant
 from triptych.machine.router.request import Phase, RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
-    AbandonCredits,
     Abort,
     Alarm,
     CallerLeft,
-    CountedItem,
-    CreditsGranted,
-    CreditsRefused,
     DeadlinePassed,
-    Dispatch,
-    EmbeddingMissing,
     Encode,
     End,
     Extend,
     Failed,
-    FirstToken,
-    ItemEncoded,
-    ItemFailed,
-    LeaseFailed,
+    Generate,
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    NoText,
     Pause,
-    PoolLost,
     Prepared,
-    Release,
     Renew,
     RequestEffect,
     RequestEvent,
     Resumed,
-    TextChosen,
-    TextFailed,
     TextFinished,
     TextReady,
-    WantCredits,
+)
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    FirstToken,
+    Grant,
+    Granted,
+    ItemEncoded,
+    Refused,
+    Release,
+    TextPoolLost,
+    TextWanted,
 )
 
 LIMITS = RequestLimits(
@@ -78,19 +77,25 @@ TENSORS = (TensorSpec("embeddings", DType.F32, (4, 8)),)
 DEADLINE_S = 100.0
 
 
-def items(count: int) -> tuple[CountedItem, ...]:
+def items(count: int) -> tuple[ItemPlan, ...]:
     return tuple(
-        CountedItem(
+        ItemPlan(
             item=index,
+            media=b"image",
             info=MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes([index]) * 32),
             content=(bytes([index]) * 32, b""),
             start=10 * index,
             tokens=4,
+            tensors=TENSORS,
             nbytes=192,
+            units=(4,),
             param=f"messages[0].content[{index}]",
         )
         for index in range(count)
     )
+
+
+Call = Encode | Renew | Generate | TextWanted | CreditsWanted
 
 
 class World:
@@ -98,29 +103,31 @@ class World:
 
     def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
         self.machine = RequestMachine(
-            "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease
+            1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=limits, new_lease=self.new_lease
         )
         self.now_s = 0.0
         self.credits: dict[int, str] = {}
         self.leases: dict[LeaseId, str] = {}
-        self.serial = 0
+        self.serial = self.text_serial = 0
+        self.credits_of_texts: set[int] = set()
+        self.avoided: frozenset[str] = frozenset()
         self.named: set[LeaseId] = set()
-        self.calls: list[Encode | Renew | Dispatch | WantCredits] = []
-        self.aborted: list[Encode | Renew | Dispatch | WantCredits] = []
+        self.calls: list[Call] = []
+        self.aborted: list[Call] = []
         self.pauses: list[Pause] = []
         self.alarmed = False
         self.extending: list[Extend] = []
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
-        self.feed(Prepared(items(count), prompt_tokens=50))
+        self.feed(Prepared(items(count), prompt_tokens=50, answer_tokens=16))
 
-    def feed(self, event: RequestEvent) -> list[RequestEffect]:
+    def feed(self, event: RequestEvent) -> list[RequestEffect]:  # noqa: C901 - one dispatch
         effects = self.machine.handle(event, self.now_s)
         self.machine.validate()
         self.effects += effects
         for effect in effects:
             match effect:
-                case Encode() | Renew() | Dispatch() | WantCredits():
+                case Encode() | Renew() | Generate() | TextWanted() | CreditsWanted():
                     self.calls.append(effect)
                 case Pause():
                     self.pauses.append(effect)
@@ -132,10 +139,12 @@ class World:
                 case Abort(credit=credit):
                     self.aborted += [one for one in self.calls if self.is_for(one, credit)]
                     self.calls = [one for one in self.calls if not self.is_for(one, credit)]
-                case AbandonCredits():
-                    self.calls = [one for one in self.calls if not isinstance(one, WantCredits)]
+                case CreditsAbandoned():
+                    self.calls = [one for one in self.calls if not isinstance(one, CreditsWanted)]
+                case EmbeddingGone(credit):
+                    assert credit in self.credits, "what is gone is said before its place is given back"
                 case Release(_, credit, lease_ids):
-                    if credit is not None:
+                    if credit is not None and credit not in self.credits_of_texts:
                         del self.credits[credit]
                     for lease_id in lease_ids:
                         self.leases.pop(lease_id, None)
@@ -144,10 +153,10 @@ class World:
         return effects
 
     @staticmethod
-    def is_for(call: Encode | Renew | Dispatch | WantCredits, credit: int) -> bool:
+    def is_for(call: Call, credit: int) -> bool:
         return isinstance(call, Encode | Renew) and call.credit == credit
 
-    def take(self, kind: type) -> list[Encode | Renew | Dispatch | WantCredits]:
+    def take(self, kind: type) -> list[Call]:
         found = [call for call in self.calls if isinstance(call, kind)]
         self.calls = [call for call in self.calls if not isinstance(call, kind)]
         return found
@@ -163,38 +172,46 @@ class World:
         self.leases[lease_id] = encoder
         return lease_id
 
-    def ticket(self, item: int, encoder: str, lease_id: LeaseId, lease_s: float) -> Ticket:
+    def ticket(self, key: bytes, encoder: str, lease_id: LeaseId, lease_s: float) -> Ticket:
         lease = self.lease(lease_id, encoder)
-        return Ticket(bytes([item]) * 32, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, lease, lease_s)
+        return Ticket(key, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, lease, lease_s)
 
     # One answer each.
 
-    def place(self, call: WantCredits, encoder: str = "") -> None:
+    def place(self, call: CreditsWanted, encoder: str = "") -> None:
         grants = []
         for number, want in enumerate(call.wants):
             self.serial += 1
             name = encoder or f"e{number % 2}"
             self.credits[self.serial] = name
-            grants.append(Grant(self.serial, want.item, name, "test"))
-        self.feed(CreditsGranted(tuple(grants)))
+            grants.append(Grant(self.serial, want.item, name, f"i-{name}", "test"))
+        self.feed(Granted(1, tuple(grants)))
 
     def encoded(self, call: Encode) -> None:
-        ticket = self.ticket(call.item, call.encoder, call.reader_lease, call.lease_s)
-        own = self.lease(call.router_lease, call.encoder)
+        ticket = self.ticket(bytes([call.index]) * 32, call.name, call.reader_lease, call.lease_s)
+        own = self.lease(call.router_lease, call.name)
         result = EncodeResult(ticket, own, cached=False, queue_s=0.1, encode_s=0.2)
-        self.feed(
-            ItemEncoded(call.item, call.credit, call.encoder, f"i-{call.encoder}", result, self.now_s, call.lease_s)
-        )
+        self.feed(ItemEncoded(call.credit, call.name, result))
 
     def renewed(self, call: Renew) -> None:
-        ticket = self.ticket(call.item, call.encoder, call.lease_id, call.lease_s)
-        self.feed(LeaseGranted(call.item, call.credit, call.encoder, ticket, self.now_s, call.lease_s))
+        ticket = self.ticket(call.key, call.name, call.lease_id, call.lease_s)
+        self.feed(LeaseGranted(call.credit, call.name, ticket))
+
+    def place_text(self, call: TextWanted) -> Generate:
+        self.serial += 1
+        number = self.text_serial = self.text_serial + 1
+        self.avoided = call.avoid
+        self.credits_of_texts.add(self.serial)
+        self.feed(Granted(1, (Grant(self.serial, None, f"t{number}", f"i-t{number}"),)))
+        (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
+        assert call.tokens == 66
+        return started
 
     # Whole steps.
 
     def place_all(self) -> None:
-        for call in self.take(WantCredits):
-            assert isinstance(call, WantCredits)
+        for call in self.take(CreditsWanted):
+            assert isinstance(call, CreditsWanted)
             self.place(call)
 
     def encode_all(self) -> None:
@@ -213,13 +230,12 @@ class World:
         self.now_s += pause.delay_s
         self.feed(Resumed(pause.number))
 
-    def dispatched(self) -> Dispatch:
-        (call,) = self.take(Dispatch)
-        assert isinstance(call, Dispatch)
-        self.feed(TextChosen(call.attempt, f"t{call.attempt}", f"i-t{call.attempt}"))
-        return call
+    def dispatched(self) -> Generate:
+        (call,) = self.take(TextWanted)
+        assert isinstance(call, TextWanted)
+        return self.place_text(call)
 
-    def up_to_text(self) -> Dispatch:
+    def up_to_text(self) -> Generate:
         self.place_all()
         self.encode_all()
         return self.dispatched()
@@ -232,15 +248,19 @@ class World:
         assert not self.calls_left
 
     @property
-    def calls_left(self) -> list[Encode | Renew | Dispatch | WantCredits]:
+    def calls_left(self) -> list[Call]:
         """Calls nobody has cancelled; the text call ends with the request."""
-        return [call for call in self.calls if not isinstance(call, Dispatch)]
+        return [call for call in self.calls if not isinstance(call, Generate)]
 
     @property
     def error(self) -> TriptychError:
         (error,) = self.ends
         assert error is not None
         return error
+
+
+def failed(call: Encode | Renew | Generate, error: TriptychError) -> CallFailed:
+    return CallFailed(call.credit, call.name, error)
 
 
 def finished() -> Finished:
@@ -251,8 +271,8 @@ def test_text_only_goes_straight_to_text() -> None:
     world = World(0)
     call = world.dispatched()
     assert call.placements == ()
-    world.feed(FirstToken(call.attempt))
-    world.feed(TextFinished(call.attempt, finished()))
+    world.feed(FirstToken(call.credit))
+    world.feed(TextFinished(call.credit, finished()))
     world.assert_over(Phase.DONE)
 
 
@@ -265,13 +285,13 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> 
     call = world.dispatched()
     assert [(place.item, place.start, place.tokens) for place in call.placements] == [(0, 0, 4), (1, 10, 4)]
     pulls = tuple(PullReport(item, "tcp", 128, 0.01, cached=False) for item in range(2))
-    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    world.feed(TextReady(call.credit, Ready(pulls, 0.5, 0.6)))
     assert len(world.leases) == 4
     world.now_s = 3.0
-    world.feed(FirstToken(call.attempt))
+    world.feed(FirstToken(call.credit))
     assert not world.leases
     world.now_s = 5.0
-    world.feed(TextFinished(call.attempt, finished()))
+    world.feed(TextFinished(call.credit, finished()))
     world.assert_over(Phase.DONE)
     timeline = world.machine.timeline(99.0, 0)
     assert timeline.outcome is Outcome.DONE
@@ -286,17 +306,17 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> 
 def test_the_timeline_says_what_took_how_long_and_where() -> None:
     world = World(2)
     machine = world.machine = RequestMachine(
-        "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease, choices=2
+        1, "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease, choices=2
     )
     world.calls.clear()
     world.now_s = 3.0
-    world.feed(Prepared(items(2), prompt_tokens=50))
+    world.feed(Prepared(items(2), prompt_tokens=50, answer_tokens=16))
     world.place_all()
     world.now_s = 6.0
     world.encode_all()
     call = world.dispatched()
     pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
-    world.feed(TextReady(call.attempt, Ready(pulls, 0.5, 0.6)))
+    world.feed(TextReady(call.credit, Ready(pulls, 0.5, 0.6)))
     running = machine.timeline(7.0, 11)
     assert (running.outcome, running.completion_tokens, running.ttft_s, running.total_s) == (
         Outcome.RUNNING,
@@ -305,13 +325,13 @@ def test_the_timeline_says_what_took_how_long_and_where() -> None:
         6.0,
     )
     world.now_s = 8.0
-    world.feed(FirstToken(call.attempt))
+    world.feed(FirstToken(call.credit))
     world.now_s = 9.0
-    world.feed(FirstToken(call.attempt))
-    world.feed(TextFinished(call.attempt, finished()))
+    world.feed(FirstToken(call.credit))
+    world.feed(TextFinished(call.credit, finished()))
     assert machine.phase is Phase.STREAMING, "one choice is left"
     world.now_s = 11.0
-    world.feed(TextFinished(call.attempt, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
+    world.feed(TextFinished(call.credit, replace(finished(), choice=1, prefill_s=0.2, decode_s=0.9)))
     timeline = machine.timeline(99.0, 0)
     assert (timeline.prepare_s, timeline.encode_s, timeline.ttft_s, timeline.total_s) == (2.0, 3.0, 7.0, 10.0)
     assert (timeline.prefill_s, timeline.decode_s) == (0.3, 0.9)
@@ -325,11 +345,13 @@ def test_the_timeline_says_what_took_how_long_and_where() -> None:
 
 def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
     world = World(0)
-    world.machine = RequestMachine("r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease)
+    world.machine = RequestMachine(
+        1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease
+    )
     world.calls.clear()
     shards = (Shard(0, 1, 3), Shard(1, 2, 3), None)
     parts = tuple(replace(item, shard=shard) for item, shard in zip(items(3), shards, strict=True))
-    world.feed(Prepared(parts, prompt_tokens=50))
+    world.feed(Prepared(parts, prompt_tokens=50, answer_tokens=16))
     assert [placement.continues for placement in world.up_to_text().placements] == [False, True, False]
     assert [item.shard for item in world.machine.timeline(1.0, 0).items] == ["1-1/3", "2-3/3", ""]
 
@@ -337,14 +359,14 @@ def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
 def test_the_timeline_has_nothing_of_an_attempt_that_failed() -> None:
     world = World(0)
     call = world.dispatched()
-    world.feed(TextReady(call.attempt, Ready((), 0.5, 0.6)))
-    world.feed(TextFailed(call.attempt, InstanceLost("gone")))
+    world.feed(TextReady(call.credit, Ready((), 0.5, 0.6)))
+    world.feed(failed(call, InstanceLost("gone")))
     timeline = world.machine.timeline(1.0, 0)
     assert (timeline.queue_s, timeline.pull_s) == (0.0, 0.0)
 
 
 def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> None:
-    fresh = RequestMachine("r", "m", now_s=1.0, deadline_s=9.0, limits=LIMITS, new_lease=lambda: b"")
+    fresh = RequestMachine(1, "r", "m", now_s=1.0, deadline_s=9.0, limits=LIMITS, new_lease=lambda: b"")
     timeline = fresh.timeline(4.0, 0)
     assert (timeline.prepare_s, timeline.encode_s, timeline.total_s, timeline.prompt_tokens) == (3.0, 0.0, 3.0, 0)
     timeline = World(1).machine.timeline(4.0, 0)
@@ -366,7 +388,7 @@ def test_the_timeline_names_the_error_of_what_failed_and_of_nothing_else() -> No
 def test_the_first_token_of_an_answer_that_ends_with_it_is_its_end() -> None:
     world = World(0)
     world.now_s = 2.0
-    world.feed(TextFinished(world.dispatched().attempt, finished()))
+    world.feed(TextFinished(world.dispatched().credit, finished()))
     assert world.machine.timeline(9.0, 0).ttft_s == 2.0
 
 
@@ -375,16 +397,16 @@ def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
     world.place_all()
     for call in world.take(Encode):
         assert isinstance(call, Encode)
-        if call.encoder == "e0":
-            world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
+        if call.name == "e0":
+            world.feed(failed(call, InstanceLost("gone")))
         else:
             world.encoded(call)
-    again = world.take(WantCredits)
-    wants = [want for call in again if isinstance(call, WantCredits) for want in call.wants]
+    again = world.take(CreditsWanted)
+    wants = [want for call in again if isinstance(call, CreditsWanted) for want in call.wants]
     assert [(want.item, want.avoid) for want in wants] == [(0, frozenset({"e0"})), (2, frozenset({"e0"}))]
-    assert not any(call.wait for call in again if isinstance(call, WantCredits))
+    assert not any(call.wait for call in again if isinstance(call, CreditsWanted))
     for call in again:
-        assert isinstance(call, WantCredits)
+        assert isinstance(call, CreditsWanted)
         world.place(call, "e1")
     world.encode_all()
     assert len(world.dispatched().placements) == 4
@@ -396,7 +418,7 @@ def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
         world.place_all()
         (call,) = world.take(Encode)
         assert isinstance(call, Encode)
-        world.feed(ItemFailed(0, call.credit, InstanceLost("gone")))
+        world.feed(failed(call, InstanceLost("gone")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
@@ -409,7 +431,7 @@ def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) ->
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.encoded(second)
-    world.feed(ItemFailed(first.item, first.credit, error))
+    world.feed(failed(first, error))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -423,7 +445,7 @@ def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_un
         assert isinstance(first, Encode)
         assert isinstance(second, Encode)
         world.encoded(first)
-        world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+        world.feed(failed(second, ArenaFull("full")))
         assert not world.credits
         assert not world.leases
         if not world.ends:
@@ -438,11 +460,11 @@ def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_un
 
 def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_why() -> None:
     world = World(1)
-    (call,) = world.take(WantCredits)
-    assert isinstance(call, WantCredits)
+    (call,) = world.take(CreditsWanted)
+    assert isinstance(call, CreditsWanted)
     assert call.wait
     error = InvalidMedia("too large for every arena")
-    world.feed(CreditsRefused(error))
+    world.feed(Refused(1, error))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -453,10 +475,10 @@ def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_bac
     first, second = world.take(Encode)
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
-    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    (repair,) = world.take(WantCredits)
-    assert isinstance(repair, WantCredits)
-    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.feed(failed(first, InstanceLost("gone")))
+    (repair,) = world.take(CreditsWanted)
+    assert isinstance(repair, CreditsWanted)
+    world.feed(failed(second, ArenaFull("full")))
     world.place(repair)
     assert (world.machine.phase, world.credits) == (Phase.WAITING, {})
     world.resume()
@@ -469,15 +491,15 @@ def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_seco
     first, second = world.take(Encode)
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
-    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    (repair,) = world.take(WantCredits)
-    assert isinstance(repair, WantCredits)
-    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.feed(failed(first, InstanceLost("gone")))
+    (repair,) = world.take(CreditsWanted)
+    assert isinstance(repair, CreditsWanted)
+    world.feed(failed(second, ArenaFull("full")))
     world.resume()
     world.place(repair)
     world.place_all()
     assert len(world.credits) == 2
-    assert sorted(call.item for call in world.calls if isinstance(call, Encode)) == [0, 1]
+    assert sorted(call.index for call in world.calls if isinstance(call, Encode)) == [0, 1]
     assert world.up_to_text()
 
 
@@ -487,11 +509,11 @@ def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
     first, second = world.take(Encode)
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
-    world.feed(ItemFailed(first.item, first.credit, Overloaded("busy")))
-    world.feed(ItemFailed(second.item, second.credit, ArenaFull("full")))
+    world.feed(failed(first, Overloaded("busy")))
+    world.feed(failed(second, ArenaFull("full")))
     one, everything = world.pauses
     assert world.feed(Resumed(one.number)) == []
-    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, WantCredits)]
+    (again,) = [effect for effect in world.feed(Resumed(everything.number)) if isinstance(effect, CreditsWanted)]
     assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
 
 
@@ -506,13 +528,13 @@ def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
     world.named |= {twice.reader_lease, twice.router_lease}
     world.encoded(twice)
     assert len(world.leases) == 2
-    assert world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone"))) == []
-    assert world.feed(ItemFailed(first.item, 99, InstanceLost("gone"))) == [], "nor one of a place given up"
-    assert world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over"))) == []
+    assert world.feed(failed(first, InstanceLost("gone"))) == []
+    assert world.feed(CallFailed(99, first.name, InstanceLost("gone"))) == [], "nor one of a place given up"
+    assert world.feed(failed(first, LeaseLost("over"))) == []
     world.encoded(second)
     call = world.dispatched()
     stray = replace(call.placements[0].ticket, lease_id=b"s" * 16)
-    late = LeaseGranted(first.item, first.credit, first.encoder, stray, 0.0, 1.0)
+    late = LeaseGranted(first.credit, first.name, stray)
     assert released(world.feed(late)) == {b"s" * 16}
     assert len(world.credits) == 2
 
@@ -529,12 +551,12 @@ def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
     world.place_all()
     for call in world.take(Encode):
         assert isinstance(call, Encode)
-        world.feed(ItemFailed(call.item, call.credit, Overloaded("busy")))
+        world.feed(failed(call, Overloaded("busy")))
     assert all(0.5 <= pause.delay_s <= 1.0 for pause in world.pauses)
     for item in (0, 1):
         world.resume()
-        (again,) = world.take(WantCredits)
-        assert isinstance(again, WantCredits)
+        (again,) = world.take(CreditsWanted)
+        assert isinstance(again, CreditsWanted)
         assert [want.item for want in again.wants] == [item]
         world.place(again)
     assert world.feed(Resumed(1)) == [], "a pause is over once"
@@ -550,13 +572,13 @@ def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> N
     assert isinstance(second, Encode)
     world.encoded(first)
     for _ in range(4):
-        world.feed(ItemFailed(second.item, second.credit, Overloaded("busy")))
+        world.feed(failed(second, Overloaded("busy")))
         assert len(world.credits) == 1
         world.resume()
-        (again,) = world.take(WantCredits)
-        assert isinstance(again, WantCredits)
+        (again,) = world.take(CreditsWanted)
+        assert isinstance(again, CreditsWanted)
         assert ([want.item for want in again.wants], again.wait) == ([1], False)
-        assert second.encoder in again.wants[0].avoid
+        assert second.name in again.wants[0].avoid
         world.place(again)
         (second,) = world.take(Encode)
         assert isinstance(second, Encode)
@@ -570,14 +592,14 @@ def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
     world.place_all()
     (first,) = world.take(Encode)
     assert isinstance(first, Encode)
-    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
-    (again,) = world.take(WantCredits)
-    assert isinstance(again, WantCredits)
-    assert again.wants[0].exclude == {first.encoder}
+    world.feed(failed(first, EngineFailure("failed")))
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
+    assert again.wants[0].exclude == {first.name}
     world.place(again, "other")
     (second,) = world.take(Encode)
     assert isinstance(second, Encode)
-    world.feed(ItemFailed(second.item, second.credit, EngineFailure("failed again")))
+    world.feed(failed(second, EngineFailure("failed again")))
     world.assert_over(Phase.FAILED)
     assert world.error.message == "failed again"
 
@@ -587,9 +609,9 @@ def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None
     world.place_all()
     (first,) = world.take(Encode)
     assert isinstance(first, Encode)
-    world.feed(ItemFailed(first.item, first.credit, EngineFailure("failed")))
-    world.take(WantCredits)
-    world.feed(CreditsRefused(Unavailable("none")))
+    world.feed(failed(first, EngineFailure("failed")))
+    world.take(CreditsWanted)
+    world.feed(Refused(1, Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, EngineFailure)
 
@@ -597,10 +619,10 @@ def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None
 def test_a_text_engine_that_failed_is_replaced_once() -> None:
     world = World(0)
     first = world.dispatched()
-    world.feed(TextFailed(first.attempt, EngineFailure("failed")))
+    world.feed(failed(first, EngineFailure("failed")))
     second = world.dispatched()
-    assert second.avoid == {"t1"}
-    world.feed(TextFailed(second.attempt, EngineFailure("failed")))
+    assert world.avoided == {"t1"}
+    world.feed(failed(second, EngineFailure("failed")))
     world.assert_over(Phase.FAILED)
 
 
@@ -611,9 +633,9 @@ def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.encoded(second)
-    world.feed(ItemFailed(first.item, first.credit, InstanceLost("gone")))
-    world.take(WantCredits)
-    world.feed(CreditsRefused(ArenaFull("full")))
+    world.feed(failed(first, InstanceLost("gone")))
+    world.take(CreditsWanted)
+    world.feed(Refused(1, ArenaFull("full")))
     assert (world.machine.phase, world.credits, world.leases) == (Phase.WAITING, {}, {})
 
 
@@ -623,22 +645,22 @@ def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: 
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    world.feed(ItemFailed(call.item, call.credit, InstanceLost("gone")))
-    world.take(WantCredits)
-    world.feed(CreditsRefused(error))
+    world.feed(failed(call, InstanceLost("gone")))
+    world.take(CreditsWanted)
+    world.feed(Refused(1, error))
     assert (world.machine.phase, world.credits) == (phase, {})
-    assert world.feed(CreditsRefused(error)) == [], "an answer that nobody waits for"
+    assert world.feed(Refused(1, error)) == [], "an answer that nobody waits for"
 
 
 def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
     world = World(3)
     first = world.up_to_text()
-    world.feed(TextFailed(first.attempt, TransferFailed("broken", items=(1,))))
-    assert [effect.content[0][0] for effect in world.effects if isinstance(effect, EmbeddingMissing)] == [1]
+    world.feed(failed(first, TransferFailed("broken", items=(1,))))
+    assert [effect.credit for effect in world.effects if isinstance(effect, EmbeddingGone)] == [2]
     world.place_all()
-    assert [call.item for call in world.calls if isinstance(call, Encode)] == [1]
+    assert [call.index for call in world.calls if isinstance(call, Encode)] == [1]
     world.encode_all()
-    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0, 2]
+    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0, 2]
     world.renew_all()
     second = world.dispatched()
     before = {place.ticket.lease_id for place in first.placements}
@@ -648,26 +670,26 @@ def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> 
 @pytest.mark.parametrize(("named", "again"), [((0,), [0]), ((1,), [1]), ((-1,), [0, 1]), ((2,), [0, 1]), ((), [0, 1])])
 def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...], again: list[int]) -> None:
     world = World(2)
-    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=named)))
-    (call,) = world.take(WantCredits)
-    assert isinstance(call, WantCredits)
+    world.feed(failed(world.up_to_text(), TransferFailed("broken", items=named)))
+    (call,) = world.take(CreditsWanted)
+    assert isinstance(call, CreditsWanted)
     assert [want.item for want in call.wants] == again
 
 
 def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure() -> None:
     world = World(1)
-    attempt = world.up_to_text().attempt
+    attempt = world.up_to_text()
     for _ in range(2):
         world.now_s += 30.0
-        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0,))))
-        assert not world.take(WantCredits)
+        world.feed(failed(attempt, TransferFailed("the lease is over", items=(0,))))
+        assert not world.take(CreditsWanted)
         world.renew_all()
-        attempt = world.dispatched().attempt
+        attempt = world.dispatched()
     for _ in range(2):
-        world.feed(TextFailed(attempt, InstanceLost("gone")))
+        world.feed(failed(attempt, InstanceLost("gone")))
         world.renew_all()
-        attempt = world.dispatched().attempt
-    world.feed(TextFailed(attempt, InstanceLost("gone")))
+        attempt = world.dispatched()
+    world.feed(failed(attempt, InstanceLost("gone")))
     world.assert_over(Phase.FAILED)
 
 
@@ -676,11 +698,10 @@ def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() 
     call = world.up_to_text()
     world.now_s = 30.0
     error = TransferFailed("the lease is over", items=(0,))
-    world.feed(TextFailed(call.attempt, error))
+    world.feed(failed(call, error))
     world.renew_all()
-    (second,) = world.take(Dispatch)
-    assert isinstance(second, Dispatch)
-    world.feed(NoText(second.attempt, Unavailable("none")))
+    assert world.take(TextWanted)
+    world.feed(Refused(1, Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert world.error is error
 
@@ -688,48 +709,47 @@ def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() 
 def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_attempt() -> None:
     world = World(2)
     for number in range(1, 4):
-        attempt = world.up_to_text().attempt if number == 1 else world.dispatched().attempt
+        attempt = world.up_to_text() if number == 1 else world.dispatched()
         world.now_s += 30.5
-        world.feed(TextFailed(attempt, TransferFailed("the lease is over", items=(0, 1))))
+        world.feed(failed(attempt, TransferFailed("the lease is over", items=(0, 1))))
         if world.ends:
             break
-        assert not world.take(WantCredits)
+        assert not world.take(CreditsWanted)
         world.renew_all()
-    world.feed(FirstToken(world.dispatched().attempt))
+    world.feed(FirstToken(world.dispatched().credit))
     assert [item.encode_attempts for item in world.machine.timeline(world.now_s, 0).items] == [1, 1]
 
 
 def test_a_failed_pull_that_names_nothing_known_encodes_everything_again() -> None:
     world = World(2)
-    world.feed(TextFailed(world.up_to_text().attempt, TransferFailed("broken", items=(7,))))
+    world.feed(failed(world.up_to_text(), TransferFailed("broken", items=(7,))))
     world.place_all()
-    assert [call.item for call in world.calls if isinstance(call, Encode)] == [0, 1]
+    assert [call.index for call in world.calls if isinstance(call, Encode)] == [0, 1]
 
 
 def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() -> None:
     world = World(2)
     first = world.up_to_text()
-    world.feed(TextFailed(first.attempt, InstanceLost("gone")))
+    world.feed(failed(first, InstanceLost("gone")))
     assert not world.take(Encode)
     world.renew_all()
     second = world.dispatched()
-    assert second.avoid == frozenset({"t1"})
+    assert world.avoided == frozenset({"t1"})
     # What the first still says is not listened to.
-    world.feed(FirstToken(first.attempt))
+    world.feed(FirstToken(first.credit))
     assert world.machine.phase is Phase.DISPATCHING
-    world.feed(FirstToken(second.attempt))
-    world.feed(TextFinished(second.attempt, finished()))
+    world.feed(FirstToken(second.credit))
+    world.feed(TextFinished(second.credit, finished()))
     world.assert_over(Phase.DONE)
 
 
 def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     world = World(1)
     first = world.up_to_text()
-    world.feed(TextFailed(first.attempt, Unavailable("gone")))
+    world.feed(failed(first, Unavailable("gone")))
     world.renew_all()
-    (second,) = world.take(Dispatch)
-    assert isinstance(second, Dispatch)
-    world.feed(NoText(second.attempt, Unavailable("none")))
+    assert world.take(TextWanted)
+    world.feed(Refused(1, Unavailable("none")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InstanceLost)
 
@@ -740,14 +760,13 @@ def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_a
     world.encode_all()
     delays_s: list[float] = []
     for _ in range(5):
-        (call,) = world.take(Dispatch)
-        assert isinstance(call, Dispatch)
-        world.feed(NoText(call.attempt, Unavailable("none")))
+        assert world.take(TextWanted)
+        world.feed(Refused(1, Unavailable("none")))
         delays_s.append(world.pauses[0].delay_s)
         world.resume()
         world.renew_all()
     assert all(2**k / 2 <= delay_s <= 2**k for k, delay_s in enumerate(delays_s))
-    world.feed(FirstToken(world.dispatched().attempt))
+    world.feed(FirstToken(world.dispatched().credit))
     assert world.machine.timeline(world.now_s, 0).text_attempts == 1
 
 
@@ -755,48 +774,49 @@ def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_a
 def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> None:
     world = World(1)
     call = world.up_to_text()
-    world.feed(FirstToken(call.attempt))
-    world.feed(TextFailed(call.attempt, error))
+    world.feed(FirstToken(call.credit))
+    world.feed(failed(call, error))
     world.assert_over(Phase.FAILED)
 
 
 def test_a_lost_lease_says_nothing_against_the_text_instance() -> None:
     world = World(1)
-    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.feed(failed(world.up_to_text(), LeaseLost("over")))
     world.renew_all()
-    assert world.dispatched().avoid == frozenset()
+    assert world.dispatched()
+    assert world.avoided == frozenset()
 
 
 def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
     world = World(1)
-    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
     assert isinstance(call, Renew)
-    ticket = world.ticket(0, call.encoder, call.lease_id, 0.5)
-    world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 0.5))
+    world.now_s = 29.5
+    world.renewed(call)
     assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
 
 
 def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
     world = World(2)
-    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.feed(failed(world.up_to_text(), LeaseLost("over")))
     first, second = world.take(Renew)
     assert isinstance(first, Renew)
     assert isinstance(second, Renew)
-    world.feed(LeaseFailed(first.item, first.credit, LeaseLost("over")))
+    world.feed(failed(first, LeaseLost("over")))
     world.renewed(second)
-    (again,) = world.take(WantCredits)
-    assert isinstance(again, WantCredits)
+    (again,) = world.take(CreditsWanted)
+    assert isinstance(again, CreditsWanted)
     assert [(want.item, want.avoid) for want in again.wants] == [(0, frozenset())]
 
 
 def test_leases_lost_again_and_again_read_as_images_that_did_not_arrive() -> None:
     world = World(1)
     for _ in range(3):
-        world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+        world.feed(failed(world.up_to_text(), LeaseLost("over")))
         for call in world.take(Renew):
             assert isinstance(call, Renew)
-            world.feed(LeaseFailed(call.item, call.credit, LeaseLost("over")))
+            world.feed(failed(call, LeaseLost("over")))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, TransferFailed)
 
@@ -809,32 +829,38 @@ def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
     assert isinstance(second, Encode)
     assert first.lease_s == 30.0
     world.encoded(first)
+    world.now_s = 20.0
+    world.feed(failed(second, Overloaded("busy")))
+    world.resume()
+    world.place_all()
     world.now_s = 29.0
-    world.encoded(second)
-    assert [call.item for call in world.calls if isinstance(call, Renew)] == [0]
+    world.encode_all()
+    assert [call.key[0] for call in world.calls if isinstance(call, Renew)] == [0]
     world.renew_all()
     assert world.dispatched()
 
 
 def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
     world = World(1)
-    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    first = world.up_to_text()
     world.now_s = 20.0
+    world.feed(failed(first, LeaseLost("over")))
+    world.now_s = 29.0
     world.renew_all()
     call = world.dispatched()
     world.now_s = 49.0
-    world.feed(TextFailed(call.attempt, TransferFailed("broken", items=(0,))))
+    world.feed(failed(call, TransferFailed("broken", items=(0,))))
     assert not world.take(Renew), "it had a second left: the transfer failed for another reason"
-    assert world.take(WantCredits)
+    assert world.take(CreditsWanted)
 
 
 def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -> None:
     world = World(1)
-    world.feed(TextFailed(world.up_to_text().attempt, LeaseLost("over")))
+    world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
     assert isinstance(call, Renew)
-    ticket = replace(world.ticket(0, call.encoder, call.lease_id, 1.0), lease_id=b"x" * 16)
-    effects = world.feed(LeaseGranted(0, call.credit, call.encoder, ticket, 0.0, 1.0))
+    ticket = replace(world.ticket(bytes(32), call.name, call.lease_id, 1.0), lease_id=b"x" * 16)
+    effects = world.feed(LeaseGranted(call.credit, call.name, ticket))
     assert released(effects) >= {call.lease_id, b"x" * 16}
     assert isinstance(world.error, InternalError)
     world.assert_over(Phase.FAILED)
@@ -875,9 +901,9 @@ def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    ticket = replace(world.ticket(0, call.encoder, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
-    result = EncodeResult(ticket, world.lease(call.router_lease, call.encoder), cached=False, queue_s=0, encode_s=0)
-    world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    ticket = replace(world.ticket(bytes(32), call.name, call.reader_lease, 1.0), **broken)  # type: ignore[arg-type]
+    result = EncodeResult(ticket, world.lease(call.router_lease, call.name), cached=False, queue_s=0, encode_s=0)
+    world.feed(ItemEncoded(call.credit, call.name, result))
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, InternalError)
 
@@ -898,8 +924,8 @@ def test_what_comes_after_the_end_is_given_back() -> None:
 def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
     world = World(2)
     (call,) = world.calls
-    assert isinstance(call, WantCredits)
-    assert any(isinstance(effect, AbandonCredits) for effect in world.feed(DeadlinePassed()))
+    assert isinstance(call, CreditsWanted)
+    assert any(isinstance(effect, CreditsAbandoned) for effect in world.feed(DeadlinePassed()))
     world.place(call)
     world.assert_over(Phase.FAILED)
     assert isinstance(world.error, DeadlineExceeded)
@@ -908,11 +934,11 @@ def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
 def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
     world = World(1)
     world.place_all()
-    world.feed(PoolLost(Unavailable("none")))
+    world.feed(TextPoolLost(Unavailable("none")))
     world.assert_over(Phase.FAILED)
     world = World(1)
     world.up_to_text()
-    world.feed(PoolLost(Unavailable("none")))
+    world.feed(TextPoolLost(Unavailable("none")))
     assert world.machine.phase is Phase.DISPATCHING
 
 
@@ -944,7 +970,7 @@ def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
     named = {call.reader_lease, call.router_lease}
-    assert released(world.feed(ItemFailed(0, call.credit, error))) == (named if unsure else set())
+    assert released(world.feed(failed(call, error))) == (named if unsure else set())
 
 
 def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() -> None:
@@ -952,9 +978,9 @@ def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() 
     world.place_all()
     (call,) = world.take(Encode)
     assert isinstance(call, Encode)
-    ticket = world.ticket(0, call.encoder, call.reader_lease, 1.0)
+    ticket = world.ticket(bytes(32), call.name, call.reader_lease, 1.0)
     result = EncodeResult(ticket, b"x" * 16, cached=False, queue_s=0, encode_s=0)
-    effects = world.feed(ItemEncoded(0, call.credit, call.encoder, f"i-{call.encoder}", result, 0.0, 1.0))
+    effects = world.feed(ItemEncoded(call.credit, call.name, result))
     assert released(effects) == {call.reader_lease, call.router_lease, b"x" * 16}
     assert isinstance(world.error, InternalError)
 
@@ -969,7 +995,7 @@ def extends(effects: list[RequestEffect]) -> list[Extend]:
 
 def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits() -> None:
     world = World(1)
-    world.up_to_text()
+    call = world.up_to_text()
     assert alarms(world.effects) == [15.0]  # of 30 s
     asked_s: list[float] = []
     while delays_s := alarms(world.effects):
@@ -978,10 +1004,10 @@ def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits
         for extend in extends(world.feed(LeasesDue())):
             assert set(extend.lease_ids) == set(world.leases)
             asked_s.append(world.now_s)
-            world.feed(LeasesExtended(0, extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
+            world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
     # With 25 s left the lease that is asked for lasts as long as the request may.
     assert asked_s == [15.0, 30.0, 45.0, 60.0, 75.0]
-    world.feed(TextFailed(1, TransferFailed("the lease is over", items=(0,))))
+    world.feed(failed(call, TransferFailed("the lease is over", items=(0,))))
     assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
 
 
@@ -993,9 +1019,9 @@ def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_o
     first, second = extends(world.feed(LeasesDue()))
     world.now_s = 21.0
     world.effects.clear()
-    world.feed(LeasesExtended(0, first.credit, first.lease_ids, 5.0, 30.0))
+    world.feed(LeasesExtended(first.credit, first.lease_ids, 5.0, 30.0))
     assert alarms(world.effects) == [0.0]
-    world.feed(LeasesExtended(1, second.credit, second.lease_ids, 15.0, 30.0))
+    world.feed(LeasesExtended(second.credit, second.lease_ids, 15.0, 30.0))
     assert alarms(world.effects) == [0.0], "an earlier one is set"
 
 
@@ -1006,10 +1032,13 @@ def test_only_the_leases_that_are_due_are_extended() -> None:
     assert isinstance(first, Encode)
     assert isinstance(second, Encode)
     world.encoded(second)
+    world.feed(failed(first, Overloaded("busy")))
     world.now_s = 10.0
-    world.encoded(first)
+    world.feed(Resumed(world.pauses.pop().number))
+    world.place_all()
+    world.encode_all()
     world.now_s = 15.0
-    assert [extend.item for extend in extends(world.feed(LeasesDue()))] == [1]
+    assert [extend.key[0] for extend in extends(world.feed(LeasesDue()))] == [1]
 
 
 def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
@@ -1034,10 +1063,10 @@ def test_leases_as_long_as_the_request_may_take_and_those_given_back_are_let_be(
     assert not alarms(world.effects)
     world = World(1)
     call = world.up_to_text()
-    world.feed(FirstToken(call.attempt))
+    world.feed(FirstToken(call.credit))
     world.now_s = 15.0
     assert extends(world.feed(LeasesDue())) == []
-    late = LeasesExtended(0, 1, (b"x" * 16,), 14.0, 30.0)
+    late = LeasesExtended(1, (b"x" * 16,), 14.0, 30.0)
     assert world.feed(late) == []
 
 
@@ -1064,15 +1093,15 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     rng = Random(seed)
     world = World(count)
-    dispatch: Dispatch | None = None
+    dispatch: Generate | None = None
     for _ in range(400):
         if world.ends:
             break
-        # A request that does not want to wait for credits is answered before anything else happens.
-        repairs = [call for call in world.calls if isinstance(call, WantCredits) and not call.wait]
-        if repairs:
-            world.calls.remove(repairs[0])
-            _answer(world, repairs[0], rng, failing)
+        # A request that does not want to wait for a place is answered before anything else happens.
+        at_once = [call for call in world.calls if isinstance(call, TextWanted) or _is_repair(call)]
+        if at_once:
+            world.calls.remove(at_once[0])
+            dispatch = _answer(world, at_once[0], rng, failing) or dispatch
             continue
         world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
         if world.pauses and rng.random() < 0.3:
@@ -1083,9 +1112,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         if world.extending and rng.random() < 0.5:
             extend = world.extending.pop()
             if rng.random() > failing:
-                world.feed(
-                    LeasesExtended(extend.item, extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s)
-                )
+                world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s - 0.1, extend.lease_s))
         if world.now_s >= DEADLINE_S or (not world.calls and dispatch is None and not world.pauses):
             world.feed(DeadlinePassed())
             break
@@ -1098,8 +1125,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             world.calls.remove(call)
             if isinstance(call, Encode | Renew):
                 assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
-            started = _answer(world, call, rng, failing)
-            dispatch = started or dispatch
+            _answer(world, call, rng, failing)
         elif dispatch is not None:
             dispatch = _stream(world, dispatch, rng, failing)
     assert len(world.ends) == 1, "it does not end"
@@ -1119,44 +1145,45 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert timeline.outcome is not Outcome.RUNNING
 
 
-def _answer(
-    world: World, call: Encode | Renew | Dispatch | WantCredits, rng: Random, failing: float
-) -> Dispatch | None:
+def _is_repair(call: Call) -> bool:
+    return isinstance(call, CreditsWanted) and not call.wait
+
+
+def _answer(world: World, call: Call, rng: Random, failing: float) -> Generate | None:
     fails = rng.random() < failing
     match call:
-        case WantCredits(wait=wait):
+        case CreditsWanted(wait=wait):
             if wait or not fails:
                 world.place(call)
             else:
-                world.feed(CreditsRefused(rng.choice([ArenaFull("full"), Unavailable("none")])))
-        case Encode(item, credit):
+                world.feed(Refused(1, rng.choice([ArenaFull("full"), Unavailable("none")])))
+        case Encode():
             if fails:
-                world.feed(ItemFailed(item, credit, some_error(rng)))
+                world.feed(failed(call, some_error(rng)))
             else:
                 world.encoded(call)
-        case Renew(item, credit):
+        case Renew():
             if fails:
-                world.feed(LeaseFailed(item, credit, some_error(rng)))
+                world.feed(failed(call, some_error(rng)))
             else:
                 world.renewed(call)
-        case Dispatch(attempt):
+        case TextWanted():
             if rng.random() < 0.1:
-                world.feed(NoText(attempt, Unavailable("none")))
+                world.feed(Refused(1, Unavailable("none")))
             else:
-                world.feed(TextChosen(attempt, f"t{attempt}", f"i-t{attempt}"))
-                return call
+                return world.place_text(call)
     return None
 
 
-def _stream(world: World, dispatch: Dispatch, rng: Random, failing: float) -> Dispatch | None:
+def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Generate | None:
     """One event of the text stream; None when that was the last."""
     if rng.random() < failing:
-        world.feed(TextFailed(dispatch.attempt, some_error(rng)))
+        world.feed(failed(dispatch, some_error(rng)))
         return None
     events: list[RequestEvent] = [
-        TextReady(dispatch.attempt, Ready((), 0.0, 0.0)),
-        FirstToken(dispatch.attempt),
-        TextFinished(dispatch.attempt, finished()),
+        TextReady(dispatch.credit, Ready((), 0.0, 0.0)),
+        FirstToken(dispatch.credit),
+        TextFinished(dispatch.credit, finished()),
     ]
     event = rng.choice(events)
     world.feed(event)

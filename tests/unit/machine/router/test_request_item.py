@@ -1,98 +1,53 @@
-"""One item of a request: what its ticket must be, how long its leases last, and what is given back."""
-
-from dataclasses import replace
-from math import inf
-from typing import Any
-
-import pytest
+"""One item of a request: what is given back, and what its timeline tells."""
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import PullReport, Ready
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
-from triptych.machine.router.cluster_events import Grant
-from triptych.machine.router.request_events import Abort, CountedItem, Release
+from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.request_events import Abort
 from triptych.machine.router.request_item import RequestItem
+from triptych.machine.router.shared_events import Grant, Release
 
 INFO = MediaInfo(Modality.IMAGE, "png", 28, 14, 100, bytes(32))
-COUNTED = CountedItem(0, INFO, (bytes(32), b""), start=1, tokens=4, nbytes=128, param="messages[0]")
-TICKET = Ticket(
-    key=bytes(32),
-    holder="encoder-1",
-    epoch=1,
-    offset=0,
-    payload_nbytes=128,
-    generation=1,
-    checksum=1,
-    tensors=(TensorSpec("t", DType.F32, (4, 8)),),
-    tokens=4,
-    lease_id=b"reader",
-    lease_s=10.0,
+TENSORS = (TensorSpec("t", DType.F32, (4, 8)),)
+PLAN = ItemPlan(
+    1, "messages[0]", b"", INFO, (bytes(32), b""), 1, 4, TENSORS, 128, (4,), shard=Shard(first=2, count=3, of=8)
 )
+TICKET = Ticket(bytes(32), "encoder-1", 1, 0, 128, 1, 1, TENSORS, 4, b"reader", 10.0)
 
 
-def held(**fields: Any) -> RequestItem:
+def held(*, answered: bool = True) -> RequestItem:
+    leases = iter((b"router", b"reader"))
+    ticket = HeldTicket.asked(Grant(7, 0, "e", "encoder-1"), lambda: next(leases), 0.0, 10.0)
+    if answered:
+        ticket.granted(TICKET, b"router", 4, 60.0)
     result = EncodeResult(TICKET, b"router", cached=True, queue_s=0.5, encode_s=0.25)
-    has: dict[str, Any] = {
-        "grant": Grant(7, 0, "e", "least loaded"),
-        "result": result,
-        "served": result,
-        "ticket": TICKET,
-        "lease_ids": (b"router", b"reader"),
-        "reader_lease": b"reader",
-        "encoder_id": "encoder-1",
-        "attempts": 1,
-    }
-    return RequestItem(COUNTED, **{**has, **fields})
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({}, None),
-        ({"key": b"short"}, "a key of 5 bytes instead of 32"),
-        ({"holder": "encoder-2"}, "a ticket of encoder-2"),
-        ({"tokens": 5}, "5 tokens for an item that was counted as 4"),
-        ({"tensors": ()}, "tensors that do not make up 128 bytes"),
-        ({"payload_nbytes": 127}, "tensors that do not make up 127 bytes"),
-    ],
-)
-def test_a_ticket_that_is_not_what_was_asked_for_is_told_by_its_fault(changes: Any, fault: str | None) -> None:
-    assert RequestItem(COUNTED).fault(replace(TICKET, **changes), "encoder-1") == fault
-
-
-def test_more_time_is_asked_for_at_half_a_lease_unless_it_outlasts_the_request() -> None:
-    item = held()
-    item.lasts((b"router", b"reader"), asked_s=10.0, lease_s=4.0, deadline_s=60.0)
-    assert (item.held_until_s, item.expires_s, item.extend_s) == (14.0, 14.0, 12.0)
-    item.lasts((b"router",), asked_s=20.0, lease_s=4.0, deadline_s=60.0)
-    assert (item.held_until_s, item.expires_s, item.extend_s) == (24.0, 14.0, 22.0)
-    item.lasts((b"router", b"reader"), asked_s=50.0, lease_s=9.5, deadline_s=60.0)
-    assert (item.expires_s, item.extend_s) == (59.5, inf)
-
-
-def test_a_ticket_is_stale_once_sent_or_short_but_is_renewed_only_once() -> None:
-    assert not held(expires_s=5.0).stale(5.0)
-    assert held(expires_s=4.9).stale(5.0)
-    assert not held(expires_s=4.9, renewed=True).stale(5.0)
-    assert held(expires_s=9.0, renewed=True, ticket=None).stale(5.0)
+    return RequestItem(3, PLAN, ticket, served=result, encoder_id="encoder-1", attempts=1)
 
 
 def test_letting_go_gives_place_and_leases_back_once() -> None:
-    item = held(extend_s=3.0)
-    assert item.let_go(2, "over") == [Release("e", 7, (b"router", b"reader"), "over")]
-    assert (item.grant, item.result, item.ticket, item.lease_ids, item.extend_s) == (None, None, None, (), inf)
-    assert item.let_go(2, "over") == []
-    for under_way in (held(result=None, ticket=None), held(renewing=True, ticket=None)):
-        assert [type(effect) for effect in under_way.let_go(2, "over")] == [Abort, Release]
-        assert not under_way.renewing
+    item = held()
+    assert item.ready
+    assert item.let_go("over") == [Release("e", 7, (b"router", b"reader"), "over")]
+    assert item.let_go("over") == []
+    renewing = held()
+    assert renewing.held is not None
+    renewing.held.renew(lambda: b"second", 1.0, 1.0, "short")
+    for under_way in (held(answered=False), renewing):
+        assert not under_way.ready
+        assert [type(effect) for effect in under_way.let_go("over")] == [Abort, Release]
+
+
+def test_its_embedding_goes_where_its_placeholders_are() -> None:
+    placement = held().placement
+    assert (placement.item, placement.start, placement.ticket, placement.continues) == (3, 1, TICKET, True)
 
 
 def test_its_timeline_has_what_encoder_and_puller_said_of_it() -> None:
     ready = Ready((PullReport(0, "tcp", 9, 0.1, cached=False), PullReport(3, "shm", 128, 0.5, cached=True)), 0.0, 0.0)
-    item = held()
-    item.counted = replace(COUNTED, item=1, shard=Shard(2, 3, 8))
-    line = item.timeline(3, ready)
+    line = held().timeline(ready)
     assert (line.item, line.shard, line.modality, line.width, line.height, line.tokens) == (
         1,
         str(Shard(2, 3, 8)),
@@ -104,5 +59,5 @@ def test_its_timeline_has_what_encoder_and_puller_said_of_it() -> None:
     assert (line.encoder, line.encode_attempts, line.encoder_cached) == ("encoder-1", 1, True)
     assert (line.queue_s, line.encode_s) == (0.5, 0.25)
     assert (line.pull_backend, line.pull_bytes, line.pull_s, line.text_cached) == ("shm", 128, 0.5, True)
-    line = RequestItem(COUNTED).timeline(0, None)
-    assert (line.shard, line.encoder, line.pull_backend, line.text_cached) == ("", "", "", False)
+    line = RequestItem(0, PLAN).timeline(None)
+    assert (line.encoder, line.pull_backend, line.text_cached) == ("", "", False)

@@ -15,13 +15,14 @@ from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, TextLoad
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded, Unavailable
+from triptych.machine.router.shared_events import CallFailed
 
 
 @virtual
 async def test_calls_that_fail_one_turn_of_the_loop_apart_are_each_taken_in() -> None:
     async with bench() as made:
         for _ in range(10):
-            made.router.cluster.call_failed("text-0", InstanceLost("gone"))
+            made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
             await asyncio.sleep(0)
         await asyncio.sleep(0.1)
         assert isinstance((await collect(made.router, ask("next")))[-1], ChatFinished)
@@ -54,7 +55,7 @@ async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> 
             raise DeadlineExceeded("the call's time is over")
 
         text.watch_load = watch_for_a_while  # type: ignore[method-assign]
-        made.router.cluster.call_failed("text-0", InstanceLost("gone"))
+        made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
         await asyncio.sleep(0.2)
         for _ in range(1000):
             assert any(text.usable for text in made.router.cluster.view.texts)
@@ -119,7 +120,7 @@ async def bounded(made: Bench, *, says: bool) -> list[Bounded]:
         encoder.__class__ = Bounded
         assert isinstance(encoder, Bounded)
         encoder.says = says
-        made.router.cluster.call_failed(encoder.instance_id, InstanceLost("asked again"))
+        made.router.cluster.feed(CallFailed(0, encoder.instance_id, InstanceLost("asked again")))
         pool.append(encoder)
     await asyncio.sleep(0.2)
     return pool

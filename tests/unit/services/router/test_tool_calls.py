@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from services.router.tool_calls import Calling, Spoken
+from services.router.tool_calls import Calling, ToolCallStream
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
     Alternative,
@@ -20,9 +20,9 @@ SURE = (TokenLogprobs(Alternative(1, b"x", 0.0), ()),)
 STOP = Finished(FinishReason.STOP, 1, 0.0, 0.0)
 
 
-def spoken(*, parallel: bool = True, choices: int = 1) -> Spoken:
+def spoken(*, parallel: bool = True, choices: int = 1) -> ToolCallStream:
     ids = count()
-    return Spoken(Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), choices, lambda: f"call_{next(ids)}")
+    return ToolCallStream(Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), choices, lambda: f"call_{next(ids)}")
 
 
 def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:
@@ -30,7 +30,7 @@ def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:
 
 
 def test_without_tools_everything_passes_as_it_is() -> None:
-    answer = Spoken(None, 1, str)
+    answer = ToolCallStream(None, 1, str)
     chunk = TokenChunk((1,), CALL)
     assert answer.chunk(chunk) == [chunk]
     assert answer.finished(STOP) == [ChoiceFinished(FinishReason.STOP)]

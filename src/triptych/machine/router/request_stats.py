@@ -7,7 +7,7 @@ from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 
 
 @dataclass(slots=True)
-class Books:
+class RequestStats:
     """Kept by ``machine.router.request.RequestMachine``. Times are None until they are reached."""
 
     request_id: str
@@ -24,6 +24,7 @@ class Books:
     """By choice."""
     error: str = ""
     prompt_tokens: int = 0
+    text_attempts: int = 0
 
     def timeline(
         self,
@@ -31,7 +32,6 @@ class Books:
         outcome: Outcome,
         items: tuple[ItemTimeline, ...],
         *,
-        text_attempts: int,
         completion_tokens: int,
     ) -> Timeline:
         """The request so far; ``completion_tokens`` are those that were streamed, of a request that is not done."""
@@ -47,7 +47,7 @@ class Books:
             outcome=outcome,
             items=items,
             text_instance=self.instance_id,
-            text_attempts=text_attempts,
+            text_attempts=self.text_attempts,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=completion_tokens,
             prepare_s=prepared_s - self.started_s,

@@ -5,93 +5,73 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
-from triptych.domain.generation import (
-    Finished,
-    Ready,
-    TextRequest,
-    TokenChunk,
-    Usage,
-)
+from triptych.domain.generation import Finished, Ready, TextRequest, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
-from triptych.machine.router.cluster_events import (
-    CreditsAbandoned,
-    CreditsWanted,
-    EmbeddingGone,
-    EmbeddingHeld,
-    Granted,
-    ItemEnded,
-    TextGranted,
-    TextReturned,
-    TextWorked,
-)
 from triptych.machine.router.request import Phase, RequestMachine
 from triptych.machine.router.request_events import (
-    AbandonCredits,
     Abort,
     Alarm,
     CallerLeft,
-    CountedItem,
-    CreditsGranted,
-    CreditsRefused,
     DeadlinePassed,
-    Dispatch,
-    EmbeddingMissing,
     Encode,
     End,
     Extend,
     Failed,
-    FirstToken,
-    ItemEncoded,
-    ItemFailed,
-    LeaseFailed,
+    Generate,
     LeaseGranted,
     LeasesDue,
     LeasesExtended,
-    NoText,
     Pause,
-    PoolLost,
     Prepared,
-    Release,
     Renew,
     RequestEffect,
     RequestEvent,
     Resumed,
-    TextChosen,
-    TextFailed,
     TextFinished,
     TextReady,
-    WantCredits,
+)
+from triptych.machine.router.shared_events import (
+    CallFailed,
+    CreditReturned,
+    CreditsAbandoned,
+    CreditsWanted,
+    EmbeddingGone,
+    FirstToken,
+    Granted,
+    ItemEncoded,
+    Refused,
+    Release,
+    TextPoolLost,
+    TextWanted,
 )
 from triptych.policy import admission
-from triptych.policy.sharding import ShardLimits
+from triptych.policy.sharding import ShardLimits, in_shards
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
 
 from .answer import Answer
 from .cluster import Cluster
-from .outbox import Outbox
 from .outgoing import OutgoingCalls
 from .prepare import Prepare, Prompted
-from .shards import in_pieces
+from .stream_buffer import StreamBuffer
 
 logger = logging.getLogger(__name__)
 
-_REASONED = WantCredits | Pause | AbandonCredits | Encode | Renew | Dispatch | Abort | Release
+_REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | Pause | Release
 
 Call = Callable[[], Coroutine[object, object, None]]
 """A call not yet begun, so that cancelling it before it begins leaves nothing behind."""
 
 
-class Run:
-    """``drive`` runs the request to its end; meanwhile its answer appears in ``outbox``."""
+class RequestTask:
+    """``drive`` runs the request to its end; meanwhile its answer appears in ``buffer``."""
 
     def __init__(
         self,
@@ -108,7 +88,7 @@ class Run:
         clock: Clock,
     ) -> None:
         self.request = request
-        self.outbox = Outbox()
+        self.buffer = StreamBuffer()
         self._number = number
         self._model = model
         self._machine = machine
@@ -118,15 +98,17 @@ class Run:
         self._shard_limits = shard_limits
         self._offload = offload
         self._clock = clock
-        self._prompted = Prompted((), (), (), request.sampling)
+        self._prompted = Prompted((), (), request.sampling)
         self._sampling = request.sampling
         self._answer: Answer | None = None
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._over = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._by_credit: dict[int, asyncio.Task[None]] = {}
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        """By credit, those that the machine may abort."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
         self._outgoing = OutgoingCalls()
 
     @property
@@ -148,18 +130,13 @@ class Run:
 
     def cancel(self) -> None:
         """The caller went away. What runs is stopped, what is held is given back; a request that is over stays so."""
-        self._feed(CallerLeft())
+        if not self.phase.over:
+            self._feed(CallerLeft())
 
-    # --- as an applicant for credits ---------------------------------------------------------------------------------
+    # --- as an applicant for places ----------------------------------------------------------------------------------
 
-    def placed(self, granted: Granted) -> None:
-        self._feed(CreditsGranted(granted.grants))
-
-    def refused(self, error: TriptychError) -> None:
-        self._feed(CreditsRefused(error))
-
-    def pool_lost(self, error: TriptychError) -> None:
-        self._feed(PoolLost(error))
+    def answered(self, answer: Granted | Refused | TextPoolLost) -> None:
+        self._feed(answer)
 
     def heartbeat_lost(self, name: str) -> None:
         """What waits for it waits no longer, as if it had died."""
@@ -167,13 +144,13 @@ class Run:
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
-    async def drive(self, on_over: Callable[["Run"], None]) -> None:
+    async def drive(self, on_over: Callable[["RequestTask"], None]) -> None:
         """Run to the end; ``on_over`` is called once nothing of the request runs any more."""
         with tracing.child("request"):
             await self._drive(on_over)
 
-    async def _drive(self, on_over: Callable[["Run"], None]) -> None:
-        alarm = asyncio.get_running_loop().call_later(self._left_s(), self._feed, DeadlinePassed())
+    async def _drive(self, on_over: Callable[["RequestTask"], None]) -> None:
+        self._feed_after(self._left_s(), DeadlinePassed())
         self._cluster.join(self._number, self)
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -187,7 +164,8 @@ class Run:
                 for task in self._tasks:
                     task.cancel()
         finally:
-            alarm.cancel()
+            for timer in self._timers:
+                timer.cancel()
             self._cluster.leave(self._number)
             on_over(self)
 
@@ -203,6 +181,13 @@ class Run:
         finally:
             self._feeding = False
 
+    def _feed_after(self, delay_s: float, event: RequestEvent) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._feed, event))
+
+    def _tell_both(self, event: ItemEncoded | CallFailed | FirstToken) -> None:
+        self._cluster.feed(event)
+        self._feed(event)
+
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
         told = logger.isEnabledFor(logging.DEBUG)
@@ -210,46 +195,48 @@ class Run:
             if told and isinstance(effect, _REASONED):  # the reason alone: effects hold lease ids, which give access
                 logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
             match effect:
-                case Encode():
-                    self._start(partial(self._encode, effect), f"encode {effect.item}", effect.credit)
-                case Renew():
-                    self._start(partial(self._renew, effect), f"renew {effect.item}", effect.credit)
-                case Extend():
-                    self._start(partial(self._extend, effect), f"extend {effect.item}")
-                case Alarm():
-                    self._start(partial(self._alarm, effect), "alarm")
-                case Abort(_, credit) if credit in self._by_credit:
-                    self._by_credit[credit].cancel()
-                case Release(encoder):
-                    releases.setdefault(encoder, []).append(effect)
-                case EmbeddingMissing(encoder, content):
-                    self._cluster.feed(EmbeddingGone(encoder, content))
-                case WantCredits(wants, wait):
-                    self._cluster.feed(CreditsWanted(self._number, wants, wait, self.request.priority))
-                case Pause():
-                    self._start(partial(self._pause, effect), "pause")
-                case AbandonCredits():
-                    self._cluster.feed(CreditsAbandoned(self._number))
-                case Dispatch():
-                    self._dispatch(effect)
+                case CreditsWanted() | CreditsAbandoned() | TextWanted() | EmbeddingGone():
+                    self._cluster.feed(effect)
+                case Encode(credit):
+                    self._start(partial(self._encode, effect), f"encode {effect.index}", credit)
+                case Renew(credit):
+                    self._start(partial(self._renew, effect), f"renew {credit}", credit)
+                case Extend(credit):
+                    self._start(partial(self._extend, effect), f"extend {credit}")
+                case Generate(credit):
+                    task = self._start(partial(self._generate, effect), "generate")
+                    task.add_done_callback(partial(self._generated, credit))
+                case Abort(credit):
+                    if (call := self._calls.get(credit)) is not None:
+                        call.cancel()
+                case Release(name):
+                    releases.setdefault(name, []).append(effect)
+                case Alarm(delay_s):
+                    self._feed_after(delay_s, LeasesDue())
+                case Pause(number, delay_s):
+                    self._feed_after(delay_s, Resumed(number))
                 case End(error):
-                    self.outbox.close(error)
+                    self.buffer.close(error)
                     self._over.set()
-        for encoder, group in releases.items():
+        for name, group in releases.items():
             lease_ids: tuple[LeaseId, ...] = tuple(lease_id for release in group for lease_id in release.lease_ids)
             credits_ = tuple(release.credit for release in group if release.credit is not None)
-            self._cluster.release(encoder, lease_ids, credits_)
+            self._cluster.release(name, lease_ids, credits_)
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
         if self._group is None:
             raise AssertionError("nothing is asked of a request before it is driven")
         task = self._group.create_task(self._guarded(work), name=f"{self.request.request_id}/{name}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         if credit is not None:
-            self._by_credit[credit] = task
-            task.add_done_callback(lambda _: self._by_credit.pop(credit, None))
+            self._calls[credit] = task
+        task.add_done_callback(partial(self._ended, credit))
         return task
+
+    def _ended(self, credit: int | None, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if credit is not None and self._calls.get(credit) is task:
+            del self._calls[credit]
 
     async def _guarded(self, work: Call) -> None:
         try:
@@ -260,10 +247,6 @@ class Run:
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
-
-    async def _pause(self, effect: Pause) -> None:
-        await asyncio.sleep(effect.delay_s)
-        self._feed(Resumed(effect.number))
 
     # --- its calls ---------------------------------------------------------------------------------------------------
 
@@ -281,62 +264,49 @@ class Run:
         except TriptychError as error:
             self._feed(Failed(error))
         else:
-            self._prompted = replace(self._prompted, items=self._in_pieces(self._prompted))
-            self._feed(Prepared(self._prompted.items, prompt_tokens))
+            items = self._prompted.items
+            if any(len(item.units) > 1 for item in items):
+                items = in_shards(items, self._cluster.view, self._shard_limits)
+            self._feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
-    def _in_pieces(self, prompted: Prompted) -> tuple[CountedItem, ...]:
-        if not any(prompted.cuttable):
-            return prompted.items
-        cluster = self._cluster
-        return in_pieces(prompted.items, prompted.cuttable, cluster.view, cluster.holds, self._shard_limits)
+    def _failed(self, credit: int, name: str, error: TriptychError) -> None:
+        self._tell_both(CallFailed(credit, name, _lost_if_cancelled(error)))
 
     async def _encode(self, effect: Encode) -> None:
-        item = self._prompted.items[effect.item]
-        asked_s = self._clock()
+        plan = effect.plan
         request = EncodeRequest(
             request_id=self.request.request_id,
-            item=effect.item,
+            item=effect.index,
             model=self._model.model_id,
-            media=self._prompted.media[item.item],
-            info=item.info,
-            tokens=item.tokens,
+            media=plan.media,
+            info=plan.info,
+            tokens=plan.tokens,
             tenant_salt=self.request.tenant_salt,
             timeout_s=self._left_s(),
             lease_s=effect.lease_s,
             reader_lease=effect.reader_lease,
             router_lease=effect.router_lease,
-            shard=item.shard,
+            shard=plan.shard,
         )
         try:
-            with self._outgoing.to(effect.encoder):
-                result = await self._cluster.encoder(effect.encoder).encode(request)
-        except TriptychError as caught:
-            error = _lost_if_cancelled(caught)
+            with self._outgoing.to(effect.name):
+                result = await self._cluster.encoder(effect.name).encode(request)
+        except TriptychError as error:
             if isinstance(error, InvalidRequest | RequestTooLarge):
-                error.param = error.param or item.param
-            self._cluster.call_failed(effect.encoder, error)
-            self._cluster.feed(ItemEnded(effect.credit))
-            self._feed(ItemFailed(effect.item, effect.credit, error))
+                error.param = error.param or plan.param
+            self._failed(effect.credit, effect.name, error)
         else:
-            self._cluster.feed(ItemEnded(effect.credit))
-            self._cluster.feed(EmbeddingHeld(effect.encoder, item.content))
-            instance_id = self._cluster.instance_id(effect.encoder)
-            self._feed(
-                ItemEncoded(effect.item, effect.credit, effect.encoder, instance_id, result, asked_s, effect.lease_s)
-            )
+            self._tell_both(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
-        asked_s = self._clock()
         request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
         try:
-            with self._outgoing.to(effect.encoder):
-                ticket = await self._cluster.encoder(effect.encoder).lease(request)
-        except TriptychError as caught:
-            error = _lost_if_cancelled(caught)
-            self._cluster.call_failed(effect.encoder, error)
-            self._feed(LeaseFailed(effect.item, effect.credit, error))
+            with self._outgoing.to(effect.name):
+                ticket = await self._cluster.encoder(effect.name).lease(request)
+        except TriptychError as error:
+            self._failed(effect.credit, effect.name, error)
         else:
-            self._feed(LeaseGranted(effect.item, effect.credit, effect.encoder, ticket, asked_s, effect.lease_s))
+            self._feed(LeaseGranted(effect.credit, effect.name, ticket))
 
     async def _extend(self, effect: Extend) -> None:
         """The router's own lease first. The reader's may be over: then its reader has what it needs, or asks again."""
@@ -344,32 +314,17 @@ class Run:
         for lease_id in effect.lease_ids:
             request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
             try:
-                with self._outgoing.to(effect.encoder):
-                    await self._cluster.encoder(effect.encoder).lease(request)
+                with self._outgoing.to(effect.name):
+                    await self._cluster.encoder(effect.name).lease(request)
             except TriptychError as error:
-                self._cluster.call_failed(effect.encoder, _lost_if_cancelled(error))
+                # Of no concern to the request: what it holds lasts until it ends, or is asked for again before.
+                self._cluster.feed(CallFailed(effect.credit, effect.name, _lost_if_cancelled(error)))
                 break
             extended.append(lease_id)
         if extended:
-            self._feed(LeasesExtended(effect.item, effect.credit, tuple(extended), asked_s, effect.lease_s))
+            self._feed(LeasesExtended(effect.credit, tuple(extended), asked_s, effect.lease_s))
 
-    async def _alarm(self, effect: Alarm) -> None:
-        await asyncio.sleep(effect.delay_s)
-        self._feed(LeasesDue())
-
-    def _dispatch(self, effect: Dispatch) -> None:
-        tokens = len(self._prompted.token_ids) + (self._sampling.max_tokens or 0)
-        holders = frozenset(placement.ticket.holder for placement in effect.placements)
-        try:
-            granted = self._cluster.choose_text(self._number, tokens, effect.avoid, holders)
-        except TriptychError as error:
-            self._feed(NoText(effect.attempt, error))
-            return
-        self._feed(TextChosen(effect.attempt, granted.text, self._cluster.instance_id(granted.text)))
-        task = self._start(partial(self._generate, effect, granted), "generate")
-        task.add_done_callback(lambda _: self._cluster.feed(TextReturned(granted.credit)))
-
-    async def _generate(self, effect: Dispatch, granted: TextGranted) -> None:
+    async def _generate(self, effect: Generate) -> None:
         request = TextRequest(
             request_id=self.request.request_id,
             model=self._model.model_id,
@@ -381,39 +336,39 @@ class Run:
             tenant_salt=self.request.tenant_salt,
         )
         try:
-            with self._outgoing.to(granted.text):
-                await self._stream(effect.attempt, granted.text, request)
-        except TriptychError as caught:
-            error = _lost_if_cancelled(caught)
-            self._cluster.call_failed(granted.text, error)
-            self._feed(TextFailed(effect.attempt, error))
+            with self._outgoing.to(effect.name):
+                await self._stream(effect, request)
+        except TriptychError as error:
+            self._failed(effect.credit, effect.name, error)
 
-    async def _stream(self, attempt: int, text: str, request: TextRequest) -> None:
+    def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
+        self._cluster.feed(CreditReturned(credit))
+
+    async def _stream(self, effect: Generate, request: TextRequest) -> None:
         """Pass the answer on, telling the machine only what changes the request's phase."""
-        async with aclosing(self._cluster.text(text).generate(request)) as stream:
+        async with aclosing(self._cluster.text(effect.name).generate(request)) as stream:
             begun = False
             answer = self._answer = self._new_answer()
             async for events in stream:
                 for event in events:
                     if not begun and not isinstance(event, Ready):
                         begun = True  # what has been passed on cannot be taken back
-                        self._feed(FirstToken(attempt))
-                        self._cluster.feed(TextWorked(text))
+                        self._tell_both(FirstToken(effect.credit))
                     match event:
                         case Ready():
-                            self._feed(TextReady(attempt, event))
+                            self._feed(TextReady(effect.credit, event))
                         case TokenChunk():
                             answer.chunk(event)
                         case Finished():
                             answer.finished(event)
-                            self._feed(TextFinished(attempt, event))
+                            self._feed(TextFinished(effect.credit, event))
                 if answer.over:
                     return
-        raise InstanceLost(f"text instance {self._cluster.instance_id(text)} ended the answer before its end")
+        raise InstanceLost("the text instance ended the answer before its end")
 
     def _new_answer(self) -> Answer:
         usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
-        return Answer(self.outbox, self._prompted.calling, choices=self._sampling.n, usage=usage)
+        return Answer(self.buffer, self._prompted.calling, choices=self._sampling.n, usage=usage)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

@@ -11,7 +11,7 @@ MERGE_TOKENS = 64
 MOST_EVENTS = 64
 
 
-class Outbox:
+class StreamBuffer:
     """One writer, one reader. What waits is bounded by the answer.
 
     The reader gets what waits together: up to ``MOST_EVENTS`` at a time, and chunks merged up to ``MERGE_TOKENS`` each.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.outbox import MERGE_TOKENS, MOST_EVENTS, Outbox
+from services.router.stream_buffer import MERGE_TOKENS, MOST_EVENTS, StreamBuffer
 from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
 from triptych.errors import EngineFailure
 
@@ -10,20 +10,20 @@ END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
 
 
 async def test_what_waits_comes_together_and_the_end_with_it() -> None:
-    outbox = Outbox()
+    buffer = StreamBuffer()
     for event in (TokenChunk((1,), "a"), TokenChunk((2,), "b"), *END):
-        outbox.put(event)
-    outbox.close(None)
-    assert await outbox.get() == [TokenChunk((1, 2), "ab"), *END]
-    assert not await outbox.get()
+        buffer.put(event)
+    buffer.close(None)
+    assert await buffer.get() == [TokenChunk((1, 2), "ab"), *END]
+    assert not await buffer.get()
 
 
 async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() -> None:
-    outbox = Outbox()
+    buffer = StreamBuffer()
     for number in range(MERGE_TOKENS + 1):
-        outbox.put(TokenChunk((number,), "x"))
-    outbox.put(TokenChunk((0,), "y", choice=1))
-    events = await outbox.get()
+        buffer.put(TokenChunk((number,), "x"))
+    buffer.put(TokenChunk((0,), "y", choice=1))
+    events = await buffer.get()
     assert [(len(event.token_ids), event.choice) for event in events if isinstance(event, TokenChunk)] == [
         (MERGE_TOKENS, 0),
         (1, 0),
@@ -32,12 +32,12 @@ async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() ->
 
 
 async def test_a_slow_reader_of_many_choices_gets_so_many_events_at_a_time_and_loses_none() -> None:
-    outbox = Outbox()
+    buffer = StreamBuffer()
     sent = [TokenChunk((number,), "x", number % 2) for number in range(3 * MOST_EVENTS // 2)]
     for event in sent:
-        outbox.put(event)
-    outbox.close(EngineFailure("it failed"))
-    first, rest = await outbox.get(), await outbox.get()
+        buffer.put(event)
+    buffer.close(EngineFailure("it failed"))
+    first, rest = await buffer.get(), await buffer.get()
     assert (len(first), [*first, *rest]) == (MOST_EVENTS, sent)
     with pytest.raises(EngineFailure):
-        await outbox.get()
+        await buffer.get()

@@ -1,0 +1,103 @@
+"""What is held by leases: what a ticket must be, how long its leases last, and what is asked for again."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.machine.router.held_ticket import HeldTicket
+from triptych.machine.router.request_events import Extend, Renew
+from triptych.machine.router.shared_events import Grant
+
+TICKET = Ticket(
+    key=bytes(32),
+    holder="encoder-1",
+    epoch=1,
+    offset=0,
+    payload_nbytes=128,
+    generation=1,
+    checksum=1,
+    tensors=(TensorSpec("t", DType.F32, (4, 8)),),
+    tokens=4,
+    lease_id=b"reader",
+    lease_s=10.0,
+)
+GRANT = Grant(7, 0, "e", "encoder-1", "least loaded")
+
+
+def asked(now_s: float = 0.0, lease_s: float = 10.0) -> HeldTicket:
+    leases = iter((b"router", b"reader"))
+    return HeldTicket.asked(GRANT, lambda: next(leases), now_s, lease_s)
+
+
+def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> HeldTicket:
+    made = asked(now_s, lease_s)
+    assert made.granted(TICKET, b"router", 4, deadline_s) is None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"key": b"short"}, "a key of 5 bytes instead of 32"),
+        ({"holder": "encoder-2"}, "a ticket of encoder-2"),
+        ({"tokens": 5}, "5 tokens for an item that was counted as 4"),
+        ({"tensors": ()}, "tensors that do not make up 128 bytes"),
+        ({"payload_nbytes": 127}, "tensors that do not make up 127 bytes"),
+        ({"lease_id": b"other"}, "other leases than those that were asked for"),
+    ],
+)
+def test_a_ticket_that_is_not_what_was_asked_for_is_told_by_its_fault(changes: Any, fault: str | None) -> None:
+    assert asked().granted(replace(TICKET, **changes), b"router", 4, 60.0) == fault
+
+
+def test_leases_are_named_before_they_are_asked_for_and_all_that_may_be_held_are_kept() -> None:
+    one = asked()
+    assert (one.lease_ids, one.pending) == ((b"router", b"reader"), True)
+    one.granted(TICKET, b"another", 4, 60.0)
+    assert one.lease_ids == (b"router", b"reader", b"another", b"reader")
+    refused = asked()
+    refused.not_granted()
+    assert refused.lease_ids == ()
+
+
+def test_more_time_is_asked_for_at_half_a_lease_unless_it_outlasts_the_request() -> None:
+    one = held(10.0, 4.0)
+    assert (one.router_until_s, one.reader_until_s, one.extend_s) == (14.0, 14.0, 12.0)
+    one.extended((b"router",), 20.0, 4.0, 60.0)
+    assert (one.router_until_s, one.reader_until_s, one.extend_s) == (24.0, 14.0, 22.0)
+    one.extended((b"router", b"reader"), 50.0, 9.5, 60.0)
+    assert (one.reader_until_s, one.extend_s) == (59.5, inf)
+
+
+def test_it_is_extended_again_at_half_of_what_is_left_until_that_is_not_worth_it() -> None:
+    one = held(0.0, 4.0)
+    assert one.extend(2.0, 5.0) == Extend(7, "e", TICKET.key, 1, (b"router", b"reader"), 5.0)
+    assert one.extend_s == 3.0
+    one.extend(3.6, 5.0)
+    assert one.extend_s == inf
+
+
+def test_a_ticket_is_stale_once_sent_or_short_but_is_renewed_only_once() -> None:
+    one = held(0.0, 5.0)
+    assert not one.stale(5.0)
+    assert one.stale(5.1)
+    assert one.renew(lambda: b"second", 4.0, 1.0, "short") == Renew(7, "e", TICKET.key, 1, b"second", 1.0, "short")
+    assert (one.pending, one.lease_ids) == (True, (b"router", b"reader", b"second"))
+    assert one.renewed_as(replace(TICKET, lease_id=b"second"))
+    assert (one.pending, one.reader_until_s) == (False, 5.0)
+    assert not one.stale(9.0)
+    one.unsent = None
+    assert one.stale(0.0)
+
+
+@pytest.mark.parametrize("changes", [{"key": b"x" * 32}, {"tokens": 5}, {"tensors": ()}, {"lease_id": b"third"}])
+def test_another_embedding_is_told_from_the_one_that_was_renewed(changes: Any) -> None:
+    one = held()
+    one.renew(lambda: b"second", 4.0, 1.0, "short")
+    ticket = replace(TICKET, **{"lease_id": b"second", **changes})
+    assert not one.renewed_as(ticket)
+    assert ticket.lease_id in one.lease_ids

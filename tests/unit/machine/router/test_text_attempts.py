@@ -1,0 +1,69 @@
+"""Attempts at text instances: which failures allow another one, and what the client would be told."""
+
+import pytest
+
+from triptych.errors import (
+    EngineFailure,
+    InstanceLost,
+    InvalidRequest,
+    LeaseLost,
+    Overloaded,
+    TransferFailed,
+    TriptychError,
+    Unavailable,
+)
+from triptych.machine.router.shared_events import Grant
+from triptych.machine.router.text_attempts import TextAttempts
+
+
+def sent(most: int = 3) -> TextAttempts:
+    attempts = TextAttempts(most)
+    attempts.send(Grant(7, None, "t1", "text-1"))
+    return attempts
+
+
+@pytest.mark.parametrize(
+    ("error", "again", "avoided", "told"),
+    [
+        (Unavailable("draining"), True, {"t1"}, InstanceLost),
+        (InstanceLost("gone"), True, {"t1"}, InstanceLost),
+        (Overloaded("full"), True, {"t1"}, Overloaded),
+        (TransferFailed("broken"), True, set(), TransferFailed),
+        (LeaseLost("over"), True, set(), LeaseLost),
+        (EngineFailure("failed"), True, {"t1"}, EngineFailure),
+        (InvalidRequest("bad"), False, {"t1"}, InvalidRequest),
+    ],
+)
+def test_another_instance_is_tried_after_what_may_not_happen_there(
+    error: TriptychError, again: bool, avoided: set[str], told: type[TriptychError]
+) -> None:
+    attempts = sent()
+    assert attempts.has(7)
+    assert attempts.fail(error) is again
+    assert not attempts.has(7)
+    assert attempts.avoid == avoided
+    assert type(attempts.error) is told
+
+
+def test_a_lost_instance_is_named() -> None:
+    attempts = sent()
+    attempts.fail(Unavailable("10.0.0.1:80 refuses"))
+    assert attempts.error is not None
+    assert attempts.error.message == "text instance text-1 was lost while it worked on the request"
+
+
+def test_attempts_are_bounded_but_for_those_whose_leases_ran_out_in_a_queue() -> None:
+    attempts = sent(most=2)
+    attempts.expire(TransferFailed("over"))
+    assert (attempts.sent, attempts.counted) == (1, 0)
+    attempts.send(Grant(8, None, "t2", "text-2"))
+    assert attempts.fail(InstanceLost("gone"))
+    attempts.send(Grant(9, None, "t1", "text-1"))
+    assert not attempts.fail(InstanceLost("gone"))
+
+
+def test_an_engine_may_fail_once() -> None:
+    attempts = sent()
+    assert attempts.fail(EngineFailure("failed"))
+    attempts.send(Grant(8, None, "t2", "text-2"))
+    assert not attempts.fail(EngineFailure("failed"))
