@@ -132,6 +132,10 @@ class Cluster:
     def text(self, name: str) -> Text:
         return self._texts[name]
 
+    def address(self, name: str) -> str:
+        """``HOST:PORT`` by which others reach an instance, too."""
+        return name.partition("/")[0]
+
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def join(self, request: int, applicant: Applicant) -> None:

@@ -5,10 +5,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.embedding import LeaseId
+from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.generation import Finished, Ready, TextRequest, TokenChunk, Usage
 from triptych.domain.instance import ModelInfo
@@ -296,6 +297,7 @@ class RequestTask:
                 error.param = error.param or plan.param
             self._failed(effect.credit, effect.name, error)
         else:
+            result = replace(result, ticket=self._with_address(result.ticket, effect.name))
             self._tell_both(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
@@ -306,7 +308,11 @@ class RequestTask:
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
         else:
-            self._feed(LeaseGranted(effect.credit, effect.name, ticket))
+            self._feed(LeaseGranted(effect.credit, effect.name, self._with_address(ticket, effect.name)))
+
+    def _with_address(self, ticket: Ticket, name: str) -> Ticket:
+        """For the text instance, which knows of no encoder but those that tickets name."""
+        return replace(ticket, address=self._cluster.address(name))
 
     async def _extend(self, effect: Extend) -> None:
         """The router's own lease first. The reader's may be over: then its reader has what it needs, or asks again."""

@@ -13,9 +13,11 @@ from triptych.domain.embedding import LeaseId
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
+from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
+from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Arena, Encoder, Offload
+from triptych.ports import Arena, HolderStub, Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.server import Register
 from triptych.rpc.stubs import EncoderStub
@@ -31,13 +33,12 @@ from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.memory import MemoryNetwork
-from triptych.transport.probe import PeerBook, TransportSet
+from triptych.transport.peer_pool import PeerPool
+from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
 from .gauges import KvMemory, watch
-from .holders import HolderDirectory
 from .intake import Intake, IntakeLimits
-from .neighbours import Neighbours
 from .record import TextRecord
 from .releases import Releases
 from .service import TextService
@@ -45,13 +46,16 @@ from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 from .stages import Stages, Tower
 
+_MAX_HOLDERS = 1024
+"""Connected to at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Company:
     """The encoder in this process, as far as the text instance has to do with it."""
 
-    encoder: Encoder
-    """As those find it who pull: its embeddings are read from memory to memory."""
+    encoder: HolderStub
+    """As its own text instance reads from it: from memory to memory."""
     network: MemoryNetwork
     """Over which they are."""
     tower: Tower
@@ -64,7 +68,7 @@ class Company:
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
-    """Load the engine, register the arena, connect to the encoders, listen. Raises CannotStart."""
+    """Load the engine, register the arena, listen. Raises CannotStart."""
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
     engine_thread = ThreadOffload(1, name="text-engine")
@@ -107,16 +111,17 @@ async def opened(
         arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
         transports = await _transports(settings, arena, record, tls, company)
         stack.push_async_callback(transports.close)
-        stubs = [EncoderStub(target, tls) for target in settings.encoders]
-        for stub in stubs:
-            stack.push_async_callback(stub.close)
-        encoders: list[Encoder] = [*stubs, *([] if company is None else [company.encoder])]
-        peers = PeerBook(transports.connect, limit=max(1, len(encoders)))
+        peers = PeerPool(
+            partial(_holder, settings, tls),
+            transports.connect,
+            limit=_MAX_HOLDERS,
+            clock=monotonic,
+            own=None if company is None else (instance_id, epoch, company.encoder),
+        )
         stack.push_async_callback(peers.close)
 
         scope = await stack.enter_async_context(TaskScope("text"))
-        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
-        intake = _intake(settings, arena, transports, peers, holders, scope=scope, checks=checks, record=record)
+        intake = _intake(settings, arena, transports, peers, scope=scope, checks=checks, record=record)
         service = TextService(
             engine,
             intake,
@@ -142,7 +147,6 @@ async def opened(
             preferred=transports.preferred,
         )
         service.start()
-        Neighbours(holders, peers, scope=scope, interval_s=settings.meet_interval_s).start()
 
         def register(server: grpc.aio.Server) -> None:
             TextServicer(service).register(server)
@@ -165,8 +169,7 @@ def _intake(
     settings: TextSettings,
     arena: Arena,
     transports: TransportSet,
-    peers: PeerBook,
-    holders: HolderDirectory,
+    peers: PeerPool,
     *,
     scope: TaskScope,
     checks: ThreadOffload,
@@ -176,8 +179,7 @@ def _intake(
         arena=arena,
         transport=transports,
         peers=peers,
-        holders=holders,
-        releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
+        releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
         limits=IntakeLimits(
             max_waiting=settings.max_waiting_requests,
             max_pulls_per_holder=settings.max_pulls_per_encoder,
@@ -190,6 +192,14 @@ def _intake(
         clock=monotonic,
         record=record,
     )
+
+
+def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> EncoderStub:
+    """A stub for an address that a ticket brought. Where this process may be called from the network, it may call there."""
+    reason = why_not_called(address, beyond_loopback=settings.allow_network or tls is not None)
+    if reason is not None:
+        raise TransferFailed(f"the holder's address in the ticket is not called: {reason}")
+    return EncoderStub(f"dns:///{address}", tls)  # the scheme is said, so that no address is taken for one
 
 
 def _kv_memory(engine: TransformersTextEngine) -> KvMemory:

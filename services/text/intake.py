@@ -19,10 +19,9 @@ from triptych.machine.text import image_cache_events, pull_queue
 from triptych.machine.text.image_cache import ImageCacheMachine
 from triptych.ports import Arena, Clock, EmbeddingInput, Offload
 from triptych.runtime.tasks import TaskScope
-from triptych.transport.probe import PeerBook
+from triptych.transport.peer_pool import PeerPool
 from triptych.transport.slot import tensors, verify
 
-from .holders import HolderDirectory
 from .merging import merge
 from .record import NoRecord, Record
 from .releases import Releases
@@ -91,8 +90,7 @@ class Intake:
 
     arena: Arena
     transport: Quarantine
-    peers: PeerBook
-    holders: HolderDirectory
+    peers: PeerPool
     releases: Releases
     limits: IntakeLimits
     scope: TaskScope
@@ -149,8 +147,9 @@ class Intake:
         self._wanted.pop(request_id, None)
         self._handle(image_cache_events.Leave(request_id))
 
-    def tick(self) -> None:
-        """Look whether memory that was set aside is free again."""
+    async def tick(self) -> None:
+        """Look whether memory that was set aside is free again, and let go of holders that nobody reads from."""
+        await self.peers.close_idle()
         self._handle(image_cache_events.Tick(self.transport.quarantined()))
 
     def _handle(self, event: image_cache_events.Event) -> None:
@@ -170,7 +169,7 @@ class Intake:
         match effect:
             case image_cache_events.StartPull(pull_id, ticket):
                 self._pulls[pull_id] = _Pull(effect, asyncio.get_running_loop().create_future())
-                holder = (ticket.holder, ticket.epoch)
+                holder = ticket.held_by
                 self._turn(
                     pull_queue.Want(
                         pull_id, effect.request_id, holder, ticket.slot_nbytes, deadline_s=effect.deadline_s
@@ -212,8 +211,7 @@ class Intake:
         ticket, started_s, backend = start.ticket, self.clock(), ""
         try:
             async with asyncio.timeout(self.limits.max_pull_s):
-                holder = await self.holders.find(ticket.holder, ticket.epoch)
-                async with self.peers.use(ticket.holder, ticket.epoch, holder.info.offers) as peer:
+                async with self.peers.use(ticket.held_by) as peer:
                     backend = peer.backend
                     await peer.pull(ticket, start.offset)
                 await self.offload.run(verify, self.arena, start.offset, ticket)

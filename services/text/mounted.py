@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from triptych.domain.embedding import LeaseId, Ticket
-from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo
+from triptych.domain.embedding import LeaseId
+from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
@@ -81,17 +80,11 @@ class OwnEncoder:
     async def describe(self) -> InstanceInfo:
         return replace(await self._encoder.describe(), offers=(self._memory.offer(),))
 
-    async def encode(self, request: EncodeRequest) -> EncodeResult:
-        return await self._encoder.encode(request)
-
-    async def lease(self, request: LeaseRequest) -> Ticket:
-        return await self._encoder.lease(request)
-
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await self._encoder.release(lease_ids)
 
-    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
-        return self._encoder.watch_load()
+    async def close(self) -> None:
+        """It ends with its service."""
 
 
 @asynccontextmanager

@@ -3,11 +3,10 @@
 import asyncio
 import logging
 
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import HolderRef, LeaseId, Ticket
 from triptych.errors import TriptychError
 from triptych.runtime.tasks import TaskScope
-
-from .holders import HolderDirectory
+from triptych.transport.peer_pool import PeerPool
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +20,14 @@ class Releases:
     beyond ``_MAX_PENDING`` leases for one holder, leases are left to end by themselves.
     """
 
-    def __init__(self, holders: HolderDirectory, *, scope: TaskScope, timeout_s: float) -> None:
-        self._holders = holders
+    def __init__(self, peers: PeerPool, *, scope: TaskScope, timeout_s: float) -> None:
+        self._peers = peers
         self._scope = scope
         self._timeout_s = timeout_s
-        self._pending: dict[tuple[str, int], list[LeaseId]] = {}
+        self._pending: dict[HolderRef, list[LeaseId]] = {}
 
     def add(self, ticket: Ticket) -> None:
-        holder = (ticket.holder, ticket.epoch)
+        holder = ticket.held_by
         pending = self._pending.get(holder)
         if pending is None:
             pending = self._pending[holder] = []
@@ -36,7 +35,7 @@ class Releases:
         if len(pending) < _MAX_PENDING:
             pending.append(ticket.lease_id)
 
-    async def _flush(self, holder: tuple[str, int]) -> None:
+    async def _flush(self, holder: HolderRef) -> None:
         try:
             while lease_ids := self._pending[holder]:
                 self._pending[holder] = []
@@ -44,10 +43,9 @@ class Releases:
         finally:
             del self._pending[holder]
 
-    async def _release(self, holder: tuple[str, int], lease_ids: list[LeaseId]) -> None:
+    async def _release(self, holder: HolderRef, lease_ids: list[LeaseId]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._holders.find(*holder)
-                await found.encoder.release(lease_ids)
+                await self._peers.release(holder, lease_ids)
         except (TriptychError, TimeoutError) as error:
             logger.info("%d leases could not be given back and end by themselves: %s", len(lease_ids), error)

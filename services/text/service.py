@@ -288,7 +288,7 @@ class TextService:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
-            self._intake.tick()
+            await self._intake.tick()
 
 
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:

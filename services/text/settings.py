@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
-from triptych.runtime.settings import InstanceSettings, Strings, service_config
+from triptych.runtime.settings import InstanceSettings, service_config
 
 MIB = 1 << 20
 
@@ -15,10 +15,6 @@ class TextSettings(InstanceSettings):
 
     port: int = Field(default=50071, ge=0, le=65535)
     """TCP port for calls; 0 takes a free one and logs it."""
-    encoders: Strings = ("127.0.0.1:50061",)
-    """HOST:PORT of every encoder whose embeddings this instance may be asked to pull. Role EPD: of every other one, and
-    by itself none."""
-
     role: Role = Role.PD
     """Stages of this instance: PD (prefill and decode) or EPD, which encodes as well, in the same thread and on the same
     port."""
@@ -69,10 +65,6 @@ class TextSettings(InstanceSettings):
     """When one item of a request could not be pulled: how long to see whether others fail too, to name them all."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Longest time for connecting to one encoder's memory."""
-    describe_timeout_s: float = Field(default=2.0, gt=0, le=60)
-    """Longest time for an encoder to say who it is."""
-    meet_interval_s: float = Field(default=1.0, ge=0.1, le=60)
-    """How often each encoder is asked who it is, so that one that restarted is connected to before it is needed."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)
     """Longest time for giving leases back to one encoder; those that could not be given back end by themselves."""
     check_threads: int = Field(default=2, ge=1, le=64)
@@ -81,11 +73,6 @@ class TextSettings(InstanceSettings):
     stream_interval_s: float = Field(default=0.0, ge=0, le=1)
     """An answer's messages are at least this far apart, from the first on, and carry what was ready meanwhile; 0 sends
     each token when it is there. Fewer messages cost less on every hop; the time between tokens grows to at most this."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whoever_encodes_needs_no_other_encoder(cls, given: dict[str, object]) -> dict[str, object]:
-        return {"encoders": (), **given} if given.get("role") in (Role.EPD, Role.EPD.value) else given
 
     @field_validator("role")
     @classmethod

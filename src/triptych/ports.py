@@ -78,6 +78,18 @@ class Encoder(Protocol):
         ...
 
 
+class HolderStub(Protocol):
+    """What the reader of an embedding calls at the address of its holder, besides reading its memory."""
+
+    async def describe(self) -> InstanceInfo: ...
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        """As ``Encoder.release``."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Text(Protocol):
     """Pulls what a request needs, then prefills and decodes."""
 

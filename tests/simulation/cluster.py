@@ -14,8 +14,8 @@ from services.encoder.settings import EncoderSettings
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from services.text.holders import HolderDirectory
 from services.text.intake import Intake, IntakeLimits
+from services.text.mounted import OwnEncoder
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
@@ -35,7 +35,8 @@ from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
-from triptych.transport.probe import PeerBook, TransportSet
+from triptych.transport.peer_pool import PeerPool
+from triptych.transport.probe import TransportSet
 
 MIB = 1 << 20
 
@@ -144,7 +145,7 @@ class EncoderNode(_Node):
 
 
 class TextNode(_Node):
-    """A text process, with links of its own to all encoders."""
+    """A text process, with links of its own to the encoders that tickets name."""
 
     service: TextService
     intake: Intake
@@ -172,18 +173,20 @@ class TextNode(_Node):
         transports = TransportSet(
             [DamagingTransport(memory, world.damage)], connect_timeout_s=settings.connect_timeout_s
         )
-        outbound = [cluster.link(f"{self.name}->{node.name}", node) for node in cluster.encoders if node is not encoder]
-        self.links = [*self._inbound, *outbound]
-        encoders: list[ports.Encoder] = [LinkedEncoder(link) for link in outbound]
-        if encoder is not None:
-            encoders.append(encoder.service)
-        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=settings.describe_timeout_s)
+        self.links = [*self._inbound]
+        self._outbound = dict[str, Link[Any]]()
+        peers = PeerPool(
+            self._stub,
+            transports.connect,
+            limit=64,
+            clock=cluster.clock,
+            own=None if encoder is None else (self.name, epoch, OwnEncoder(encoder.service, encoder.transport)),
+        )
         self.intake = Intake(
             arena=arena,
             transport=transports,
-            peers=PeerBook(transports.connect, limit=64),
-            holders=holders,
-            releases=Releases(holders, scope=scope, timeout_s=settings.release_timeout_s),
+            peers=peers,
+            releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
             limits=IntakeLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_pulls_per_holder=settings.max_pulls_per_encoder,
@@ -217,6 +220,14 @@ class TextNode(_Node):
         )
         self.service.start()
 
+    def _stub(self, address: str) -> LinkedEncoder:
+        """An encoder's name is its address."""
+        if address not in self._outbound:
+            node = next(node for node in self._cluster.encoders if node.name == address)
+            self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
+            self.links.append(self._outbound[address])
+        return LinkedEncoder(self._outbound[address])
+
     def reached_by(self, link: Link[Any]) -> None:
         self._inbound.append(link)
         self.links.append(link)
@@ -237,19 +248,15 @@ class HybridNode(TextNode):
         super().__init__(name, cluster)
 
     def start(self) -> None:
-        """Another incarnation, with empty memory; the first has its text service once all encoders are there."""
+        """Another incarnation, with empty memory."""
         self.thread = InlineOffload()
-        self._opened_in = self._boot()
+        scope = self._boot()
         self.encoder.epoch, self.encoder.is_up = self.epoch, True
-        self.encoder.open(self._opened_in, self.epoch, self.thread, Role.EPD)
+        self.encoder.open(scope, self.epoch, self.thread, Role.EPD)
         self.encoder.service.start(runs_tower=False)
         for link in self.encoder.links:
             link.restart(self.encoder.service)
-        if self.epoch > 1:
-            self.start_text()
-
-    def start_text(self) -> None:
-        self.open(self._opened_in, self.epoch, self.encoder)
+        self.open(scope, self.epoch, self.encoder)
         for link in self._inbound:
             link.restart(self.service)
 
@@ -282,8 +289,6 @@ class SimCluster:
         self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
         self.encoders += [node.encoder for node in self.hybrids]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
-        for node in self.hybrids:
-            node.start_text()
         self.texts += self.hybrids
         self.router = self.make_router(
             {_place(node, "encoder"): LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders},
@@ -295,7 +300,7 @@ class SimCluster:
         return Random(f"{self.world.seed}/{name}")
 
     def link(self, name: str, node: EncoderNode | TextNode) -> Link[Any]:
-        """A way to an instance that is up."""
+        """A way to an instance, whether it is up or not."""
 
         def fault(method: str) -> Fault:
             self.decisions.append((self.clock(), name, method))
@@ -308,6 +313,8 @@ class SimCluster:
             node.reached_by(link)
         else:
             node.links.append(link)
+        if not node.is_up:
+            link.kill()
         return link
 
     def make_router(self, encoders: Mapping[str, ports.Encoder], texts: Mapping[str, ports.Text]) -> RouterService:

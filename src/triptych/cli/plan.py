@@ -117,16 +117,11 @@ def _engines(
         own = ("--instance-id", name, *shared, *arguments)
         return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), pools=in_pools)
 
-    def reads(own_port: int) -> tuple[str, ...]:
-        others = [port for port in (*pools.encoders, *pools.hybrid) if port != own_port]
-        return ("--encoders", ",".join(map(ports.address, others)))
-
-    both = ("--role", "EPD")
     return (
         *(planned(f"encoder-{number}", port, (), "encoder") for number, port in enumerate(pools.encoders, 1)),
-        *(planned(f"text-{number}", port, reads(port), "text") for number, port in enumerate(pools.text, 1)),
+        *(planned(f"text-{number}", port, (), "text") for number, port in enumerate(pools.text, 1)),
         *(
-            planned(f"hybrid-{number}", port, (*both, *reads(port)), "encoder", "text")
+            planned(f"hybrid-{number}", port, ("--role", "EPD"), "encoder", "text")
             for number, port in enumerate(pools.hybrid, 1)
         ),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
 from math import prod
+from typing import NamedTuple
 
 from triptych.domain.media import MediaInfo, Shard
 
@@ -150,6 +151,14 @@ class Tensor:
             )
 
 
+class HolderRef(NamedTuple):
+    """One incarnation of an instance that holds embeddings, and where it is called (``HOST:PORT``)."""
+
+    address: str
+    instance_id: str
+    epoch: int
+
+
 LeaseId = bytes
 """16 random bytes; whoever knows them may read the embedding while the lease lasts."""
 
@@ -177,6 +186,12 @@ class Ticket:
     lease_id: LeaseId
     lease_s: float
     """For how long the lease lasts, counted by the holder from when it granted it."""
+    address: str = ""
+    """``HOST:PORT`` of the holder. A holder does not know how others reach it: the router adds it for the text instance."""
+
+    @property
+    def held_by(self) -> HolderRef:
+        return HolderRef(self.address, self.holder, self.epoch)
 
     @property
     def slot_nbytes(self) -> int:

@@ -193,6 +193,9 @@ class LinkedEncoder:
     def watch_load(self) -> AsyncGenerator[EncoderLoad]:
         return self._link.stream("watch_load", lambda encoder: encoder.watch_load())
 
+    async def close(self) -> None:
+        """As a stub has it; the link stays."""
+
 
 class LinkedText:
     """``ports.Text`` across a link."""

@@ -1,16 +1,13 @@
-"""From several backends to one link that has been seen to work, and the book of such links."""
+"""From several backends to one connection that has been seen to work."""
 
 import asyncio
 import logging
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from triptych.domain.instance import TransportOffer
-from triptych.errors import Overloaded, TransferFailed, TriptychError
+from triptych.errors import TransferFailed, TriptychError
 from triptych.policy.transport import MEMORY, NIXL, SHM, TCP, Endpoint, rank_backends
 from triptych.ports import Peer, Transport
 from triptych.transport.nixl_offer import offers_rdma
@@ -90,103 +87,3 @@ class TransportSet:
 
 def _endpoints(offers: Iterable[TransportOffer]) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(offer.backend, offer.host, rdma=offers_rdma(offer)) for offer in offers)
-
-
-@dataclass(slots=True)
-class _Link:
-    peer: Peer
-    offers: tuple[TransportOffer, ...]
-    """It was made with these."""
-    users: int = 0
-
-
-class PeerBook:
-    """Links to holders, one for each incarnation, made on first use and shared by all who ask meanwhile.
-
-    A link that failed leaves the book at once, so that the next one who asks gets a new one; it is closed when its last
-    user has left, never under those who still read over it.
-    """
-
-    def __init__(self, connect: Callable[[Sequence[TransportOffer]], Awaitable[Peer]], *, limit: int) -> None:
-        """Beyond ``limit`` links the one that was used least recently leaves the book."""
-        self._connect = connect
-        self._limit = limit
-        self._links: dict[tuple[str, int], _Link] = {}
-        self._pending: dict[tuple[str, int], asyncio.Future[None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def by_backend(self) -> dict[tuple[str, ...], int]:
-        """How many links there are over each backend."""
-        return dict(Counter((link.peer.backend,) for link in self._links.values()))
-
-    async def meet(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> Peer:
-        """Make sure that there is a link, and one by what the holder offers now. Raises TransferFailed; all who wait for
-        one attempt get the same answer. Who reads over the former link goes on.
-        """
-        key = (instance_id, epoch)
-        link = await self._link(key, offers)
-        if link.offers != tuple(offers) and key not in self._pending:
-            former, link = link, await self._make(key, offers)
-            if former.users == 0:
-                await former.peer.close()
-        return link.peer
-
-    @asynccontextmanager
-    async def use(self, instance_id: str, epoch: int, offers: Sequence[TransportOffer]) -> AsyncIterator[Peer]:
-        """The link, for one read. A body that fails (TransferFailed) or is given up takes the link out of the book."""
-        key = (instance_id, epoch)
-        link = await self._link(key, offers)
-        link.users += 1
-        try:
-            yield link.peer
-        except (TransferFailed, asyncio.CancelledError):
-            if self._links.get(key) is link:
-                del self._links[key]
-            raise
-        finally:
-            link.users -= 1
-            if link.users == 0 and self._links.get(key) is not link:
-                await link.peer.close()
-
-    async def close(self) -> None:
-        while self._links:
-            await self._retire(next(iter(self._links)))
-
-    async def _link(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> _Link:
-        while (link := self._links.pop(key, None)) is None:
-            pending = self._pending.get(key)
-            if pending is None:
-                return await self._make(key, offers)
-            await asyncio.shield(pending)
-        self._links[key] = link
-        return link
-
-    async def _make(self, key: tuple[str, int], offers: Sequence[TransportOffer]) -> _Link:
-        if len(self._pending) >= self._limit:
-            raise Overloaded(f"{self._limit} links to holders are being made, which is the limit")
-        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending[key] = pending
-        try:
-            peer = await self._connect(offers)
-        except TriptychError as error:
-            pending.set_exception(error)
-            pending.exception()  # it may be that nobody else waits
-            raise
-        finally:
-            del self._pending[key]
-            if not pending.done():
-                pending.set_result(None)  # there is a link, or the one who made it left: look again
-        link = self._links[key] = _Link(peer, tuple(offers))
-        instance_id, epoch = key
-        for other in [(i, e) for i, e in self._links if i == instance_id and e < epoch]:
-            await self._retire(other)
-        while len(self._links) > self._limit:
-            await self._retire(next(iter(self._links)))
-        return link
-
-    async def _retire(self, key: tuple[str, int]) -> None:
-        link = self._links.pop(key)
-        if link.users == 0:
-            await link.peer.close()

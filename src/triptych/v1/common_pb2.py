@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\"\xcc\x02\n\tMediaInfo\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66rames\x18\x07 \x01(\r\x12\x12\n\nduration_s\x18\x08 \x01(\x01\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x16\n\x0esample_rate_hz\x18\n \x01(\r\x12\x14\n\x0crotation_deg\x18\x0b \x01(\r\x12\x34\n\x07options\x18\x0c \x03(\x0b\x32#.triptych.v1.MediaInfo.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x05Shard\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\n\n\x02of\x18\x03 \x01(\r\"L\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.triptych.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"\xdf\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x16\n\x0epayload_nbytes\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x06\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12(\n\x07tensors\x18\x08 \x03(\x0b\x32\x17.triptych.v1.TensorSpec\x12\x0e\n\x06tokens\x18\t \x01(\r\x12\x10\n\x08lease_id\x18\n \x01(\x0c\x12\x0f\n\x07lease_s\x18\x0b \x01(\x01\"G\n\x0eResponseFormat\x12%\n\x07grammar\x18\x01 \x01(\x0e\x32\x14.triptych.v1.Grammar\x12\x0e\n\x06schema\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xc6\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x12H\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\t\n\x01n\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0e \x01(\x01\x12*\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x16.triptych.v1.LogitBias\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x34\n\x0fresponse_format\x18\x11 \x01(\x0b\x32\x1b.triptych.v1.ResponseFormatB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"A\n\x0eTransportOffer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"\x7f\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12!\n\x05\x64type\x18\x03 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xfb\x01\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.triptych.v1.Role\x12%\n\x05model\x18\x04 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12+\n\x06offers\x18\x06 \x03(\x0b\x32\x1b.triptych.v1.TransportOffer\x12\x17\n\x0f\x65ncoder_version\x18\x07 \x01(\t\x12\x11\n\tmax_items\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\"\x12\n\x10WatchLoadRequest\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.triptych.v1.Alternative\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.triptych.v1.Alternative\"k\n\nTokenChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03*\x88\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\r\n\tDTYPE_F32\x10\x01\x12\r\n\tDTYPE_F16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\r\n\tDTYPE_I64\x10\x04\x12\r\n\tDTYPE_I32\x10\x05\x12\x0c\n\x08\x44TYPE_U8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*u\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06ROLE_E\x10\x01\x12\n\n\x06ROLE_P\x10\x02\x12\n\n\x06ROLE_D\x10\x03\x12\x0b\n\x07ROLE_PD\x10\x04\x12\x0b\n\x07ROLE_EP\x10\x05\x12\x0b\n\x07ROLE_ED\x10\x06\x12\x0c\n\x08ROLE_EPD\x10\x07*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*f\n\x07Grammar\x12\x17\n\x13GRAMMAR_UNSPECIFIED\x10\x00\x12\x17\n\x13GRAMMAR_JSON_OBJECT\x10\x01\x12\x17\n\x13GRAMMAR_JSON_SCHEMA\x10\x02\x12\x10\n\x0cGRAMMAR_LARK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/common.proto\x12\x0btriptych.v1\"\xcc\x02\n\tMediaInfo\x12\'\n\x08modality\x18\x01 \x01(\x0e\x32\x15.triptych.v1.Modality\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66rames\x18\x07 \x01(\r\x12\x12\n\nduration_s\x18\x08 \x01(\x01\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x16\n\x0esample_rate_hz\x18\n \x01(\r\x12\x14\n\x0crotation_deg\x18\x0b \x01(\r\x12\x34\n\x07options\x18\x0c \x03(\x0b\x32#.triptych.v1.MediaInfo.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x05Shard\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\n\n\x02of\x18\x03 \x01(\r\"L\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05\x64type\x18\x02 \x01(\x0e\x32\x12.triptych.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\"\xf0\x01\n\x06Ticket\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x16\n\x0epayload_nbytes\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x06\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12(\n\x07tensors\x18\x08 \x03(\x0b\x32\x17.triptych.v1.TensorSpec\x12\x0e\n\x06tokens\x18\t \x01(\r\x12\x10\n\x08lease_id\x18\n \x01(\x0c\x12\x0f\n\x07lease_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x0c \x01(\t\"G\n\x0eResponseFormat\x12%\n\x07grammar\x18\x01 \x01(\x0e\x32\x14.triptych.v1.Grammar\x12\x0e\n\x06schema\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xc6\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x12H\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\t\n\x01n\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0e \x01(\x01\x12*\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x16.triptych.v1.LogitBias\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x34\n\x0fresponse_format\x18\x11 \x01(\x0b\x32\x1b.triptych.v1.ResponseFormatB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"A\n\x0eTransportOffer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"\x7f\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12!\n\x05\x64type\x18\x03 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xfb\x01\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.triptych.v1.Role\x12%\n\x05model\x18\x04 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12+\n\x06offers\x18\x06 \x03(\x0b\x32\x1b.triptych.v1.TransportOffer\x12\x17\n\x0f\x65ncoder_version\x18\x07 \x01(\t\x12\x11\n\tmax_items\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\"\x12\n\x10WatchLoadRequest\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.triptych.v1.Alternative\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.triptych.v1.Alternative\"k\n\nTokenChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs*`\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODALITY_IMAGE\x10\x01\x12\x12\n\x0eMODALITY_VIDEO\x10\x02\x12\x12\n\x0eMODALITY_AUDIO\x10\x03*\x88\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\r\n\tDTYPE_F32\x10\x01\x12\r\n\tDTYPE_F16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\r\n\tDTYPE_I64\x10\x04\x12\r\n\tDTYPE_I32\x10\x05\x12\x0c\n\x08\x44TYPE_U8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*u\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06ROLE_E\x10\x01\x12\n\n\x06ROLE_P\x10\x02\x12\n\n\x06ROLE_D\x10\x03\x12\x0b\n\x07ROLE_PD\x10\x04\x12\x0b\n\x07ROLE_EP\x10\x05\x12\x0b\n\x07ROLE_ED\x10\x06\x12\x0c\n\x08ROLE_EPD\x10\x07*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*f\n\x07Grammar\x12\x17\n\x13GRAMMAR_UNSPECIFIED\x10\x00\x12\x17\n\x13GRAMMAR_JSON_OBJECT\x10\x01\x12\x17\n\x13GRAMMAR_JSON_SCHEMA\x10\x02\x12\x10\n\x0cGRAMMAR_LARK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MEDIAINFO_OPTIONSENTRY']._loaded_options = None
   _globals['_MEDIAINFO_OPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODALITY']._serialized_start=2067
-  _globals['_MODALITY']._serialized_end=2163
-  _globals['_DTYPE']._serialized_start=2166
-  _globals['_DTYPE']._serialized_end=2302
-  _globals['_ROLE']._serialized_start=2304
-  _globals['_ROLE']._serialized_end=2421
-  _globals['_FINISHREASON']._serialized_start=2423
-  _globals['_FINISHREASON']._serialized_end=2548
-  _globals['_GRAMMAR']._serialized_start=2550
-  _globals['_GRAMMAR']._serialized_end=2652
+  _globals['_MODALITY']._serialized_start=2084
+  _globals['_MODALITY']._serialized_end=2180
+  _globals['_DTYPE']._serialized_start=2183
+  _globals['_DTYPE']._serialized_end=2319
+  _globals['_ROLE']._serialized_start=2321
+  _globals['_ROLE']._serialized_end=2438
+  _globals['_FINISHREASON']._serialized_start=2440
+  _globals['_FINISHREASON']._serialized_end=2565
+  _globals['_GRAMMAR']._serialized_start=2567
+  _globals['_GRAMMAR']._serialized_end=2669
   _globals['_MEDIAINFO']._serialized_start=42
   _globals['_MEDIAINFO']._serialized_end=374
   _globals['_MEDIAINFO_OPTIONSENTRY']._serialized_start=328
@@ -52,27 +52,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSORSPEC']._serialized_start=427
   _globals['_TENSORSPEC']._serialized_end=503
   _globals['_TICKET']._serialized_start=506
-  _globals['_TICKET']._serialized_end=729
-  _globals['_RESPONSEFORMAT']._serialized_start=731
-  _globals['_RESPONSEFORMAT']._serialized_end=802
-  _globals['_LOGITBIAS']._serialized_start=804
-  _globals['_LOGITBIAS']._serialized_end=847
-  _globals['_SAMPLINGPARAMS']._serialized_start=850
-  _globals['_SAMPLINGPARAMS']._serialized_end=1304
-  _globals['_TRANSPORTOFFER']._serialized_start=1306
-  _globals['_TRANSPORTOFFER']._serialized_end=1371
-  _globals['_MODELINFO']._serialized_start=1373
-  _globals['_MODELINFO']._serialized_end=1500
-  _globals['_DESCRIBEREQUEST']._serialized_start=1502
-  _globals['_DESCRIBEREQUEST']._serialized_end=1519
-  _globals['_INSTANCEINFO']._serialized_start=1522
-  _globals['_INSTANCEINFO']._serialized_end=1773
-  _globals['_WATCHLOADREQUEST']._serialized_start=1775
-  _globals['_WATCHLOADREQUEST']._serialized_end=1793
-  _globals['_ALTERNATIVE']._serialized_start=1795
-  _globals['_ALTERNATIVE']._serialized_end=1858
-  _globals['_TOKENLOGPROBS']._serialized_start=1860
-  _globals['_TOKENLOGPROBS']._serialized_end=1956
-  _globals['_TOKENCHUNK']._serialized_start=1958
-  _globals['_TOKENCHUNK']._serialized_end=2065
+  _globals['_TICKET']._serialized_end=746
+  _globals['_RESPONSEFORMAT']._serialized_start=748
+  _globals['_RESPONSEFORMAT']._serialized_end=819
+  _globals['_LOGITBIAS']._serialized_start=821
+  _globals['_LOGITBIAS']._serialized_end=864
+  _globals['_SAMPLINGPARAMS']._serialized_start=867
+  _globals['_SAMPLINGPARAMS']._serialized_end=1321
+  _globals['_TRANSPORTOFFER']._serialized_start=1323
+  _globals['_TRANSPORTOFFER']._serialized_end=1388
+  _globals['_MODELINFO']._serialized_start=1390
+  _globals['_MODELINFO']._serialized_end=1517
+  _globals['_DESCRIBEREQUEST']._serialized_start=1519
+  _globals['_DESCRIBEREQUEST']._serialized_end=1536
+  _globals['_INSTANCEINFO']._serialized_start=1539
+  _globals['_INSTANCEINFO']._serialized_end=1790
+  _globals['_WATCHLOADREQUEST']._serialized_start=1792
+  _globals['_WATCHLOADREQUEST']._serialized_end=1810
+  _globals['_ALTERNATIVE']._serialized_start=1812
+  _globals['_ALTERNATIVE']._serialized_end=1875
+  _globals['_TOKENLOGPROBS']._serialized_start=1877
+  _globals['_TOKENLOGPROBS']._serialized_end=1973
+  _globals['_TOKENCHUNK']._serialized_start=1975
+  _globals['_TOKENCHUNK']._serialized_end=2082
 # @@protoc_insertion_point(module_scope)

@@ -134,7 +134,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("key", "holder", "epoch", "offset", "payload_nbytes", "generation", "checksum", "tensors", "tokens", "lease_id", "lease_s")
+    __slots__ = ("key", "holder", "epoch", "offset", "payload_nbytes", "generation", "checksum", "tensors", "tokens", "lease_id", "lease_s", "address")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class Ticket(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     holder: str
     epoch: int
@@ -157,7 +158,8 @@ class Ticket(_message.Message):
     tokens: int
     lease_id: bytes
     lease_s: float
-    def __init__(self, key: _Optional[bytes] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., generation: _Optional[int] = ..., checksum: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., tokens: _Optional[int] = ..., lease_id: _Optional[bytes] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    address: str
+    def __init__(self, key: _Optional[bytes] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., payload_nbytes: _Optional[int] = ..., generation: _Optional[int] = ..., checksum: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., tokens: _Optional[int] = ..., lease_id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ResponseFormat(_message.Message):
     __slots__ = ("grammar", "schema")

@@ -9,6 +9,8 @@ from triptych.domain.embedding import LEASE_ID_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 
 MAX_TENANT_SALT_NBYTES = 256
+MAX_ADDRESS_CHARS = 262
+"""A DNS name of 253 characters, brackets, a colon and a port."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,6 +38,15 @@ def checked_lease_id(value: bytes, name: str = "lease_id") -> bytes:
 def checked_duration(value: float, name: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise errors.InvalidRequest(f"{name} is {value}, not a duration in seconds", param=name)
+    return value
+
+
+def checked_address(value: str, name: str) -> str:
+    """Its length only: whether it is one, and may be called, is asked where it is called."""
+    if len(value) > MAX_ADDRESS_CHARS:
+        raise errors.InvalidRequest(
+            f"{name} has {len(value)} characters, at most {MAX_ADDRESS_CHARS} are taken", param=name
+        )
     return value
 
 

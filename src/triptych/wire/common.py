@@ -15,7 +15,7 @@ from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role
 from triptych.v1 import common_pb2
-from triptych.wire.checks import checked_digest, checked_duration, checked_lease_id, from_enum
+from triptych.wire.checks import checked_address, checked_digest, checked_duration, checked_lease_id, from_enum
 
 ROTATIONS_DEG = (0, 90, 180, 270)
 MAX_TENSORS = 64
@@ -122,6 +122,7 @@ def ticket_to_wire(ticket: Ticket) -> common_pb2.Ticket:
         tokens=ticket.tokens,
         lease_id=ticket.lease_id,
         lease_s=ticket.lease_s,
+        address=ticket.address,
     )
 
 
@@ -140,6 +141,7 @@ def ticket_from_wire(message: common_pb2.Ticket) -> Ticket:
         tokens=message.tokens,
         lease_id=checked_lease_id(message.lease_id),
         lease_s=checked_duration(message.lease_s, "lease_s"),
+        address=checked_address(message.address, "ticket.address"),
     )
 
 

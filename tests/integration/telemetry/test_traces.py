@@ -36,7 +36,7 @@ async def everything(telemetry: Telemetry) -> AsyncIterator[str]:
         encoders = (f"127.0.0.1:{encoder.port}",)
         # Each process has a registry of its own; here only the spans are shared.
         text = await stack.enter_async_context(
-            text_app(TextSettings(encoders=encoders, **model), Telemetry(tracing=telemetry.tracing))  # type: ignore[arg-type]
+            text_app(TextSettings(**model), Telemetry(tracing=telemetry.tracing))  # type: ignore[arg-type]
         )
         routing = RouterSettings(model=demo.MODEL_DIR, encoders=encoders, text=(f"127.0.0.1:{text.port}",), port=0)
         router = await stack.enter_async_context(router_app(routing, Telemetry(tracing=telemetry.tracing)))

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from services.encoder.holdings import Holdings
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
-from services.text.holders import HolderDirectory
 from services.text.intake import Intake, IntakeLimits
 from services.text.releases import Releases
 from services.text.service import TextService
@@ -38,14 +37,15 @@ from triptych.testing.fakes import (
     answer_tokens,
 )
 from triptych.testing.fakes import fake_embedding as embedding_of
-from triptych.testing.links import DamagingTransport
+from triptych.testing.links import DamagingTransport, Link, LinkedEncoder
 from triptych.testing.model import fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.testing.virtual_time import run
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import BeforePull, MemoryNetwork, MemoryTransport
-from triptych.transport.probe import PeerBook, TransportSet
+from triptych.transport.peer_pool import PeerPool
+from triptych.transport.probe import TransportSet
 
 VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17
@@ -218,15 +218,14 @@ async def text_panel(
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
     inner = MemoryTransport(network, arena, host="here", check=lambda *_: False)
     transports = TransportSet((DamagingTransport(inner, damage),), connect_timeout_s=said.connect_timeout_s)
-    peers = PeerBook(transports.connect, limit=8)
+    stubs = {address_of((await one.describe()).instance_id): _stub(one) for one in encoders}
+    peers = PeerPool(lambda address: stubs[address], transports.connect, limit=8, clock=clock)
     async with TaskScope("text") as scope:
-        holders = HolderDirectory(encoders, scope=scope, describe_timeout_s=said.describe_timeout_s)
         intake = Intake(
             arena=arena,
             transport=transports,
             peers=peers,
-            holders=holders,
-            releases=Releases(holders, scope=scope, timeout_s=said.release_timeout_s),
+            releases=Releases(peers, scope=scope, timeout_s=said.release_timeout_s),
             limits=IntakeLimits(
                 max_waiting=said.max_waiting_requests,
                 max_pulls_per_holder=said.max_pulls_per_encoder,
@@ -257,6 +256,11 @@ async def text_panel(
         yield panel
         await panel.settled()
     await peers.close()
+
+
+def _stub(encoder: Encoder) -> LinkedEncoder:
+    near = Link("encoder", encoder, latency_s=lambda: 0.0)
+    return encoder if isinstance(encoder, LinkedEncoder) else LinkedEncoder(near)
 
 
 @dataclass
@@ -324,7 +328,17 @@ async def encode_and_keep_only_tickets(panel: EncoderPanel, *names: str) -> list
     """Encode items and give the caller's own leases back: what is left are the readers'."""
     results = await asyncio.gather(*(panel.service.encode(encode_request(name)) for name in names))
     await panel.service.release([result.router_lease for result in results])
-    return list(zip(names, results, strict=True))
+    return [(name, addressed(result)) for name, result in zip(names, results, strict=True)]
+
+
+def address_of(instance_id: str) -> str:
+    """Where the readers of these tests call an encoder."""
+    return f"{instance_id}:50061"
+
+
+def addressed(result: EncodeResult) -> EncodeResult:
+    """As the router passes it on: with the holder's address in the ticket."""
+    return replace(result, ticket=replace(result.ticket, address=address_of(result.ticket.holder)))
 
 
 @dataclass

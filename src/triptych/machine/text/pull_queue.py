@@ -11,11 +11,8 @@ smaller ones behind it, unless what it waits for is its own holder: a holder tha
 from collections import Counter
 from dataclasses import dataclass
 
+from triptych.domain.embedding import HolderRef
 from triptych.policy.pulling import WaitingPull, pull_order
-
-Holder = tuple[str, int]
-"""Instance id and epoch."""
-
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -26,7 +23,7 @@ class Want:
 
     pull_id: int
     request_id: str
-    holder: Holder
+    holder: HolderRef
     nbytes: int
     deadline_s: float
 
@@ -83,7 +80,7 @@ class PullLimits:
 @dataclass(slots=True)
 class _Pull:
     request_id: str
-    holder: Holder
+    holder: HolderRef
     nbytes: int
     deadline_s: float
     arrival: int
@@ -96,8 +93,8 @@ class PullQueue:
         self._limits = limits
         self._waiting: dict[int, _Pull] = {}
         self._under_way: dict[int, _Pull] = {}
-        self._pulls: Counter[Holder] = Counter()
-        self._nbytes: Counter[Holder] = Counter()
+        self._pulls: Counter[HolderRef] = Counter()
+        self._nbytes: Counter[HolderRef] = Counter()
         self._here: Counter[str] = Counter()
         """Pulls of each request, waiting or under way."""
         self._had: dict[str, int] = {}

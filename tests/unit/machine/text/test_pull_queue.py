@@ -4,6 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from triptych.domain.embedding import HolderRef
 from triptych.machine.text.pull_queue import Begin, Drop, Effect, Ended, Hasten, PullLimits, PullQueue, Want
 from triptych.policy.pulling import SHARE_NBYTES_PER_S
 
@@ -15,7 +16,7 @@ def queue(limits: PullLimits = LIMITS) -> PullQueue:
 
 
 def want(pull_id: int, *, request: str = "r", holder: str = "e", nbytes: int = 20, deadline_s: float = 10.0) -> Want:
-    return Want(pull_id, request, (holder, 1), nbytes, deadline_s)
+    return Want(pull_id, request, HolderRef("", holder, 1), nbytes, deadline_s)
 
 
 def begun(effects: list[Effect]) -> list[int]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from services.text import releases
-from services.text.holders import HolderDirectory
 from services.text.releases import Releases
-from tests.unit.services.panels import encode_and_keep_only_tickets, encoder_panel, under_virtual_time
+from tests.unit.services.panels import address_of, encode_and_keep_only_tickets, encoder_panel, under_virtual_time
 from triptych.domain.embedding import LeaseId
-from triptych.ports import Encoder
+from triptych.ports import Encoder, Peer
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.links import Link, LinkedEncoder
+from triptych.transport.peer_pool import PeerPool
 
 
 class Listening(LinkedEncoder):
@@ -28,12 +28,21 @@ class Listening(LinkedEncoder):
         await super().release(lease_ids)
 
 
+def pool(**encoders: LinkedEncoder) -> PeerPool:
+    """Of encoders by their instance ids. Nothing is read: giving back needs no link."""
+    stubs = {address_of(instance_id): encoder for instance_id, encoder in encoders.items()}
+
+    async def no_link(_: object) -> Peer:
+        raise AssertionError("a lease is given back without a link")
+
+    return PeerPool(stubs.__getitem__, no_link, limit=8, clock=asyncio.get_running_loop().time)
+
+
 def test_leases_that_come_up_during_a_call_go_together_with_the_next() -> None:
     async def scenario() -> None:
         async with encoder_panel() as panel, TaskScope("test") as scope:
             encoder = Listening(Link[Encoder]("encoder", panel.service, latency_s=lambda: 0.1))
-            holders = HolderDirectory([encoder], scope=scope, describe_timeout_s=1.0)
-            back = Releases(holders, scope=scope, timeout_s=1.0)
+            back = Releases(pool(encoder=encoder), scope=scope, timeout_s=1.0)
             items = await encode_and_keep_only_tickets(panel, *(f"item-{n}" for n in range(20)))
             for number, (_, result) in enumerate(items):
                 back.add(result.ticket)
@@ -56,8 +65,8 @@ def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_the
             TaskScope("test") as scope,
         ):
             link = Link[Encoder]("bad", bad.service)
-            holders = HolderDirectory([LinkedEncoder(link), good.service], scope=scope, describe_timeout_s=1.0)
-            back = Releases(holders, scope=scope, timeout_s=1.0)
+            peers = pool(bad=LinkedEncoder(link), good=LinkedEncoder(Link("good", good.service)))
+            back = Releases(peers, scope=scope, timeout_s=1.0)
             [[_, lost]] = await encode_and_keep_only_tickets(bad, "cat")
             [[_, kept]] = await encode_and_keep_only_tickets(good, "dog")
             if gone:
@@ -82,8 +91,7 @@ def test_leases_that_wait_for_one_holder_are_bounded(monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         async with encoder_panel() as panel, TaskScope("test") as scope:
             encoder = Listening(Link[Encoder]("encoder", panel.service))
-            holders = HolderDirectory([encoder], scope=scope, describe_timeout_s=1.0)
-            back = Releases(holders, scope=scope, timeout_s=1.0)
+            back = Releases(pool(encoder=encoder), scope=scope, timeout_s=1.0)
             [[_, result]] = await encode_and_keep_only_tickets(panel, "cat")
             for number in range(100):
                 back.add(replace(result.ticket, lease_id=number.to_bytes(16, "big")))

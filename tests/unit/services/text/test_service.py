@@ -257,7 +257,7 @@ def test_a_holder_that_nobody_knows_fails_the_transfer() -> None:
             strangers = (replace(placement.ticket, holder="stranger"), replace(placement.ticket, epoch=9))
             for ticket in strangers:
                 elsewhere = replace(placement, ticket=ticket)
-                with pytest.raises(TransferFailed, match="not reachable") as raised:
+                with pytest.raises(TransferFailed, match="is not where its ticket says") as raised:
                     await answer(p.text.service, replace(asked.request, placements=(elsewhere,)))
                 assert raised.value.items == (0,)
             await p.encoder.service.release([placement.ticket.lease_id])

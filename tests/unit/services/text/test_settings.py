@@ -3,12 +3,13 @@
 import pytest
 
 from services.text.settings import TextSettings
+from triptych.domain.stage import Role
 from triptych.runtime.settings import SettingsError
 
 
 def test_defaults_need_nothing_but_the_model() -> None:
-    settings = TextSettings.load(["--model", "somewhere", "--encoders", "a:1,b:2"], {})
-    assert settings.encoders == ("a:1", "b:2")
+    settings = TextSettings.load(["--model", "somewhere"], {})
+    assert settings.role is Role.PD
 
 
 def test_every_setting_is_described() -> None:
@@ -28,12 +29,6 @@ def test_every_setting_is_described() -> None:
 def test_what_cannot_work_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         TextSettings.load(arguments, {})
-
-
-def test_whoever_encodes_needs_no_other_encoder_but_may_be_told_of_some() -> None:
-    assert TextSettings.load(["--model", "m"], {}).encoders == ("127.0.0.1:50061",)
-    assert TextSettings.load(["--model", "m", "--role", "EPD"], {}).encoders == ()
-    assert TextSettings.load(["--model", "m", "--encoders", "a:1"], {"TRIPTYCH_TEXT_ROLE": "EPD"}).encoders == ("a:1",)
 
 
 @pytest.mark.parametrize("role", ["EP", "ED", "E", "P", "D", "epd", ""])

@@ -1,0 +1,27 @@
+"""Which addresses of holders may be called: they come with tickets, so that whoever may call this process chooses them."""
+
+import re
+from ipaddress import ip_address
+
+_HOST_PORT = re.compile(
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\]|(?P<host>[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})))\:(?P<port>[0-9]{1,5})"
+)
+_MAX_PORT = 65_535
+
+
+def why_not_called(address: str, *, beyond_loopback: bool) -> str | None:
+    """Why ``address`` is not called; None where it may be.
+
+    Without ``beyond_loopback`` it must be a loopback address or ``localhost``: names are not resolved here.
+    """
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
+        return "it is not HOST:PORT"
+    host = match["ipv6"] or match["host"]
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:
+        if match["ipv6"]:
+            return "it is not HOST:PORT"
+        is_loopback = host.lower() == "localhost"
+    return None if is_loopback or beyond_loopback else "it is not a loopback address"

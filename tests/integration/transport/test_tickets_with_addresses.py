@@ -1,0 +1,112 @@
+"""A text instance finds the holder by the address in the ticket, and whoever makes one up learns and harms nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from services.encoder.app import app as encoder_app
+from services.encoder.settings import EncoderSettings
+from services.router.prepare import ModelPrepare
+from services.text.app import app as text_app
+from services.text.settings import TextSettings
+from tests.e2e.reference import DIGITS
+from triptych import demo
+from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.embedding import Ticket
+from triptych.domain.encoding import EncodeRequest
+from triptych.domain.generation import Finished, Placement, TextRequest
+from triptych.domain.media import Modality
+from triptych.domain.sampling import SamplingParams
+from triptych.errors import InvalidRequest, TransferFailed
+from triptych.families.model_files import ModelFiles
+from triptych.media.sniff import MediaLimits
+from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.tokens.grammar import Grammars
+from triptych.tokens.prompt import PromptBuilder
+
+MIB = 1 << 20
+
+
+@dataclass
+class Site:
+    """An encoder with one embedding, and a text instance that has never heard of it."""
+
+    text: TextStub
+    request: TextRequest
+
+    def with_tickets(self, change: Mapping[str, object]) -> TextRequest:
+        [placement] = self.request.placements
+        ticket: Ticket = replace(placement.ticket, **change)  # type: ignore[arg-type]
+        return replace(self.request, placements=(replace(placement, ticket=ticket),))
+
+    async def ask(self, request: TextRequest) -> bool:
+        """Whether it was answered to the end."""
+        async with aclosing(self.text.generate(request)) as stream:
+            events = [event async for together in stream for event in together]
+        return isinstance(events[-1], Finished)
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transports": ("shm", "tcp"), "port": 0}
+    async with AsyncExitStack() as stack:
+        encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model, arena_bytes=MIB)))  # type: ignore[arg-type]
+        small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "packed_weight_bytes": 0}
+        running = await stack.enter_async_context(text_app(TextSettings(**model, **small)))  # type: ignore[arg-type]
+        stub, text = EncoderStub(f"127.0.0.1:{encoder.port}"), TextStub(f"127.0.0.1:{running.port}")
+        stack.push_async_callback(stub.close)
+        stack.push_async_callback(text.close)
+        info = (await text.describe()).model
+        builder = PromptBuilder.load(ModelFiles.load(demo.MODEL_DIR))
+        prepare = ModelPrepare(builder, MediaLimits(), Grammars(builder.tokenizer))
+        parts = MediaPart(Modality.IMAGE, (DIGITS / "3_a.png").read_bytes()), TextPart("What digits are shown?")
+        sampling = SamplingParams(temperature=0, max_tokens=4)
+        prompted = prepare(ChatRequest("r", info.model_id, (Message("user", parts),), sampling), info)
+        [item] = prompted.items
+        result = await stub.encode(
+            EncodeRequest(
+                "r", 0, info.model_id, parts[0].data, item.info, item.tokens, b"", 10.0, 60.0, b"r" * 16, b"o" * 16
+            )
+        )
+        address = f"127.0.0.1:{encoder.port}"
+        placement = Placement(0, item.start, replace(result.ticket, address=address))
+        request = TextRequest("r", info.model_id, prompted.token_ids, (placement,), sampling, 20.0)
+        yield Site(text, request)
+
+
+async def test_an_encoder_that_was_never_named_is_found_by_the_ticket_alone() -> None:
+    async with site() as here:
+        assert await here.ask(here.request)
+
+
+async def test_a_tampered_or_dead_address_fails_its_item_with_one_answer_and_nothing_else_is_harmed() -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with site() as here:
+        no_grpc = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        async with no_grpc:
+            taken = f"127.0.0.1:{no_grpc.sockets[0].getsockname()[1]}"
+            messages = set()
+            for address in ("127.0.0.1:1", taken):
+                with pytest.raises(TransferFailed) as raised:
+                    await here.ask(here.with_tickets({"address": address}))
+                assert raised.value.items == (0,)
+                messages.add(raised.value.message)
+            assert len(messages) == 1, "a port that is closed and one that is not answered alike"
+        for change, told in (
+            ({"address": ""}, "is not called: it is not HOST:PORT"),
+            ({"address": "unix:/run/secret"}, "is not called: it is not HOST:PORT"),
+            ({"address": "10.0.0.1:50061"}, "is not called: it is not a loopback address"),
+            ({"holder": "stranger"}, "is not where its ticket says"),
+            ({"epoch": 7}, "is not where its ticket says"),
+        ):
+            with pytest.raises(TransferFailed, match=told) as raised:
+                await here.ask(here.with_tickets(change))
+            assert raised.value.items == (0,)
+        with pytest.raises(InvalidRequest, match=r"ticket\.address has 263 characters"):
+            await here.ask(here.with_tickets({"address": "a" * 263}))
+        assert await here.ask(here.request), "the true ticket is as good as before"

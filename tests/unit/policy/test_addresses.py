@@ -1,0 +1,49 @@
+"""Which addresses are called when a ticket names them."""
+
+import pytest
+
+from triptych.policy.addresses import why_not_called
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50061", "127.9.9.9:1", "[::1]:65535", "localhost:50061", "LocalHost:1"])
+def test_loopback_is_called_by_everyone(address: str) -> None:
+    assert why_not_called(address, beyond_loopback=False) is None
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7:50061", "[fe80::1]:1", "encoder-1.pool.svc:50061", "169.254.169.254:80"])
+def test_what_is_beyond_loopback_is_called_only_where_that_is_meant(address: str) -> None:
+    assert why_not_called(address, beyond_loopback=True) is None
+    assert why_not_called(address, beyond_loopback=False) == "it is not a loopback address"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "127.0.0.1",
+        ":50061",
+        "127.0.0.1:",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "127.0.0.1:999999",
+        "unix:/run/encoder",
+        "unix:///run/encoder:1",
+        "dns:///127.0.0.1:1",
+        "http://127.0.0.1:1",
+        "user@127.0.0.1:1",
+        "127.0.0.1:1/path",
+        "127.0.0.1:1\n",
+        " 127.0.0.1:1",
+        "a b:1",
+        "[127.0.0.1:1",
+        "[nonsense]:1",
+        "[::1]",
+        "::1:50061",
+        "ä.example:1",
+        "-x:1",
+        f"{'a' * 254}:1",
+        "127.0.0.1:\u0661",
+    ],
+)
+def test_what_is_no_host_and_port_is_never_called(address: str) -> None:
+    assert why_not_called(address, beyond_loopback=True) == "it is not HOST:PORT"
