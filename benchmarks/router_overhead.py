@@ -197,7 +197,7 @@ class Rest:
         body = json.dumps(self._body(images, output_tokens)).encode()
         reader, writer = await self._connection()
         began_s = time.perf_counter()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         answer = bytearray(await reader.readuntil(b"\r\n\r\n"))
         assert answer.startswith(b"HTTP/1.1 200"), bytes(answer)

@@ -7,9 +7,6 @@ from triptych.errors import Overloaded, TriptychError, Unavailable
 
 from .lifetime import RequestLifetime
 
-RETRY_AFTER_S = 1.0
-"""What is told to those who come while a bound is reached: requests end all the time."""
-
 
 class Admission:
     """Bounds what the gateway holds: requests, and the bytes of their bodies."""
@@ -38,9 +35,7 @@ class Admission:
         if self._closed is not None:
             raise self._closed
         if len(self._running) >= self._max_requests:
-            raise Overloaded(
-                f"{self._max_requests} requests are running, which is the limit", retry_after_s=RETRY_AFTER_S
-            )
+            raise Overloaded(f"{self._max_requests} requests are running, which is the limit")
         hold = Hold(self)
         self._running[request_id] = lifetime
         try:
@@ -51,10 +46,7 @@ class Admission:
 
     def take(self, nbytes: int) -> None:
         if self._bytes + nbytes > self._max_bytes:
-            raise Overloaded(
-                f"the bodies of running requests fill the {self._max_bytes} bytes there are for them",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise Overloaded(f"the bodies of running requests fill the {self._max_bytes} bytes there are for them")
         self._bytes += nbytes
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ async def serve(
     )
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
-        http=BoundedHttp,
+        http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),
         timeout_keep_alive=settings.head_timeout_s,  # under this name uvicorn hands it to BoundedHttp
         ws="none",
         lifespan="off",

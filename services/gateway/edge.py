@@ -9,11 +9,20 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.errors import Cancelled, InternalError, InvalidRequest, TriptychError
+from triptych.errors import (
+    Cancelled,
+    ExpectationFailed,
+    InternalError,
+    InvalidRequest,
+    PermissionDenied,
+    TriptychError,
+    UnsupportedEncoding,
+)
 from triptych.ports import Clock
 from triptych.runtime import logs
 
 from .answers import error_body, error_headers
+from .http import REFUSAL
 from .keys import KeyRing
 from .request_ids import canonical
 
@@ -26,7 +35,11 @@ _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 class Edge:
-    """Wraps the whole application. Unknown exceptions are logged and answered with a 500 that says nothing more."""
+    """Wraps the whole application. Unknown exceptions are logged and answered with a 500 that says nothing more.
+
+    ``hosts`` are the names that a ``Host`` header may have, or None for any: a page whose own name was made to resolve
+    to a loopback address (DNS rebinding) asks with that name.
+    """
 
     def __init__(
         self,
@@ -35,10 +48,12 @@ class Edge:
         new_id: Callable[[], str],
         taken: Callable[[str], bool],
         refused: Callable[[], TriptychError | None],
+        hosts: frozenset[str] | None,
         clock: Clock,
     ) -> None:
         self._app = app
         self._refused = refused
+        self._hosts = hosts
         self._new_id = new_id
         self._taken = taken
         self._clock = clock
@@ -48,7 +63,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began_s = self._clock()
-        request_id = self._request_id(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        request_id = self._request_id(headers)
         scope.setdefault("state", {})["request_id"] = canonical(request_id)
         logs.request_id.set(canonical(request_id))
         status = 0
@@ -61,9 +77,13 @@ class Edge:
             await send(message)
 
         try:
-            if scope["path"] not in _PROBES and (refusal := self._refused()) is not None:
+            refusal = scope["state"].get(REFUSAL)
+            if refusal is None and scope["path"] not in _PROBES:
+                refusal = self._refused()
+            if refusal is not None:
                 await error_response(refusal, {"connection": "close"})(scope, receive, send_with_id)
                 return
+            self._check_headers(headers)
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             known = as_known(error, request_id)
@@ -74,6 +94,18 @@ class Edge:
             took_s = self._clock() - began_s
             level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
             logger.log(level, "%s %r %d %.3fs", scope["method"], scope["path"][:200], status, took_s)
+
+    def _check_headers(self, headers: Headers) -> None:
+        """Raises PermissionDenied or ExpectationFailed."""
+        if self._hosts is not None:
+            for host in headers.getlist("host"):
+                if host_name(host) not in self._hosts:
+                    raise PermissionDenied(
+                        f"the host {host[:100]!r} is not among those that are served; --allowed-hosts names more"
+                    )
+        expected = headers.get("expect")
+        if expected is not None and expected.lower() != "100-continue":
+            raise ExpectationFailed(f"the expectation {expected[:100]!r} is not known")
 
     def _request_id(self, headers: Headers) -> str:
         """The client's own id if it is well formed and no request that still runs has it; else a new one."""
@@ -109,10 +141,28 @@ def error_response(error: TriptychError, headers: Mapping[str, str] | None = Non
     return JSONResponse(error_body(error), error.http_status, {**error_headers(error), **(headers or {})})
 
 
-async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """A request's body as it arrives. Raises Cancelled when the client leaves before its end."""
+def host_name(host: str) -> str:
+    """A ``Host`` header without its port: a name, an IPv4 address, or an IPv6 address in brackets."""
+    end = host.find("]") + 1
+    return (host[:end] if end else host.partition(":")[0]).lower()
+
+
+def check_encoding(headers: Headers) -> None:
+    """Raises UnsupportedEncoding."""
+    for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
+        for encoding in headers.getlist(name):
+            if encoding.lower() != plain:
+                raise UnsupportedEncoding(
+                    f"{name}: {encoding[:100]!r} is not undone; send the body as it is", param=name
+                )
+
+
+async def body_chunks(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+    """A request's body as it arrives. Raises Cancelled when the client leaves before its end, or what is wrong with it."""
     while True:
         message = await receive()
+        if (refusal := scope["state"].get(REFUSAL)) is not None:
+            raise refusal
         if message["type"] == "http.disconnect":
             raise Cancelled("the client closed the connection before its request was complete")
         yield message.get("body", b"")

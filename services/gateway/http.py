@@ -1,52 +1,217 @@
-"""HTTP on one connection: uvicorn's protocol, with a bound on how long a connection may wait for a request's head."""
+"""HTTP on one connection: uvicorn's protocol, with bounds on the head of a request and one form for every refusal."""
 
 import asyncio
+from collections import deque
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from triptych.errors import HeadersTooLarge, InvalidRequest, Overloaded, TriptychError, UriTooLong
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's head; and of its trailers, chunk sizes and chunk extensions together."""
+MAX_HEADERS = 100
+"""Trailers included."""
+MAX_URI_BYTES = 8 << 10
+MAX_PIPELINED = 16
+"""Requests of one connection that wait for the answer to the one before them."""
+SPARE_CONNECTIONS = 64
+"""Beyond the setting, for health checks: these get their answer as long as a connection is left."""
+_CHUNK_BYTES = 16
+"""Framing that each chunk of a body may have without being counted."""
+_LINGER_S = 2.0
+"""For so long what a refused client still sends is read and dropped: a TCP reset could destroy the answer."""
+REFUSAL = "refusal"
+"""Under this name ``scope["state"]`` has the error that a request, or what was to be one, is refused with."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection that brings no whole head of a request within ``timeout_keep_alive`` seconds.
+    """Bounds what a connection may cost before its request is known.
 
-    That is uvicorn's name for it, and what each connection finds in uvicorn's configuration: ``app.py`` puts the setting
-    ``head_timeout_s`` there. The seconds count from when the connection is opened, and from the end of each answer: a
-    client that sends nothing, a head byte by byte, or the rest of a body that was refused, holds a connection no longer
-    than that. uvicorn itself forgets its timer at the first byte, and has none before. One that does not take its last
-    answer is cut off.
+    - No whole head within ``timeout_keep_alive`` seconds: the connection is closed. That is uvicorn's name for it, and
+      what each connection finds in uvicorn's configuration: ``app.py`` puts the setting ``head_timeout_s`` there. The
+      seconds count from when the connection is opened, and from the end of each answer. uvicorn itself forgets its
+      timer at the first byte, and has none before. A client that does not take its last answer is cut off.
+    - A head that is too large, anything that is no HTTP, a connection too many: refused, after the answers to the
+      requests before it. The refusal is a request of its own to the application, which raises ``state["refusal"]``.
     """
 
-    _waiting: asyncio.TimerHandle | None = None
+    max_connections = 4096
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        self._in_head = True
+        self._counted = 0
+        """Bytes of the head so far; in a body those that are framing."""
+        self._fields = 0
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_head()
-
-    def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        super().on_headers_complete()
-
-    def on_response_complete(self) -> None:
-        if not self.pipeline:
-            self._wait_for_head()
-        super().on_response_complete()
+        if len(self.connections) > self.max_connections + SPARE_CONNECTIONS:
+            self._refuse(Overloaded(f"{self.max_connections} connections are open, which is the limit"))
+        else:
+            self._close_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timer()
+        waiting, self.pipeline = self.pipeline, deque()
+        for cycle in (self._running, *(cycle for cycle, _ in waiting)):
+            if cycle is not None and not cycle.response_complete:  # uvicorn tells the newest only
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
-    def _wait_for_head(self) -> None:
-        self._stop_waiting()
-        self._waiting = self.loop.call_later(self.timeout_keep_alive, self._give_up)
+    # --- what comes in -----------------------------------------------------------------------------------------------
 
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def data_received(self, data: bytes) -> None:
+        while data and not self._refused:
+            piece = data[: MAX_HEAD_BYTES + 1 - self._counted] if self._in_head else data
+            data = data[len(piece) :]
+            self._counted += len(piece)
+            self._feed(piece)
 
-    def _give_up(self) -> None:
-        transport: Any = self.transport
-        if transport.get_write_buffer_size():
-            transport.abort()
+    def _feed(self, piece: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(piece[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # what a callback below raised
+            self._refuse(cause if isinstance(cause, TriptychError) else InvalidRequest("this is no valid HTTP/1.1"))
         else:
-            transport.close()
+            self._counted = max(0, self._counted)
+            if self._counted > MAX_HEAD_BYTES:
+                self._refuse(HeadersTooLarge(f"headers or trailers have more than {MAX_HEAD_BYTES} bytes"))
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Read the request as if it asked for no other protocol: the parser has skipped its body."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(InvalidRequest("this is no proxy"))
+            return
+        line = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        self.parser = httptools.HttpRequestParser(self)
+        self._counted = 0
+        self._feed(line + fields + b"\r\n" + rest)
+
+    def on_message_begin(self) -> None:
+        self._fields = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URI_BYTES:
+            raise UriTooLong(f"the URI has more than {MAX_URI_BYTES} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        if self._fields > MAX_HEADERS:
+            raise HeadersTooLarge(f"there are more than {MAX_HEADERS} headers")
+        if self._in_head:  # a trailer has no effect: the application has read the headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Overloaded(f"{MAX_PIPELINED} requests of this connection wait, which is the limit")
+        super().on_headers_complete()
+        self._stop_timer()
+        self._in_head, self._counted = False, 0
+
+    def on_chunk_header(self) -> None:
+        self._counted -= _CHUNK_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._counted -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_head, self._counted = True, 0
+        super().on_message_complete()
+
+    # --- answers and refusals ----------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline and not self._refused:
+            self._close_after(self.timeout_keep_alive)
+        super().on_response_complete()
+
+    def _refuse(self, error: TriptychError) -> None:
+        """Read nothing more, and answer with the error: the request whose body is at fault, or as the next one."""
+        self._refused = True
+        self._stop_timer()
+        if not self._in_head:
+            self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.linger()
+            self.cycle.scope["state"][REFUSAL] = error
+            self.cycle.message_event.set()
+            return
+        super().on_message_begin()
+        state = {**self.app_state, REFUSAL: error}
+        self.scope |= {"method": "?", "path": "", "raw_path": b"", "query_string": b"", "state": state}
+        cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=_Lingering(self),  # type: ignore[arg-type]
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=False,
+            on_response=self.on_response_complete,
+        )
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.pipeline.appendleft((cycle, self.app))
+        self.cycle = cycle
+
+    def linger(self) -> None:
+        """Close once the client has closed, or after a while."""
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._close_after(_LINGER_S)
+
+    def _close_after(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+
+class _Lingering:
+    """A connection's transport, as far as an answer needs it, that closes without losing the answer."""
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.linger()

@@ -17,12 +17,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
-from triptych.errors import InvalidRequest, NotFound, TriptychError, Unavailable
+from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 
 from . import edge
-from .admission import RETRY_AFTER_S
 from .answers import (
     DONE,
     ChatForm,
@@ -66,7 +65,7 @@ def create_app(
     def refused() -> TriptychError | None:
         if connections() <= limit:
             return None
-        return Unavailable(f"{limit} connections are open, which is the limit", retry_after_s=RETRY_AFTER_S)
+        return Overloaded(f"{limit} connections are open, which is the limit")
 
     app = Starlette(
         routes=[
@@ -84,7 +83,14 @@ def create_app(
             Route("/metrics", MetricsEndpoint(metrics or Metrics()).__call__),
         ],
         middleware=[
-            Middleware(edge.Edge, new_id=new_id, taken=gateway.admission.is_running, refused=refused, clock=clock),
+            Middleware(
+                edge.Edge,
+                new_id=new_id,
+                taken=gateway.admission.is_running,
+                refused=refused,
+                hosts=gateway.settings.hosts,
+                clock=clock,
+            ),
             Middleware(edge.AuthMiddleware, keys=gateway.keys),
         ],
         exception_handlers={HTTPException: _http_error},
@@ -170,6 +176,7 @@ class Post:
         request_id: str = scope["state"]["request_id"]
         caller: Caller = scope["state"]["caller"]
         headers = Headers(scope=scope)
+        edge.check_encoding(headers)
         settings = self._gateway.settings
         timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)
         lifetime = RequestLifetime(timeout_s + _GRACE_S)
@@ -177,7 +184,7 @@ class Post:
         try:
             with caller.request(), self._gateway.admission.request(request_id, lifetime) as hold:
                 async with lifetime.running():
-                    chunks = edge.body_chunks(receive)
+                    chunks = edge.body_chunks(scope, receive)
                     body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)
                     async with lifetime.ended_by(lambda: edge.disconnected(receive)):
                         request = await self._gateway.parse(self._parse, body, hold)

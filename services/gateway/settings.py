@@ -24,6 +24,9 @@ class GatewaySettings(ServiceSettings):
     """File of API keys (python -m services.gateway.keys new NAME). With it everything but /health needs a key."""
     allow_anyone: bool = False
     """Listen on an address that is not loopback without keys: whoever can reach the port can ask."""
+    allowed_hosts: Strings = ()
+    """Names that clients may call the gateway by (header Host) beside localhost and its loopback addresses, while it has
+    no keys and listens on loopback: other names are refused, as web pages could ask through them (DNS rebinding)."""
     tenants_share: bool = False
     """Whether requests of different keys may share an image's embedding. What is cached can be told by timing."""
     fetch: bool = True
@@ -45,7 +48,7 @@ class GatewaySettings(ServiceSettings):
     max_urls_per_request: int = Field(default=16, ge=1)
     """Most items of one request that are fetched; more are answered 400."""
     max_connections: int = Field(default=4096, ge=1)
-    """Most open connections; one more is answered 503."""
+    """Most open connections; one more is answered 429."""
     max_concurrent_requests: int = Field(default=2048, ge=1)
     """Most chat requests at the same time; one more is answered 429."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
@@ -94,6 +97,13 @@ class GatewaySettings(ServiceSettings):
                 f"({self.max_request_timeout_s})"
             )
         return self
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """What a Host header may name; None for anything."""
+        if not self.is_loopback or self.keys is not None or self.allow_anyone:
+            return None
+        return frozenset(("localhost", "127.0.0.1", "[::1]", self.host, *map(str.lower, self.allowed_hosts)))
 
     @property
     def is_loopback(self) -> bool:

@@ -4,6 +4,10 @@
     +-- InvalidRequest          INVALID_ARGUMENT     400  the request can never succeed as it stands
     |   +-- InvalidMedia        INVALID_ARGUMENT     400  an item is not what its type says, or out of bounds
     |   +-- ContextTooLong      INVALID_ARGUMENT     400  prompt and answer do not fit the model's context
+    |   +-- UriTooLong          INVALID_ARGUMENT     414  of HTTP alone, as are the next three
+    |   +-- UnsupportedEncoding INVALID_ARGUMENT     415  the body is compressed
+    |   +-- ExpectationFailed   INVALID_ARGUMENT     417  the header Expect asks for what is not known
+    |   +-- HeadersTooLarge     INVALID_ARGUMENT     431  headers, trailers or chunk extensions are too large
     +-- Unauthenticated         UNAUTHENTICATED      401
     +-- PermissionDenied        PERMISSION_DENIED    403
     +-- NotFound                NOT_FOUND            404
@@ -64,6 +68,30 @@ class ContextTooLong(InvalidRequest):
     """Prompt and answer do not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class UriTooLong(InvalidRequest):
+    """The URI of an HTTP request is longer than the server takes."""
+
+    code, http_status = "uri_too_long", 414
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body of an HTTP request is compressed or has another encoding that is not undone."""
+
+    code, http_status = "unsupported_encoding", 415
+
+
+class ExpectationFailed(InvalidRequest):
+    """The header ``Expect`` of an HTTP request asks for something that is not known."""
+
+    code, http_status = "expectation_failed", 417
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The headers of an HTTP request are larger, or more, than the server takes."""
+
+    code, http_status = "headers_too_large", 431
 
 
 class Unauthenticated(TriptychError):

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-HEAD = "{} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n"
+HEAD = "{} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n"
 
 
 async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str, body: bytes = b"") -> int:

@@ -74,7 +74,7 @@ async def opened(site: Wired, data: bytes) -> Connection:
 
 
 def request(request_id: str, asked: bytes) -> bytes:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {request_id}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {request_id}\r\n"
     return f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
 
 

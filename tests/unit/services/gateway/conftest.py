@@ -39,7 +39,7 @@ def rest() -> Rest:
         )
         transport = httpx.ASGITransport(create_app(gateway, clock=monotonic))
         try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 yield client
             assert (gateway.admission.requests, gateway.admission.nbytes) == (0, 0), "something is still held"
         finally:

@@ -124,8 +124,8 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_sent(router: FakeR
         assert (await client.get(url + "/health")).status_code == 200
 
 
-HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
-REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ async def test_status_and_route_are_counted_also_where_the_application_fails() -
 
     observed = Observed(application, telemetry, asyncio.get_running_loop().time)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(observed, raise_app_exceptions=False), base_url="http://gateway"
+        transport=httpx.ASGITransport(observed, raise_app_exceptions=False), base_url="http://localhost"
     ) as client:
         await client.get("/ready")
         await client.get("/ready")

@@ -393,7 +393,7 @@ async def test_a_connection_too_many_gets_an_error_in_the_body_of_all_errors(rou
     ):
         assert (await first.get("/v1/models")).status_code == 200
         refused = await second.get("/v1/models")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         assert (await first.get("/v1/models")).status_code == 200
 

@@ -1,0 +1,304 @@
+"""What comes in over a socket before, around and instead of a request: bounded, and refused in the form of all errors."""
+
+import asyncio
+import gzip
+import json
+import socket
+import tracemalloc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gateway import http
+from services.gateway.app import serve
+from services.gateway.keys import new_key
+from services.gateway.settings import GatewaySettings
+from tests.unit.services.gateway.fakes import FINISH, FakeRouter
+from triptych.domain.generation import TokenChunk
+
+ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+HOST = b"host: localhost\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\n" + HOST
+POST = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+ONE_CHUNK = b"%x\r\n%b\r\n" % (len(ASK), ASK)
+GOOD = POST + b"content-length: %d\r\n\r\n" % len(ASK) + ASK
+
+
+class Connection:
+    """One connection to the gateway; ``answer`` reads what comes next."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and JSON body."""
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        return (
+            int(head[0].split()[1]),
+            headers,
+            json.loads(await self._reader.readexactly(int(headers["content-length"]))),
+        )
+
+    async def error(self) -> tuple[int, str]:
+        """Status and code of a refusal, after which the gateway closes."""
+        status, headers, body = await self.answer()
+        assert headers["x-request-id"]
+        assert headers["connection"] == "close"
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert await self._reader.read() == b""
+        return status, body["error"]["code"]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def connected(router: FakeRouter | None = None, **settings: object) -> AsyncGenerator[Connection]:
+    async with (
+        serve(GatewaySettings(port=0, **settings), router or FakeRouter()) as app,  # type: ignore[arg-type]
+        asyncio.timeout(20),
+    ):
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", app.port, limit=1 << 20))
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def fields(number: int) -> bytes:
+    return b"".join(b"x-%d: y\r\n" % at for at in range(number))
+
+
+TOO_MUCH = {
+    "one header": (GET + b"x: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 431, "headers_too_large"),
+    "large headers": (GET + (b"x: " + b"y" * 9000 + b"\r\n") * 8 + b"\r\n", 431, "headers_too_large"),
+    "many headers": (GET + fields(100) + b"\r\n", 431, "headers_too_large"),
+    "unfinished": (GET + b"x: " + b"y" * (1 << 20), 431, "headers_too_large"),
+    "uri": (b"GET /" + b"y" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, "uri_too_long"),
+    "unfinished uri": (b"GET /" + b"y" * (1 << 20), 414, "uri_too_long"),
+    "one trailer": (CHUNKED + ONE_CHUNK + b"0\r\nx: " + b"y" * (1 << 20), 431, "headers_too_large"),
+    "many trailers": (CHUNKED + ONE_CHUNK + b"0\r\n" + fields(100) + b"\r\n", 431, "headers_too_large"),
+    "chunk extension": (CHUNKED + b"1;x=" + b"y" * (1 << 20), 431, "headers_too_large"),
+    "chunk extensions": (CHUNKED + (b"1;x=" + b"y" * 99 + b"\r\n \r\n") * 2000, 431, "headers_too_large"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+async def test_a_head_or_framing_that_is_too_large_is_refused(name: str) -> None:
+    sent, status, code = TOO_MUCH[name]
+    async with connected() as connection:
+        await connection.send(sent)
+        assert await connection.error() == (status, code)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        GET + b"x: " + b"y" * 60_000 + b"\r\n\r\n",
+        GET + fields(99) + b"\r\n",
+        CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in ASK + b" " * 60_000) + b"0\r\nx: y\r\n\r\n",
+        POST + b"content-length: %d\r\n\r\n" % (len(ASK) + 500_000) + ASK + b" " * 500_000,
+    ],
+    ids=["a large header", "many headers", "small chunks", "a large body"],
+)
+async def test_what_is_within_the_bounds_is_answered_and_the_connection_is_kept(sent: bytes) -> None:
+    async with connected() as connection:
+        for _ in range(3):
+            await connection.send(sent)
+            assert (await connection.answer())[0] == 200
+
+
+async def test_an_endless_head_takes_no_memory() -> None:
+    asyncio.get_running_loop().set_debug(False)
+    async with connected(max_connections=64) as connection:
+        tracemalloc.start()
+        try:
+            await connection.send(GET + b"x: ")
+            for _ in range(60):
+                await connection.send(b"y" * (1 << 20))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert (await connection.error())[0] == 431
+    assert peak < 8 << 20
+
+
+async def test_an_endless_head_in_small_pieces_is_refused_too() -> None:
+    async with connected() as connection:
+        await connection.send(GET)
+        for _ in range(80):
+            await connection.send(b"x: " + b"y" * 997)
+            await asyncio.sleep(0)
+        assert (await connection.error())[0] == 431
+
+
+# --- what is no request ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"hello\r\n\r\n",
+        GET + b"a b: c\r\n\r\n",
+        GET + b"x: a\r\n folded\r\n\r\n",
+        POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n",
+    ],
+    ids=["tls", "words", "header name", "folded header", "two lengths", "url", "connect"],
+)
+async def test_what_is_no_request_is_answered_in_the_form_of_all_errors(garbage: bytes) -> None:
+    async with connected() as connection:
+        await connection.send(garbage)
+        assert await connection.error() == (400, "invalid_request")
+
+
+async def test_good_requests_before_garbage_are_answered_first() -> None:
+    gate = asyncio.Event()
+    async with connected(FakeRouter((gate, TokenChunk((1,), "x"), *FINISH))) as connection:
+        await connection.send(GOOD + GET + b"\r\n" + b"\x00garbage")
+        gate.set()
+        status, _, body = await connection.answer()
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "x")
+        assert (await connection.answer())[2]["object"] == "list"
+        assert await connection.error() == (400, "invalid_request")
+
+
+async def test_a_body_whose_framing_breaks_is_the_fault_of_its_own_request() -> None:
+    async with connected() as connection:
+        await connection.send(GET + b"\r\n" + CHUNKED + b"zz\r\n")
+        assert (await connection.answer())[0] == 200
+        assert await connection.error() == (400, "invalid_request")
+
+
+async def test_only_so_many_requests_wait_on_one_connection() -> None:
+    gate = asyncio.Event()
+    async with connected(FakeRouter((gate, *FINISH))) as connection:
+        await connection.send(GOOD + (GET + b"\r\n") * (http.MAX_PIPELINED + 50))
+        gate.set()
+        for _ in range(1 + http.MAX_PIPELINED):
+            assert (await connection.answer())[0] == 200
+        assert await connection.error() == (429, "overloaded")
+
+
+async def test_a_client_that_leaves_with_requests_waiting_cancels_the_one_that_runs() -> None:
+    router = FakeRouter((asyncio.Event(),))
+    async with connected(router) as connection:
+        await connection.send(GOOD + GET + b"\r\n")
+        await router.next_request()
+        connection.close()
+        await router.closed.wait()
+
+
+async def test_connections_far_beyond_the_limit_are_refused_before_they_ask() -> None:
+    async with serve(GatewaySettings(port=0, max_connections=1), FakeRouter()) as app, asyncio.timeout(20):
+        opened = [
+            Connection(*await asyncio.open_connection("127.0.0.1", app.port))
+            for _ in range(1 + http.SPARE_CONNECTIONS + 1)
+        ]
+        assert await opened[-1].error() == (429, "overloaded")
+        await opened[-2].send(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert (await opened[-2].answer())[0] == 200
+        for connection in opened:
+            connection.close()
+
+
+# --- headers that ask for something ----------------------------------------------------------------------------------
+
+
+async def test_another_protocol_is_not_taken_up_and_the_body_is_read() -> None:
+    """Java's client asks for HTTP/2 in this way, with each request of a connection until it has it."""
+    upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    async with connected() as connection:
+        for _ in range(2):
+            await connection.send(POST + upgrade + b"content-length: %d\r\n\r\n" % len(ASK) + ASK)
+            status, _, body = await connection.answer()
+            assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello")
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "status", "code"),
+    [
+        (b"content-encoding: gzip", gzip.compress(ASK), 415, "unsupported_encoding"),
+        (b"content-encoding: identity", ASK, 200, ""),
+        (b"expect: 200-ok", ASK, 417, "expectation_failed"),
+    ],
+    ids=["gzip", "identity", "expect"],
+)
+async def test_what_is_not_understood_is_refused_by_its_own_status(
+    header: bytes, body: bytes, status: int, code: str
+) -> None:
+    async with connected() as connection:
+        await connection.send(POST + header + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        got, headers, answer = await connection.answer()
+        assert (got, answer.get("error", {}).get("code", "")) == (status, code)
+        assert headers["x-request-id"]
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
+    async with connected() as connection:
+        await connection.send(POST + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(ASK))
+        assert await connection._reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await connection.send(ASK)
+        assert (await connection.answer())[0] == 200
+
+
+# --- names of the gateway --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        (b"localhost:8000", True),
+        (b"LOCALHOST", True),
+        (b"127.0.0.1:1", True),
+        (b"[::1]:8000", True),
+        (b"my.name:80", True),
+        (b"attacker.example", False),
+        (b"localhost.attacker.example:8000", False),
+        (b"169.254.169.254", False),
+        (b"", False),
+    ],
+)
+async def test_without_keys_on_loopback_only_known_names_are_served(host: bytes, served: bool) -> None:
+    async with connected(allowed_hosts=("My.Name",)) as connection:
+        await connection.send(b"GET /v1/models HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+        status, _, body = await connection.answer()
+        assert (status, body.get("error", {}).get("code")) == ((200, None) if served else (403, "permission_denied"))
+
+
+async def test_with_keys_or_for_anyone_every_name_is_served(tmp_path: Path) -> None:
+    key, lines = new_key("a")
+    (tmp_path / "keys.toml").write_text(lines)
+    for settings in ({"keys": tmp_path / "keys.toml"}, {"allow_anyone": True}):
+        async with connected(**settings) as connection:
+            line = b"authorization: Bearer " + key.encode()
+            await connection.send(b"GET /v1/models HTTP/1.1\r\nhost: api.example\r\n" + line + b"\r\n\r\n")
+            assert (await connection.answer())[0] == 200
+
+
+async def send_on(client: socket.socket) -> None:
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        await asyncio.get_running_loop().sock_sendall(client, b"x")
+
+
+async def test_a_refused_client_that_sends_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_LINGER_S", 0.1)
+    async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(20):
+        with socket.create_connection(("127.0.0.1", app.port)) as client:
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(client, b"garbage\r\n\r\n")
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                await send_on(client)
