@@ -156,8 +156,13 @@ _HEADERS = [
 _CLOSED = {
     "400": "The request can never succeed as it stands; param names the field.",
     "401": "A valid API key is needed.",
+    "403": "The header Host names something else.",
     "404": "There is no such model or request.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
+    "417": "The header Expect asks for something that is not known.",
+    "431": "Headers or trailers are too large.",
     "429": "A limit is reached; Retry-After says when to come again.",
     "499": "The client closed the connection.",
     "500": "A defect; the server's log has the details.",
@@ -193,7 +198,9 @@ def document() -> dict[str, Any]:
             "/v1/requests/{request_id}/timeline": {
                 "get": _get("getTimeline", "Timeline", "Where a request's time went.", parameters=request_id)
             },
-            "/health": {"get": _get("health", "Health", "The process is alive.", closed=("500",)) | {"security": []}},
+            "/health": {
+                "get": _get("health", "Health", "The process is alive.", closed=("403", "500")) | {"security": []}
+            },
             "/ready": {"get": _ready()},
             "/metrics": {"get": _metrics()},
         },
@@ -239,7 +246,7 @@ def _get(
     description: str,
     *,
     parameters: list[dict[str, Any]] | None = None,
-    closed: tuple[str, ...] = ("401", "404", "429", "500", "503", "504"),
+    closed: tuple[str, ...] = ("401", "403", "404", "429", "500", "503", "504"),
 ) -> dict[str, Any]:
     return {
         "operationId": name,
@@ -251,10 +258,16 @@ def _get(
 def _metrics() -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     good = {"description": "What this process measures, in Prometheus' text format.", "content": text}
-    return {"operationId": "metrics", "parameters": [], "responses": {"200": good, **_errors(("401", "429", "500"))}}
+    return {
+        "operationId": "metrics",
+        "parameters": [],
+        "responses": {"200": good, **_errors(("401", "403", "429", "500"))},
+    }
 
 
 def _ready() -> dict[str, Any]:
-    operation = _get("ready", "Readiness", "Every stage of a model has an instance.", closed=("401", "429", "500"))
+    operation = _get(
+        "ready", "Readiness", "Every stage of a model has an instance.", closed=("401", "403", "429", "500")
+    )
     operation["responses"]["503"] = _json("A stage has no instance.", "Readiness")
     return operation

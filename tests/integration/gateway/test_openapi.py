@@ -23,7 +23,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 
 schema = schemathesis.openapi.from_dict(document())
-gateway = make_gateway(SniffingRouter(), InlineOffload(), monotonic, fetch=False)
+gateway = make_gateway(SniffingRouter(), InlineOffload(), monotonic, fetch=False, allowed_hosts=("testserver",))
 schema.app = create_app(gateway, clock=monotonic)
 
 
