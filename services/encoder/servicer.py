@@ -26,15 +26,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
 
     async def Describe(self, request: common_pb2.DescribeRequest, context: Context) -> common_pb2.InstanceInfo:  # noqa: N802 - the name is the wire's
         del request, context
-        return common.instance_to_wire(await self._service.describe())
+        return common.INSTANCE.to_wire(await self._service.describe())
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Context) -> encoder_pb2.EncodeResponse:  # noqa: N802
-        result = await self._service.encode(encoder.encode_request_from_wire(request, remaining_s(context)))
-        return encoder.encode_result_to_wire(result)
+        result = await self._service.encode(encoder.ENCODE_REQUEST.from_wire(request, remaining_s(context)))
+        return encoder.ENCODE_RESULT.to_wire(result)
 
     async def Lease(self, request: encoder_pb2.LeaseRequest, context: Context) -> encoder_pb2.LeaseResponse:  # noqa: N802
-        ticket = await self._service.lease(encoder.lease_request_from_wire(request, remaining_s(context)))
-        return encoder_pb2.LeaseResponse(ticket=common.ticket_to_wire(ticket))
+        ticket = await self._service.lease(encoder.LEASE_REQUEST.from_wire(request, remaining_s(context)))
+        return encoder_pb2.LeaseResponse(ticket=common.TICKET.to_wire(ticket))
 
     async def Release(self, request: encoder_pb2.ReleaseRequest, context: Context) -> encoder_pb2.ReleaseResponse:  # noqa: N802
         del context
@@ -47,4 +47,4 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         del request, context
         async with aclosing(self._service.watch_load()) as loads:
             async for load in loads:
-                yield encoder.encoder_load_to_wire(load)
+                yield encoder.ENCODER_LOAD.to_wire(load)

@@ -28,6 +28,7 @@ from .openai_models import (
     Generation,
     ResponseFormatObject,
     ResponseFormatSchema,
+    SamplingFields,
     TokenizeRequest,
 )
 from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaPart, ApiTextPart, ApiVideoPart
@@ -311,23 +312,15 @@ def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
 def _sampling(
     request: Generation, max_tokens: int | None, logprobs: int | None, response_format: ResponseFormat | None
 ) -> SamplingParams:
-    given: Mapping[str, Any] = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "seed": request.seed,
-        "n": request.n,
-        "max_tokens": max_tokens,
-        "min_tokens": request.min_tokens,
-        "stop": tuple(request.stop),
-        "stop_token_ids": tuple(request.stop_token_ids or ()),
-        "ignore_eos": request.ignore_eos,
-        "repetition_penalty": request.repetition_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "presence_penalty": request.presence_penalty,
-        "logit_bias": tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
-        "logprobs": logprobs,
-        "response_format": response_format,
-    }
+    given = {name: _in_domain(getattr(request, name)) for name in SamplingFields.model_fields}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "response_format": response_format}
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _in_domain(value: Any) -> Any:
+    match value:
+        case list():
+            return tuple(value)
+        case dict():  # logit_bias
+            return tuple((int(token), bias) for token, bias in value.items())
+    return value

@@ -6,8 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-INT64 = 2**63
-INT31 = 2**31
+_INT64 = 2**63
 _SHOWN_CHARS = 60
 
 
@@ -23,7 +22,7 @@ def shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return f"an array of {len(value)}"
-    if isinstance(value, int) and abs(value) >= INT64:
+    if isinstance(value, int) and abs(value) >= _INT64:
         return "an integer of more than 64 bits"
     if isinstance(value, str) and len(value) > _SHOWN_CHARS:
         return json.dumps(value[:_SHOWN_CHARS]) + f"... of {len(value)} characters"

@@ -4,24 +4,21 @@ Unknown fields pass unseen, as clients send ever new ones. Fields that are known
 not supported, are refused by name unless they ask for nothing (``tools: []``, ``echo: false``).
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from triptych.policy.admission import MAX_CHOICES, MAX_PRIORITY, MIN_PRIORITY
+from triptych.domain.bounds import MAX_INT31, Between, Bound, Many, Size
+from triptych.domain.chat import PRIORITY
+from triptych.domain.sampling import BIAS, PARAMETERS, Parameter
 
-from .openai_fields import INT31, INT64, Api, Unless, shown, type_tag
+from .openai_fields import Api, Unless, shown, type_tag
 from .openai_parts import ApiContent
 from .openai_tools import MAX_CALL_ID_CHARS, ApiToolCalls, ApiToolChoice, ApiTools
 
-MAX_STOP_STRINGS = 4
-"""The OpenAI API's."""
-MAX_NAMED_TOKENS = 4096
-"""Of stop_token_ids and of logit_bias: what is parsed is bounded in number. What a request may have, the router's settings
-say (``max_stop_token_ids``, ``max_logit_bias``)."""
-MAX_TOP_LOGPROBS = 20
 MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4096
 
@@ -134,56 +131,72 @@ def _as_list(value: object) -> object:
 
 def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < INT31):
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_INT31):
             raise PydanticCustomError("part_type", "the keys must be token ids, not {got}", {"got": shown(key)})
     return bias
 
 
-TokenIds = TypeAliasType(
-    "TokenIds",
-    Annotated[list[Annotated[int, Field(ge=0, lt=INT31)]], FailFast(), Field(max_length=MAX_NAMED_TOKENS)],
-)
+def _limits(bound: Bound | None) -> FieldInfo:
+    """As pydantic, and ``/openapi.json``, know a bound."""
+    match bound:
+        case Between(low=low, high=high, above=above):
+            return cast(FieldInfo, Field(gt=low, le=high) if above else Field(ge=low, le=high))
+        case Many(high=high):
+            return cast(FieldInfo, Field(max_length=high))
+        case Size(low=low, high=high):
+            return cast(FieldInfo, Field(min_length=low, max_length=high))
+    return cast(FieldInfo, Field())
 
 
-class Generation(Api):
+def _field(row: Parameter) -> Any:
+    """The type that a sampling parameter has in a body; left out or null, it has its default."""
+    limits = _limits(row.bound)
+    if row.kind in (int, float, bool, int | None):
+        kind: Any = int if row.kind == int | None else row.kind
+        return Annotated[kind, limits] | None
+    if row.kind == tuple[tuple[int, float], ...]:
+        biases: Any = dict[str, Annotated[float, _limits(BIAS.second)]]
+        return Annotated[biases, limits, AfterValidator(_check_bias_keys)] | None
+    each: Any = Annotated[get_args(row.kind)[0], _limits(cast(Many, row.bound).each)]
+    if row.kind == tuple[str, ...]:
+        one_too = BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None)
+        return Annotated[list[each], FailFast(), limits, one_too]
+    # Named, as FailFast cannot be hashed and so cannot be part of a union.
+    listed: Any = TypeAliasType("TokenIds", Annotated[list[each], FailFast(), limits])
+    return listed | None
+
+
+TopLogprobs = Annotated[int, _limits(PARAMETERS["logprobs"].bound)]
+_OWN_FORM = frozenset({"logprobs", "response_format"})
+"""Parameters that a chat completion and a plain one say in other ways than as a value."""
+
+if TYPE_CHECKING:
+
+    class SamplingFields(Api):
+        """One field for each row of ``domain.sampling``, but for ``_OWN_FORM``."""
+
+        max_tokens: int | None
+else:
+    SamplingFields = create_model(
+        "SamplingFields",
+        __base__=Api,
+        **{
+            name: (_field(row), Field(default=None, description=row.about or None))
+            for name, row in PARAMETERS.items()
+            if name not in _OWN_FORM
+        },
+    )
+
+
+class Generation(SamplingFields):
     """What chat and plain completions have in common. What is no field of OpenAI's is named as elsewhere in the field."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1, lt=INT31)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=INT31)
-    """Keep the k most likely tokens; 0 keeps all."""
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    """Keep tokens at least this fraction as likely as the likeliest."""
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    """Answers to the same prompt."""
-    seed: int | None = Field(default=None, ge=0, lt=INT64)
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]],
-        FailFast(),
-        Field(max_length=MAX_STOP_STRINGS),
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
-    ] = Field(default_factory=list)
-    stop_token_ids: TokenIds | None = None
-    min_tokens: int | None = Field(default=None, ge=0, lt=INT31)
-    ignore_eos: bool | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_NAMED_TOKENS),
-            AfterValidator(_check_bias_keys),
-        ]
-        | None
-    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Taken and without effect."""
-    priority: int | None = Field(default=None, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+    priority: int | None = Field(default=None, ge=PRIORITY.low, le=PRIORITY.high)
     """Where requests wait, lower ones go first; those of equal priority by the time they have left (x-request-timeout).
     Left out, it is 0."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
@@ -194,9 +207,9 @@ class ChatCompletionRequest(Generation):
     """``POST /v1/chat/completions``."""
 
     messages: ApiMessages
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=INT31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs | None = None
     """Needs ``logprobs``."""
     response_format: ApiResponseFormat | None = None
     tools: ApiTools | None = None
@@ -233,7 +246,7 @@ class CompletionRequest(Generation):
     """``POST /v1/completions``: a raw prompt, without the chat template."""
 
     prompt: Prompt
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: TopLogprobs | None = None
     echo: Annotated[object, Unless(None, False)] = None
     suffix: Annotated[object, Unless(None, "")] = None
     best_of: Annotated[object, Unless(None, 1)] = None

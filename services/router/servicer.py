@@ -32,19 +32,19 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     async def Models(self, request: router_pb2.ModelsRequest, context: Context) -> router_pb2.ModelsResponse:  # noqa: N802
         del request, context
-        return router_pb2.ModelsResponse(models=map(common.model_to_wire, await self._service.models()))
+        return router_pb2.ModelsResponse(models=map(common.MODEL.to_wire, await self._service.models()))
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
         work = router.chat_request_from_wire(request.chat, remaining_s(context))
         told = await self._service.tokenize(work, return_token_strs=request.return_token_strs)
-        return router_pb2.TokenizeResponse(token_ids=told.token_ids, token_strs=told.token_strs)
+        return router.TOKENIZED.to_wire(told)
 
     async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
         del context
-        return router.timeline_to_wire(await self._service.timeline(request.request_id))
+        return router.TIMELINE.to_wire(await self._service.timeline(request.request_id))
 
     async def Readiness(  # noqa: N802
         self, request: router_pb2.ReadinessRequest, context: Context
     ) -> router_pb2.ReadinessResponse:
         del request, context
-        return router.readiness_to_wire(await self._service.readiness())
+        return router.READINESS.to_wire(await self._service.readiness())

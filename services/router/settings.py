@@ -55,9 +55,9 @@ class RouterSettings(RpcServiceSettings):
     max_top_k: int = Field(default=1_000_000, ge=0)
     """Largest top_k."""
     max_stop_token_ids: int = Field(default=64, ge=0)
-    """Most stop token ids in one request; the gateway reads 4096 at most."""
+    """Most stop token ids in one request; 4096 at most, whatever is set."""
     max_logit_bias: int = Field(default=1024, ge=0)
-    """Most tokens whose logits one request may shift; the gateway reads 4096 at most."""
+    """Most tokens whose logits one request may shift; 4096 at most, whatever is set."""
     max_schema_chars: int = Field(default=32_768, ge=1)
     """Longest JSON schema."""
     max_request_id_chars: int = Field(default=256, ge=1)

@@ -5,17 +5,18 @@ from collections.abc import Set as AbstractSet
 
 from triptych.domain.embedding import TensorSpec, joined
 from triptych.domain.generation import Placement, TextRequest
-from triptych.errors import ContextTooLong, InternalError, InvalidRequest, ModelNotFound
+from triptych.errors import ContextTooLong, InvalidRequest, ModelNotFound, TransferFailed
 from triptych.families.base import Span, filled_positions
+from triptych.policy.admission import check_parameters
 from triptych.ports import TextEngine
 from triptych.transport.slot import check_ticket
 
 
 def check_request(request: TextRequest, engine: TextEngine) -> None:
-    """Raises ModelNotFound, ContextTooLong, InvalidRequest; TransferFailed for a ticket that contradicts itself.
+    """Raises ModelNotFound, ContextTooLong, InvalidRequest.
 
-    Raises InternalError when an encoder's embeddings are not what this engine takes: both pools must serve the same
-    model in the same dtype, and no retry can change that.
+    Raises TransferFailed, naming the item, for a ticket that contradicts itself or that brings other tensors than the
+    engine takes.
     """
     model = engine.model
     if request.model != model.model_id:
@@ -23,16 +24,15 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
     prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
     if not prompt:
         raise InvalidRequest("the prompt is empty")
-    if max_tokens is None or max_tokens < 1:
-        raise InvalidRequest(f"max_tokens is {max_tokens}, it must be at least 1")
+    if max_tokens is None:
+        raise InvalidRequest("max_tokens is not set", param="max_tokens")
+    check_parameters(request.sampling)
     if prompt + max_tokens > model.context_length:
         raise ContextTooLong(
             f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the limit is {model.context_length}"
         )
     _check_layout(request, engine.placeholder_ids)
     for item in _items(request.placements):
-        for placement in item:
-            check_ticket(placement.ticket)
         _check_tensors(item, engine)
 
 
@@ -51,13 +51,21 @@ def _items(placements: Sequence[Placement]) -> list[list[Placement]]:
 
 def _check_tensors(item: Sequence[Placement], engine: TextEngine) -> None:
     number, tokens = item[0].item, sum(placement.tokens for placement in item)
+    numbers = tuple(placement.item for placement in item)
+    for placement in item:
+        try:
+            check_ticket(placement.ticket)
+        except TransferFailed as error:
+            raise TransferFailed(f"item {placement.item}: {error.message}", items=(placement.item,)) from None
     try:
         whole = joined([placement.ticket.tensors for placement in item])
     except ValueError:
-        raise InternalError(f"the shards of item {number} bring tensors that do not fit behind each other") from None
+        message = f"the shards of item {number} bring tensors that do not fit behind each other"
+        raise TransferFailed(message, items=numbers) from None
     if not engine.accepts(tokens, whole):
-        raise InternalError(
-            f"item {number} comes as {_named(whole)}, the model takes other tensors for {tokens} positions"
+        raise TransferFailed(
+            f"item {number} comes as {_named(whole)}, the model takes other tensors for {tokens} positions",
+            items=numbers,
         )
 
 

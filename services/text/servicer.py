@@ -26,10 +26,10 @@ class TextServicer(text_pb2_grpc.TextServicer):
 
     async def Describe(self, request: common_pb2.DescribeRequest, context: Context) -> common_pb2.InstanceInfo:  # noqa: N802 - the name is the wire's
         del request, context
-        return common.instance_to_wire(await self._service.describe())
+        return common.INSTANCE.to_wire(await self._service.describe())
 
     async def Generate(self, request: text_pb2.TextRequest, context: Context) -> AsyncGenerator[text_pb2.TextEvents]:  # noqa: N802
-        work = text.text_request_from_wire(request, remaining_s(context))
+        work = text.TEXT_REQUEST.from_wire(request, remaining_s(context))
         async with aclosing(self._service.generate(work)) as answer:
             async for events in answer:
                 yield text.text_events_to_wire(events)
@@ -40,4 +40,4 @@ class TextServicer(text_pb2_grpc.TextServicer):
         del request, context
         async with aclosing(self._service.watch_load()) as loads:
             async for load in loads:
-                yield text.text_load_to_wire(load)
+                yield text.TEXT_LOAD.to_wire(load)

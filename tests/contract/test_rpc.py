@@ -8,6 +8,7 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from services.encoder import servicer as encoder_servicer
 from services.text import servicer as text_servicer
@@ -250,12 +251,44 @@ async def test_garbage_on_the_wire_is_refused_and_harms_nobody() -> None:
     async with encoder_pair() as (_, stub, server):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/triptych.v1.Encoder/Encode")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await raw(b"\xff\xff\xff", timeout=5)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await raw(b"", timeout=5)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+            for method, data in (
+                (raw, b"\xff\xff\xff"),
+                (raw, b""),
+                (health, b"\xff\xff\xff"),
+                (health, bytes(1 << 20)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await method(data, timeout=5)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await stub.encode(_encode())).ticket == TICKET
+
+
+async def test_reflection_answers_and_refuses_garbage() -> None:
+    async with (
+        encoder_pair() as (_, _, server),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
+        asked = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+        answer = await anext(aiter(method(iter([asked]), timeout=5)))
+        assert b"triptych.v1.Encoder" in answer
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(method(iter([b"\xff\xff"]), timeout=5)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_health_can_be_watched() -> None:
+    async with (
+        encoder_pair() as (_, _, server),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
+        answer = await anext(aiter(watch))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
 
 
 async def test_health_says_serving_and_a_taken_port_is_a_clear_error() -> None:

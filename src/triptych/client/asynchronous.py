@@ -20,7 +20,7 @@ from triptych.client.messages import Prompt, RawPrompt, conversation, user
 from triptych.client.options import ChatOptions, given
 from triptych.client.retries import Retries, RetryPolicy
 from triptych.client.sampling import sampling_params
-from triptych.domain.chat import ChatRequest, Message, ToolCall, ToolChoice
+from triptych.domain.chat import PRIORITY, ChatRequest, Message, ToolCall, ToolChoice
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
@@ -32,7 +32,6 @@ from triptych.domain.generation import (
 )
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.policy.admission import MAX_PRIORITY, MIN_PRIORITY
 from triptych.ports import Rng, Router
 from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 from triptych.rpc.stubs import RouterStub
@@ -201,7 +200,7 @@ class AsyncClient:
             await _asked(prompt, images, said.get("tools", ())),
             sampling=sampling_params(said),
             tenant_salt=checks.of_type("tenant_salt", said.get("tenant_salt", b""), bytes, "bytes"),
-            priority=checks.integer("priority", said.get("priority", 0), MIN_PRIORITY, MAX_PRIORITY),
+            priority=checks.integer("priority", said.get("priority", 0), int(PRIORITY.low), int(PRIORITY.high)),
             tool_choice=_tool_choice(said.get("tool_choice", ToolChoice())),
         )
         asked = replace(asked, model=await self._model_for(said.get("model"), end_s))

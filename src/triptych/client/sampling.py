@@ -5,24 +5,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triptych.client import checks
-from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.domain.bounds import Between
+from triptych.domain.sampling import PARAMETERS, Grammar, Parameter, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest
-from triptych.policy.admission import MAX_SEED, MIN_SEED
 
 _FORMATS = "a triptych.domain.sampling.ResponseFormat or a mapping whose type is text, json_object or json_schema"
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """The parameters among ``given``, others aside, in the forms that a message can carry. Raises InvalidRequest."""
-    return SamplingParams(**{name: take(name, given[name]) for name, take in _TAKEN.items() if name in given})
+    return SamplingParams(**{name: _taken(row, given[name]) for name, row in PARAMETERS.items() if name in given})
 
 
-def _at_least_one(name: str, value: Any) -> int:
-    return checks.integer(name, value, low=1)
-
-
-def _seed(name: str, value: Any) -> int:
-    return checks.integer(name, value, MIN_SEED, MAX_SEED)
+def _taken(row: Parameter, value: Any) -> Any:
+    """In the form of the row's type, and within its bounds."""
+    if isinstance(row.bound, Between) and row.kind is not float:
+        return checks.integer(row.name, value, int(row.bound.low), int(row.bound.high))
+    taken = _BY_KIND[row.kind](row.name, value)
+    if row.bound is not None and (fault := row.bound.fault(row.name, taken)) is not None:
+        raise InvalidRequest(fault, param=row.name)
+    return taken
 
 
 def _switch(name: str, value: Any) -> bool:
@@ -85,22 +87,12 @@ def _schema(name: str, described: Any) -> str:
         raise InvalidRequest(f"{name}: the schema cannot be written as JSON: {error}", param=name) from None
 
 
-_TAKEN: dict[str, Callable[[str, Any], Any]] = {
-    "temperature": checks.number,
-    "top_p": checks.number,
-    "top_k": checks.integer,
-    "min_p": checks.number,
-    "seed": _seed,
-    "n": _at_least_one,
-    "max_tokens": _at_least_one,
-    "min_tokens": checks.integer,
-    "stop": _strings,
-    "stop_token_ids": _token_ids,
-    "ignore_eos": _switch,
-    "repetition_penalty": checks.number,
-    "frequency_penalty": checks.number,
-    "presence_penalty": checks.number,
-    "logit_bias": _biases,
-    "logprobs": checks.integer,
-    "response_format": _response_format,
+_BY_KIND: Mapping[Any, Callable[[str, Any], Any]] = {
+    float: checks.number,
+    bool: _switch,
+    tuple[str, ...]: _strings,
+    tuple[int, ...]: _token_ids,
+    tuple[tuple[int, float], ...]: _biases,
+    ResponseFormat | None: _response_format,
 }
+"""Integers aside."""

@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from triptych.domain.bounds import Between
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
+
+PRIORITY = Between(-(2**31), 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)

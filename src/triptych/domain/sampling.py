@@ -1,7 +1,18 @@
-"""How the next token is chosen, what is told about it, and when to stop."""
+"""How the next token is chosen, what is told about it, and when to stop.
 
-from dataclasses import dataclass
+The fields of ``SamplingParams`` are the one table of sampling parameters: name, type, default, bounds, and the name in the
+OpenAI API. The wire, the gateway, the SDK and admission read it (``PARAMETERS``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
+
+from triptych.domain.bounds import MAX_INT31, Between, Bound, Many, Pair, Size
+
+T = TypeVar("T")
 
 
 class Grammar(Enum):
@@ -21,37 +32,80 @@ class ResponseFormat:
     schema: str = ""
 
 
+TOKEN_ID = Between(0, MAX_INT31)
+BIAS = Pair(TOKEN_ID, Between(-100, 100))
+SCHEMA = Size(4 << 20)
+"""A JSON Schema, or a grammar; settings of the router allow less."""
+
+
+def _parameter(default: T, bound: Bound | None, about: str = "", *, api_name: str | None = None) -> T:
+    """A row: ``about`` is shown to users of the REST API, where the parameter is called ``api_name``."""
+    return field(default=default, metadata={"bound": bound, "about": about, "api_name": api_name})
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Defaults are the OpenAI API's. ``temperature`` 0 is greedy. ``seed`` None draws one per request.
+    """Defaults are the OpenAI API's. ``seed`` None draws one per request.
 
-    Bounds are checked by ``policy.admission``; an engine may rely on them.
+    ``policy.admission`` holds requests to the bounds; an engine may rely on them.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all."""
-    min_p: float = 0.0
-    """Keep tokens that are at least this fraction as likely as the likeliest; 0 keeps all."""
-    seed: int | None = None
-    n: int = 1
-    """Answers to the same prompt. Choice ``i`` draws with (seed, i, position)."""
-    max_tokens: int | None = None
+    temperature: float = _parameter(1.0, Between(0, 2), "0 is greedy.")
+    top_p: float = _parameter(1.0, Between(0, 1, above=True))
+    top_k: int = _parameter(0, Between(0, MAX_INT31), "Keep the k most likely tokens; 0 keeps all.")
+    min_p: float = _parameter(0.0, Between(0, 1), "Keep tokens at least this fraction as likely as the likeliest.")
+    seed: int | None = _parameter(None, Between(-(2**63), 2**63 - 1))
+    """Choice ``i`` draws with (seed, i, position)."""
+    n: int = _parameter(1, Between(1, 16), "Answers to the same prompt.")
+    max_tokens: int | None = _parameter(None, Between(1, MAX_INT31))
     """Most tokens to generate; None means as many as the context leaves."""
-    min_tokens: int = 0
-    """No end-of-sequence token, stop string or stop id counts before so many tokens."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    """Over prompt and answer; above 1 discourages what is there already."""
-    frequency_penalty: float = 0.0
+    min_tokens: int = _parameter(
+        0, Between(0, MAX_INT31), "No end-of-sequence token, stop string or stop id counts before so many tokens."
+    )
+    stop: tuple[str, ...] = _parameter((), Many(64, Size(1024, low=1), "strings"))
+    stop_token_ids: tuple[int, ...] = _parameter((), Many(4096, TOKEN_ID, "tokens"))
+    ignore_eos: bool = _parameter(False, None)
+    repetition_penalty: float = _parameter(
+        1.0, Between(0, 10, above=True), "Over prompt and answer; above 1 discourages what is there already."
+    )
+    frequency_penalty: float = _parameter(0.0, Between(-2, 2))
     """Over the answer, by how often a token is there."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = _parameter(0.0, Between(-2, 2))
     """Over the answer, by whether a token is there."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = _parameter((), Many(4096, BIAS, "tokens"))
     """(token id, what is added to its logit)."""
-    logprobs: int | None = None
+    logprobs: int | None = _parameter(None, Between(0, 20), api_name="top_logprobs")
     """How many alternatives are told per token, beside the one that was chosen; None tells nothing."""
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat | None = _parameter(None, None)
+    """Its schema is held to ``SCHEMA``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A row of the table. ``kind`` is the type of the field."""
+
+    name: str
+    kind: Any
+    default: Any
+    bound: Bound | None
+    api_name: str
+    about: str
+
+
+def _parameters() -> Mapping[str, Parameter]:
+    kinds = get_type_hints(SamplingParams)
+    rows = {
+        row.name: Parameter(
+            row.name,
+            kinds[row.name],
+            row.default,
+            row.metadata["bound"],
+            row.metadata["api_name"] or row.name,
+            row.metadata["about"],
+        )
+        for row in fields(SamplingParams)
+    }
+    return MappingProxyType(rows)
+
+
+PARAMETERS = _parameters()

@@ -3,28 +3,16 @@
 Pure functions; each refusal names the thing, its value and its limit, and the request field at fault in ``param``.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from triptych.domain.chat import ToolChoice
-from triptych.domain.sampling import Grammar, SamplingParams
+from triptych.domain.bounds import Between, Bound, Many, Size
+from triptych.domain.chat import PRIORITY, ToolChoice
+from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 
-MAX_TEMPERATURE = 2.0
-"""The OpenAI API's."""
-MAX_SEED = 2**63 - 1
-MIN_SEED = -(2**63)
-MAX_PENALTY = 2.0
-"""Of frequency and presence penalties, in both directions: the OpenAI API's."""
-MAX_REPETITION_PENALTY = 10.0
-MAX_BIAS = 100.0
-"""In both directions: the OpenAI API's."""
-MAX_LOGPROBS = 20
-"""Alternatives per token: the OpenAI API's."""
-MAX_CHOICES = 16
-"""Answers to one prompt."""
-MAX_PRIORITY = 2**31 - 1
-MIN_PRIORITY = -(2**31)
+_BOUNDED = [(row.name, row.default, row.api_name, row.bound) for row in PARAMETERS.values() if row.bound is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,89 +38,52 @@ class ServerBounds:
 
 
 def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    """Raise InvalidRequest for the first parameter that is out of bounds or contradicts another.
+    """What may be asked of the router: ``check_parameters``, and its settings' tighter bounds. Raises InvalidRequest."""
+    check_parameters(sampling)
+    if sampling.top_k:
+        _hold("top_k", sampling.top_k, Between(0, bounds.max_top_k))
+    if sampling.stop:
+        _hold("stop", sampling.stop, Many(bounds.max_stop_strings, Size(bounds.max_stop_chars), "strings"))
+    if sampling.stop_token_ids:
+        _hold("stop_token_ids", sampling.stop_token_ids, Many(bounds.max_stop_token_ids, unit="tokens"))
+    if sampling.logit_bias:
+        _hold("logit_bias", sampling.logit_bias, Many(bounds.max_logit_bias, unit="tokens"))
+    if (wanted := sampling.response_format) is not None:
+        if wanted.grammar is Grammar.LARK:
+            raise InvalidRequest("response_format: grammars are not taken", param="response_format")
+        _hold("response_format", wanted.schema, Size(bounds.max_schema_chars))
 
-    NaN is out of every bound.
+
+def check_parameters(sampling: SamplingParams) -> None:
+    """What an engine relies on. Raises InvalidRequest for the first parameter that is out of bounds or contradicts
+    another. Whether a schema can be followed is for ``tokens.grammar`` to say.
     """
-    _check_draw(sampling, bounds)
-    _check_penalties(sampling, bounds)
-    _check_ends(sampling, bounds)
-    _within("n", sampling.n, 1, MAX_CHOICES)
-    if sampling.logprobs is not None:
-        _within("top_logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
-    _check_format(sampling, bounds)
-
-
-def _check_draw(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    _within("temperature", sampling.temperature, 0, MAX_TEMPERATURE)
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest(f"top_p is {sampling.top_p}, must be above 0 and at most 1", param="top_p")
-    _within("top_k", sampling.top_k, 0, bounds.max_top_k)
-    _within("min_p", sampling.min_p, 0, 1)
-    if sampling.seed is not None:
-        _within("seed", sampling.seed, MIN_SEED, MAX_SEED)
-
-
-def _check_penalties(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    _within("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    _within("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-    if not 0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
-        raise InvalidRequest(
-            f"repetition_penalty is {sampling.repetition_penalty}, must be above 0 and at most {MAX_REPETITION_PENALTY}",
-            param="repetition_penalty",
-        )
-    _at_most("logit_bias", len(sampling.logit_bias), bounds.max_logit_bias, "tokens")
-    seen: set[int] = set()
-    for token_id, bias in sampling.logit_bias:
-        if token_id < 0 or token_id in seen:
-            fault = "below 0" if token_id < 0 else "named twice"
-            raise InvalidRequest(f"logit_bias: token {token_id} is {fault}", param="logit_bias")
-        seen.add(token_id)
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise InvalidRequest(
-                f"logit_bias of token {token_id} is {bias}, must be from {-MAX_BIAS} to {MAX_BIAS}", param="logit_bias"
-            )
-
-
-def _check_ends(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 1", param="max_tokens")
-    if sampling.min_tokens < 0:
-        raise InvalidRequest(f"min_tokens is {sampling.min_tokens}, must be at least 0", param="min_tokens")
+    for name, default, api_name, bound in _BOUNDED:
+        value = getattr(sampling, name)
+        if value != default and value is not None:  # most are left at their defaults
+            _hold(api_name, value, bound)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {sampling.min_tokens}, more than max_tokens, which is {sampling.max_tokens}",
             param="min_tokens",
         )
-    _at_most("stop", len(sampling.stop), bounds.max_stop_strings, "strings")
-    for stop in sampling.stop:
-        if not 1 <= len(stop) <= bounds.max_stop_chars:
-            raise InvalidRequest(
-                f"a stop string has {len(stop)} characters, must have 1 to {bounds.max_stop_chars}", param="stop"
-            )
-    _at_most("stop_token_ids", len(sampling.stop_token_ids), bounds.max_stop_token_ids, "tokens")
-    if any(token_id < 0 for token_id in sampling.stop_token_ids):
-        raise InvalidRequest(f"stop_token_ids has {min(sampling.stop_token_ids)}, below 0", param="stop_token_ids")
+    if len(sampling.logit_bias) > 1:
+        token_id, times = Counter(token_id for token_id, _ in sampling.logit_bias).most_common(1)[0]
+        if times > 1:
+            raise InvalidRequest(f"logit_bias: token {token_id} is named twice", param="logit_bias")
+    _check_format(sampling)
 
 
-def _check_format(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    """Whether a schema can be followed is for ``tokens.grammar`` to say."""
-    if sampling.response_format is None:
+def _check_format(sampling: SamplingParams) -> None:
+    if (wanted := sampling.response_format) is None:
         return
-    if sampling.response_format.grammar is Grammar.LARK:
-        raise InvalidRequest("response_format: grammars are not taken", param="response_format")
     if sampling.ignore_eos:
         raise InvalidRequest("ignore_eos and response_format exclude each other", param="ignore_eos")
-    schema = sampling.response_format.schema
-    has_schema = sampling.response_format.grammar is Grammar.JSON_SCHEMA
-    if has_schema != bool(schema):
-        needed = "json_schema needs a schema" if has_schema else "json_object takes no schema"
+    takes_schema = wanted.grammar is not Grammar.JSON_OBJECT
+    if takes_schema != bool(wanted.schema):
+        needed = f"{wanted.grammar.value} {'needs a' if takes_schema else 'takes no'} schema"
         raise InvalidRequest(f"response_format: {needed}", param="response_format")
-    if len(schema) > bounds.max_schema_chars:
-        raise InvalidRequest(
-            f"the JSON schema has {len(schema)} characters, at most {bounds.max_schema_chars} are allowed",
-            param="response_format",
-        )
+    _hold("response_format", wanted.schema, SCHEMA)
 
 
 def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) -> None:
@@ -155,7 +106,7 @@ def check_items(count: int, bounds: RequestBounds) -> None:
 
 def check_priority(priority: int) -> None:
     """Raise InvalidRequest for a number that no queue takes."""
-    _within("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+    _hold("priority", priority, PRIORITY)
 
 
 def check_timeout(timeout_s: float, max_timeout_s: float) -> float:
@@ -226,11 +177,6 @@ def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bou
         )
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}, must be from {low} to {high}", param=name)
-
-
-def _at_most(name: str, count: int, limit: int, of_what: str) -> None:
-    if count > limit:
-        raise InvalidRequest(f"{name} has {count} {of_what}, at most {limit} are allowed", param=name)
+def _hold(param: str, value: object, bound: Bound) -> None:
+    if (fault := bound.fault(param, value)) is not None:
+        raise InvalidRequest(fault, param=param)

@@ -30,7 +30,10 @@ async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[
         message = await call
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
-    return convert(message)
+    try:
+        return convert(message)
+    except errors.InvalidRequest as error:  # of the peer's answer: not this caller's fault
+        raise errors.InternalError(f"a peer's answer cannot be used: {error.message}") from None
 
 
 async def stream(

@@ -8,12 +8,17 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from triptych import errors
 from triptych.rpc.observer import CallObserver
+from triptych.wire.decode import REQUESTS
 from triptych.wire.status import Status, error_to_status
 
 logger = logging.getLogger(__name__)
+
+MAX_STANDARD_NBYTES = 4096
+"""Of a request to a standard service."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only to the type checker
@@ -22,7 +27,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only to the ty
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns errors of the tree into their status, and everything else into a bare INTERNAL that is logged here.
 
-    It tells the observer of every call: one wrapper around a stream is as much as a token should have to pass.
+    Requests are decoded here as well, so that bytes that are no request are refused in the same way. It tells the observer
+    of every call: one wrapper around a stream is as much as a token should have to pass.
     """
 
     def __init__(self, observer: CallObserver) -> None:
@@ -34,20 +40,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        if handler is None:
             return handler
+        decode = REQUESTS.get(handler_call_details.method) or _standard(handler.request_deserializer)
+        if handler.request_streaming:
+            return _streams(handler, decode, handler_call_details.method)
         method, metadata, observer = (
             handler_call_details.method,
             handler_call_details.invocation_metadata,
             self._observer,
         )
         if handler.response_streaming:
-            inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.unary_stream)
+            inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.unary_stream)
 
-            async def stream(request: object, context: Context) -> AsyncGenerator[Any]:
+            async def stream(request: bytes, context: Context) -> AsyncGenerator[Any]:
                 call = observer.begin(method, metadata)
                 try:
-                    async with aclosing(inner_stream(request, context)) as answers:
+                    answers = inner_stream(decode(request), context)
+                    if isinstance(answers, Awaitable):  # health's Watch, which writes its answers itself
+                        await answers
+                        return
+                    async with aclosing(answers):
                         async for answer in answers:
                             yield answer
                     call.code = "OK"
@@ -59,15 +72,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 finally:
                     call.end()
 
-            return grpc.unary_stream_rpc_method_handler(
-                stream, handler.request_deserializer, handler.response_serializer
-            )
+            return grpc.unary_stream_rpc_method_handler(stream, None, handler.response_serializer)
         inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
 
-        async def unary(request: object, context: Context) -> object:
+        async def unary(request: bytes, context: Context) -> object:
             call = observer.begin(method, metadata)
             try:
-                answer = await inner(request, context)
+                answer = await inner(decode(request), context)
                 call.code = "OK"
                 return answer  # noqa: TRY300 - what follows must not be taken for an answer
             except Exception as error:  # noqa: BLE001 - the boundary of the process
@@ -78,7 +89,36 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 call.end()
 
-        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
+
+
+def _streams(handler: Handler, decode: Callable[[bytes], Any], method: str) -> Handler:
+    """Of streams of requests there is only reflection's, which no request of a user passes: it is not observed."""
+    inner = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.stream_stream)
+
+    async def stream(requests: object, context: Context) -> AsyncGenerator[Any]:
+        try:
+            async with aclosing(inner(requests, context)) as answers:
+                async for answer in answers:
+                    yield answer
+        except Exception as error:  # noqa: BLE001 - the boundary of the process
+            await _abort(context, _status(error, method))
+
+    return grpc.stream_stream_rpc_method_handler(stream, decode, handler.response_serializer)
+
+
+def _standard(parse: Any) -> Callable[[bytes], Any]:
+    """The requests of a standard service (health, reflection), which are small."""
+
+    def decode(data: bytes) -> Any:
+        if len(data) > MAX_STANDARD_NBYTES:
+            raise errors.InvalidRequest(f"the request has {len(data)} bytes, at most {MAX_STANDARD_NBYTES} are taken")
+        try:
+            return parse(data)
+        except DecodeError:
+            raise errors.InvalidRequest("the call brings no valid request") from None
+
+    return decode
 
 
 def _status(error: Exception, method: str) -> Status:

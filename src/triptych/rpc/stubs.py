@@ -62,23 +62,23 @@ class RouterStub(_Channel):
 
     async def models(self) -> tuple[ModelInfo, ...]:
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
-        return await calls.unary(call, lambda answer: tuple(map(common.model_from_wire, answer.models)))
+        return await calls.unary(call, lambda answer: tuple(map(common.MODEL.from_wire, answer.models)))
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         message = router_pb2.TokenizeRequest(
             chat=router.chat_request_to_wire(request), return_token_strs=return_token_strs
         )
         call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
-        return await calls.unary(call, lambda answer: Tokenized(tuple(answer.token_ids), tuple(answer.token_strs)))
+        return await calls.unary(call, router.TOKENIZED.from_wire)
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
         call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S, metadata=outgoing())
-        return await calls.unary(call, router.timeline_from_wire)
+        return await calls.unary(call, router.TIMELINE.from_wire)
 
     async def readiness(self) -> Readiness:
         call = self._stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
-        return await calls.unary(call, router.readiness_from_wire)
+        return await calls.unary(call, router.READINESS.from_wire)
 
 
 class EncoderStub(_Channel):
@@ -90,17 +90,17 @@ class EncoderStub(_Channel):
 
     async def describe(self) -> InstanceInfo:
         call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, common.instance_from_wire)
+        return await calls.unary(call, common.INSTANCE.from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         call = self._stub.Encode(
-            encoder.encode_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+            encoder.ENCODE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
         return await calls.unary(call, encoder.encode_result_from_wire)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        call = self._stub.Lease(encoder.lease_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing())
-        return await calls.unary(call, lambda answer: common.ticket_from_wire(answer.ticket))
+        call = self._stub.Lease(encoder.LEASE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing())
+        return await calls.unary(call, encoder.lease_response_from_wire)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
@@ -110,7 +110,7 @@ class EncoderStub(_Channel):
 
     def watch_load(self) -> AsyncGenerator[EncoderLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, encoder.encoder_load_from_wire)
+        return calls.stream(call, encoder.ENCODER_LOAD.from_wire)
 
 
 class TextStub(_Channel):
@@ -122,14 +122,14 @@ class TextStub(_Channel):
 
     async def describe(self) -> InstanceInfo:
         call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, common.instance_from_wire)
+        return await calls.unary(call, common.INSTANCE.from_wire)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         call = self._stub.Generate(
-            text.text_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+            text.TEXT_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
         return calls.stream(call, text.text_events_from_wire)
 
     def watch_load(self) -> AsyncGenerator[TextLoad]:
         call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, text.text_load_from_wire)
+        return calls.stream(call, text.TEXT_LOAD.from_wire)

@@ -9,6 +9,9 @@ _CODE_KEY = "triptych-code"
 _PARAM_KEY = "triptych-param"
 _RETRY_AFTER_KEY = "triptych-retry-after-s"
 _ITEMS_KEY = "triptych-items"
+_MAX_MESSAGE_CHARS = 1024
+_MAX_ITEMS_NAMED = 512
+"""Both go into headers, of which gRPC takes 8 KiB together."""
 _TREE = errors.tree()
 _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
     cls.grpc_code: cls
@@ -39,8 +42,8 @@ def error_to_status(error: errors.TriptychError) -> Status:
     if error.retry_after_s is not None:
         metadata.append((_RETRY_AFTER_KEY, repr(error.retry_after_s)))
     if isinstance(error, errors.TransferFailed):
-        metadata.append((_ITEMS_KEY, ",".join(map(str, error.items))))
-    return Status(error.grpc_code, error.message, tuple(metadata))
+        metadata.append((_ITEMS_KEY, ",".join(map(str, error.items[:_MAX_ITEMS_NAMED]))))
+    return Status(error.grpc_code, error.message[:_MAX_MESSAGE_CHARS], tuple(metadata))
 
 
 def error_from_status(

@@ -125,7 +125,8 @@ def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bias", "message"), [(((-1, 0.0),), "token -1 is below 0"), (((0, 0.0), (0, 1.0)), "token 0 is named twice")]
+    ("bias", "message"),
+    [(((-1, 0.0),), "a key of logit_bias is -1, must be from 0"), (((0, 0.0), (0, 1.0)), "token 0 is named twice")],
 )
 def test_what_is_wrong_with_a_biased_token_is_said(bias: tuple[tuple[int, float], ...], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):

@@ -1,0 +1,89 @@
+"""What a value may be: numbers within a range, texts and lists up to a size. NaN and the infinities are out of every range."""
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_INT31 = 2**31 - 1
+
+
+class Bound(Protocol):
+    def fault(self, name: str, value: Any) -> str | None:
+        """What is wrong with ``value``, in a sentence that begins with ``name``; None where nothing is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number from ``low`` to ``high``, both included unless ``above``: then ``low`` is the first that is too low."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def fault(self, name: str, value: float) -> str | None:
+        if self.low <= value <= self.high and not (self.above and value == self.low):
+            return None
+        wanted = f"above {self.low} and at most {self.high}" if self.above else f"from {self.low} to {self.high}"
+        return f"{name} is {value}, must be {wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Every value of the type will do: it is compared, never used as a size."""
+
+    def fault(self, name: str, value: Any) -> str | None:
+        del name, value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    values: tuple[int, ...]
+
+    def fault(self, name: str, value: int) -> str | None:
+        return None if value in self.values else f"{name} is {value}, must be one of {self.values}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A text of so many characters, or so many bytes."""
+
+    high: int
+    low: int = 0
+    unit: str = "characters"
+
+    def fault(self, name: str, value: Sized) -> str | None:
+        if self.low <= len(value) <= self.high:
+            return None
+        wanted = f"exactly {self.low}" if self.low == self.high else f"from {self.low} to {self.high}"
+        return f"{name} has {len(value)} {self.unit}, must have {wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of at most so many, each of which is held to ``each``; None where that is declared elsewhere."""
+
+    high: int
+    each: Bound | None = None
+    unit: str = "entries"
+
+    def fault(self, name: str, value: Any) -> str | None:
+        if len(value) > self.high:
+            return f"{name} has {len(value)} {self.unit}, at most {self.high} are allowed"
+        if self.each is None or not value:
+            return None
+        if isinstance(self.each, Between):  # of which there may be a million
+            return self.each.fault(name, min(value)) or self.each.fault(name, max(value))
+        return next(filter(None, (self.each.fault(name, one) for one in value)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A key and its value."""
+
+    first: Bound
+    second: Bound
+
+    def fault(self, name: str, value: tuple[Any, Any]) -> str | None:
+        return self.first.fault(f"a key of {name}", value[0]) or self.second.fault(f"{name} of {value[0]!r}", value[1])
