@@ -10,6 +10,8 @@ WATCH_TIMEOUT_S = 3600.0
 """A watch is renewed at least this often: no call is made without a deadline."""
 DEFAULT_CALL_TIMEOUT_S = 120.0
 """For callers of a server who set no deadline of their own."""
+MAX_CALL_TIMEOUT_S = 86_400.0
+"""A deadline further off is brought to this."""
 _MAX_PENDING_CALLS = 65_536
 _MAX_PENDING_S = 3600
 """Calls that arrived and that the event loop has not accepted yet. gRPC cancels at random from its own limits on (1000

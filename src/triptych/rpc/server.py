@@ -95,6 +95,6 @@ class RpcServer:
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
-    """Time that the caller gives this call; a default for callers who did not say."""
+    """Time that the caller gives this call, within bounds; a default for callers who did not say."""
     remaining = context.time_remaining()
-    return limits.DEFAULT_CALL_TIMEOUT_S if remaining is None else max(0.0, remaining)
+    return limits.DEFAULT_CALL_TIMEOUT_S if remaining is None else min(max(0.0, remaining), limits.MAX_CALL_TIMEOUT_S)

@@ -23,7 +23,7 @@ from tests.unit.services.panels import (
     text_panel,
     under_virtual_time,
 )
-from triptych.domain.embedding import Ticket
+from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.domain.stage import Role
@@ -695,6 +695,46 @@ def test_embeddings_of_another_shape_are_not_spliced() -> None:
             turned = replace(placement.ticket, tensors=(replace(spec, shape=(8, ITEM_TOKENS)),))
             with pytest.raises(TransferFailed, match=r"\[8, 32\], the model takes"):
                 await answer(p.text.service, replace(asked.request, placements=(replace(placement, ticket=turned),)))
+
+    under_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(
+    "tampered",
+    [
+        {"payload_nbytes": 0},
+        {"payload_nbytes": 1 << 40},
+        {"tensors": ()},
+        {"tensors": (TensorSpec("embeddings", DType.F32, ()),)},
+        {"tensors": (TensorSpec("embeddings", DType.F32, (1 << 40, 1 << 40)),)},
+        {"tensors": (TensorSpec("other", DType.U8, (ITEM_TOKENS, 8)),)},
+        {"tokens": 0},
+        {"tokens": ITEM_TOKENS + 1},
+        {"offset": 1 << 48},
+        {"offset": 1},
+        {"checksum": 1},
+        {"generation": 1 << 63},
+        {"epoch": 9},
+        {"holder": "nobody"},
+        {"lease_id": bytes(16)},
+    ],
+    ids=str,
+)
+def test_a_tampered_ticket_is_its_bringers_fault(tampered: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with panels() as p:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            [placement] = asked.request.placements
+            bad = replace(placement, ticket=replace(placement.ticket, **tampered))
+            with pytest.raises((InvalidRequest, TransferFailed)) as caught:
+                await answer(p.text.service, replace(asked.request, placements=(bad,)))
+            if isinstance(caught.value, TransferFailed):
+                assert caught.value.items == (placement.item,)
+            good = await answer(
+                p.text.service, question("who", await encode_and_keep_only_tickets(p.encoder, "dog")).request
+            )
+            assert good.token_ids
+            await p.encoder.service.release([placement.ticket.lease_id])
 
     under_virtual_time(scenario)
 
