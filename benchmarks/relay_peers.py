@@ -22,7 +22,7 @@ import grpc.aio
 import uvloop
 
 from services.encoder.servicer import EncoderServicer
-from services.text.intake import Arrived, Intake
+from services.text.receiver import Arrived, TensorReceiver
 from services.text.service import TextService
 from services.text.servicer import TextServicer
 from services.text.settings import TextSettings
@@ -34,6 +34,7 @@ from triptych.domain.instance import EncoderLoad, InstanceInfo
 from triptych.domain.stage import Role
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
+from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
 from triptych.rpc.server import RpcServer
@@ -107,20 +108,20 @@ class TicketPrinter:
 
 
 class NothingToPull:
-    """In place of the text service's intake."""
+    """In place of the text service's receiver."""
 
     def __init__(self) -> None:
-        self.memory = SimpleNamespace(capacity_bytes=_ARENA_BYTES)
+        self.cache = SimpleNamespace(capacity_bytes=_ARENA_BYTES)
         self.arena = SimpleNamespace(instance_id="text-1", epoch=1)
         self.releases = SimpleNamespace(add=lambda _: None)
 
-    async def acquire(self, job_id: str, placements: Sequence[Placement], *, deadline_s: float) -> Arrived:
-        del job_id, placements, deadline_s
+    async def acquire(self, job_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
+        del job_id, placements, turn
         return Arrived((), ())
 
     def leave(self, job_id: str) -> None: ...
 
-    def tick(self) -> None: ...
+    async def tick(self) -> None: ...
 
 
 class Relay(router_pb2_grpc.RouterServicer):
@@ -198,7 +199,7 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
         scope = await stack.enter_async_context(TaskScope("peers"))
         text = TextService(
             FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids),
-            cast("Intake", NothingToPull()),
+            cast("TensorReceiver", NothingToPull()),
             TextSettings(
                 model=Path(), max_running_requests=256, max_sequences=256, stream_interval_s=stream_interval_s
             ),

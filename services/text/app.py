@@ -15,6 +15,8 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
 from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
+from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Offload
@@ -38,7 +40,7 @@ from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
 from .gauges import KvMemory, watch
-from .intake import Intake, IntakeLimits
+from .receiver import TensorReceiver
 from .record import TextRecord
 from .releases import Releases
 from .service import TextService
@@ -121,10 +123,10 @@ async def opened(
         stack.push_async_callback(peers.close)
 
         scope = await stack.enter_async_context(TaskScope("text"))
-        intake = _intake(settings, arena, transports, peers, scope=scope, checks=checks, record=record)
+        receiver = _receiver(settings, arena, transports, peers, scope=scope, checks=checks, record=record)
         service = TextService(
             engine,
-            intake,
+            receiver,
             settings,
             offers=transports.offers,
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
@@ -140,7 +142,7 @@ async def opened(
         watch(
             telemetry.metrics,
             service,
-            intake,
+            receiver,
             model=engine.model,
             kv=partial(_kv_memory, engine),
             connections=peers.by_backend,
@@ -165,7 +167,7 @@ async def _stages(
     return Stages(engine, company.tower, budget, settings.encode_patience_s, monotonic)
 
 
-def _intake(
+def _receiver(
     settings: TextSettings,
     arena: Arena,
     transports: TransportSet,
@@ -174,23 +176,31 @@ def _intake(
     scope: TaskScope,
     checks: ThreadOffload,
     record: TextRecord,
-) -> Intake:
-    return Intake(
+) -> TensorReceiver:
+    return TensorReceiver(
         arena=arena,
         transport=transports,
         peers=peers,
         releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-        limits=IntakeLimits(
-            max_waiting=settings.max_waiting_requests,
-            max_pulls_per_holder=settings.max_pulls_per_encoder,
-            max_pulling_nbytes=settings.max_pulling_bytes,
-            max_pull_s=settings.max_pull_s,
-            failure_grace_s=settings.failure_grace_s,
-        ),
+        limits=cache_limits(settings),
+        max_pull_s=settings.max_pull_s,
         scope=scope,
         offload=checks,
         clock=monotonic,
         record=record,
+    )
+
+
+def cache_limits(settings: TextSettings) -> CacheLimits:
+    """What bounds the tensors that are pulled. One holder has half of the bytes on their way, so that one that hangs leaves room."""
+    return CacheLimits(
+        max_waiting=settings.max_waiting_requests,
+        pulls=PullLimits(
+            max_nbytes=settings.max_pulling_bytes,
+            max_holder_nbytes=settings.max_pulling_bytes // 2,
+            max_holder_pulls=settings.max_pulls_per_encoder,
+        ),
+        failure_grace_s=settings.failure_grace_s,
     )
 
 

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from triptych.domain.instance import ModelInfo, TextLoad
 from triptych.runtime.metrics import Metrics, gauge, total
 
-from .intake import Intake
+from .receiver import TensorReceiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Loaded(Protocol):
 def watch(
     metrics: Metrics,
     service: Loaded,
-    intake: Intake,
+    receiver: TensorReceiver,
     *,
     model: ModelInfo,
     kv: Callable[[], KvMemory],
@@ -57,7 +57,7 @@ def watch(
         return {("text",): value}
 
     def read() -> Iterable[Metric]:
-        load, memory, pulls = service.load(), intake.memory, intake.queue
+        load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
         running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
         yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)

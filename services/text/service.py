@@ -14,6 +14,7 @@ from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
 from triptych.machine.extents import round_up
 from triptych.machine.text import text_queue
+from triptych.policy.queueing import Turn, turn
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
@@ -21,7 +22,7 @@ from triptych.runtime.tasks import TaskScope
 from .answer import Answer, Detokenizer
 from .checks import check_request
 from .engine_loop import EngineLoop
-from .intake import Arrived, Intake
+from .receiver import Arrived, TensorReceiver
 from .record import NoRecord, Record
 from .sequences import Sequences
 from .settings import TextSettings
@@ -37,16 +38,23 @@ class _Job:
     job_id: str
     request: TextRequest
     arrived_s: float
+    number: int
     may_pull: asyncio.Event = field(default_factory=asyncio.Event)
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
-    in_intake: bool = False
-    """The intake has the tickets and gives their leases back."""
+    in_receiver: bool = False
+    """The receiver has the tickets and gives their leases back."""
     in_engine: bool = False
     """The engine has been handed the request and says when it needs the embeddings no more."""
 
     @property
     def deadline_s(self) -> float:
         return self.arrived_s + self.request.timeout_s
+
+    @property
+    def turn(self) -> Turn:
+        """The same wherever it waits in this instance."""
+        arrived_s, deadline_s = self.arrived_s, self.deadline_s
+        return turn(priority=self.request.priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=self.number)
 
 
 class TextService:
@@ -55,7 +63,7 @@ class TextService:
     def __init__(
         self,
         engine: TextEngine,
-        intake: Intake,
+        receiver: TensorReceiver,
         settings: TextSettings,
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
@@ -77,7 +85,7 @@ class TextService:
         self._record = record or NoRecord()
         self._engine = engine
         self._role = Role.PD if stages is None else Role.EPD
-        self._intake = intake
+        self._receiver = receiver
         self._settings = settings
         self._offers = offers
         self._new_detokenizer = new_detokenizer
@@ -93,8 +101,8 @@ class TextService:
             text_queue.QueueLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_running=settings.max_running_requests,
-                # Those that pull together fit the image cache; bytes on their way are the intake's to bound.
-                max_pulling_requests_nbytes=intake.memory.capacity_bytes,
+                # Those that pull together fit the image cache; bytes on their way are the receiver's to bound.
+                max_pulling_requests_nbytes=receiver.cache.capacity_bytes,
                 max_running_nbytes=settings.max_embedding_bytes,
             )
         )
@@ -116,13 +124,13 @@ class TextService:
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
     async def describe(self) -> InstanceInfo:
-        arena = self._intake.arena
+        arena = self._receiver.arena
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
             role=self._role,
             model=self._engine.model,
-            arena_bytes=self._intake.memory.capacity_bytes,
+            arena_bytes=self._receiver.cache.capacity_bytes,
             offers=self._offers(),
             kv_tokens=self._engine.kv_tokens,
         )
@@ -134,7 +142,8 @@ class TextService:
         TransferFailed, ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time
         DeadlineExceeded and EngineFailure. Leases in the request's tickets are given back however it ends.
         """
-        job = _Job(f"{request.request_id}/{next(self._job_numbers)}", request, self._clock())
+        number = next(self._job_numbers)
+        job = _Job(f"{request.request_id}/{number}", request, self._clock(), number)
         try:
             self._take_in(job)
             ready, sequences = await self._prepare(job)
@@ -193,7 +202,7 @@ class TextService:
     def validate(self) -> None:
         """Raises AssertionError when an invariant of this instance's memory does not hold."""
         self._queue.validate()
-        self._intake.memory.validate()
+        self._receiver.cache.validate()
 
     # --- a request's way ---------------------------------------------------------------------------------------------
 
@@ -214,8 +223,7 @@ class TextService:
             tokens=len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0),
             items=len(request.placements),
             nbytes=nbytes,
-            deadline_s=job.deadline_s,
-            priority=request.priority,
+            turn=job.turn,
         )
         self._jobs[job.job_id] = job
         self._happened(arrive)
@@ -229,8 +237,8 @@ class TextService:
             if job.request.placements:
                 await job.may_pull.wait()
                 began_s = self._clock()
-                job.in_intake = True
-                arrived = await self._intake.acquire(job.job_id, job.request.placements, deadline_s=job.deadline_s)
+                job.in_receiver = True
+                arrived = await self._receiver.acquire(job.job_id, job.request.placements, job.turn)
                 pull_s = self._clock() - began_s
                 self._happened(text_queue.AllPulled(job.job_id))
             await job.may_run.wait()
@@ -250,7 +258,7 @@ class TextService:
         job.in_engine = True
         return self._loop.submit(
             engine_request,
-            on_copied=partial(self._intake.leave, job.job_id),
+            on_copied=partial(self._receiver.leave, job.job_id),
             on_over=partial(self._happened, text_queue.Leave(job.job_id)),
         )
 
@@ -258,11 +266,11 @@ class TextService:
         """Free everything that the request still has, wherever it was when it ended."""
         if job.in_engine:
             self._loop.cancel(job.job_id)
-        elif job.in_intake:
-            self._intake.leave(job.job_id)
+        elif job.in_receiver:
+            self._receiver.leave(job.job_id)
         else:
             for placement in job.request.placements:
-                self._intake.releases.add(placement.ticket)
+                self._receiver.releases.add(placement.ticket)
         self._happened(text_queue.Leave(job.job_id))
         self._jobs.pop(job.job_id, None)
 
@@ -288,7 +296,7 @@ class TextService:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
-            await self._intake.tick()
+            await self._receiver.tick()
 
 
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:

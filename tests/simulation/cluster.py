@@ -14,8 +14,9 @@ from services.encoder.settings import EncoderSettings
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from services.text.intake import Intake, IntakeLimits
+from services.text.app import cache_limits
 from services.text.mounted import OwnEncoder
+from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
@@ -148,7 +149,7 @@ class TextNode(_Node):
     """A text process, with links of its own to the encoders that tickets name."""
 
     service: TextService
-    intake: Intake
+    receiver: TensorReceiver
     engine: FakeTextEngine
 
     def __init__(self, name: str, cluster: "SimCluster") -> None:
@@ -182,18 +183,13 @@ class TextNode(_Node):
             clock=cluster.clock,
             own=None if encoder is None else (self.name, epoch, OwnEncoder(encoder.service, encoder.transport)),
         )
-        self.intake = Intake(
+        self.receiver = TensorReceiver(
             arena=arena,
             transport=transports,
             peers=peers,
             releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-            limits=IntakeLimits(
-                max_waiting=settings.max_waiting_requests,
-                max_pulls_per_holder=settings.max_pulls_per_encoder,
-                max_pulling_nbytes=settings.max_pulling_bytes,
-                max_pull_s=settings.max_pull_s,
-                failure_grace_s=settings.failure_grace_s,
-            ),
+            limits=cache_limits(settings),
+            max_pull_s=settings.max_pull_s,
             scope=scope,
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,
@@ -206,7 +202,7 @@ class TextNode(_Node):
             stages = Stages(self.engine, tower, world.image_budget, settings.encode_patience_s, cluster.clock)
         self.service = TextService(
             self.engine,
-            self.intake,
+            self.receiver,
             settings,
             offers=transports.offers,
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
@@ -363,7 +359,7 @@ class SimCluster:
         for text in filter(lambda node: node.is_up, self.texts):
             state = text.service.load()
             held[f"{text.name} requests"] = state.waiting_requests + state.running_requests
-            held[f"{text.name} pinned bytes"] = text.intake.memory.pinned_bytes
+            held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
             held[f"{text.name} tokens"] = state.pending_tokens + text.engine.pending_tokens
         return {name: number for name, number in held.items() if number}
 

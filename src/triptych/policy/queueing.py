@@ -1,40 +1,47 @@
-"""Who is next: the order of waiting requests, and how many waiting items make a batch."""
+"""Who is next, wherever something waits: one order for requests, pulls, sequences and items. And how many make a batch."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
+
+AGEING_S = 30.0
+"""Whoever has waited for so long is overtaken by nobody of its priority that comes from then on."""
+SHARE_NBYTES_PER_S = 100 << 20
+"""What a request may pull before it counts as a second less urgent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request in a queue: when its caller gives up (``deadline_s``), and how many came before it (``arrival``).
+class Turn(NamedTuple):
+    """A place in the order; the smaller one goes first.
 
-    ``priority`` is its caller's: lower goes first.
+    Of two priorities the lower number goes first, as vLLM has it, however little time the other has left: it may wait
+    for as long as lower numbers keep coming, but never beyond its own deadline. Within a priority the earlier
+    deadline goes first (least slack), but no deadline counts as later than ``AGEING_S`` after the arrival. So nobody is
+    overtaken by one of its own priority that came ``AGEING_S`` after it. Ties go as they came.
     """
 
-    request_id: str
-    deadline_s: float
+    priority: int
+    due_s: float
     arrival: int
-    priority: int = 0
 
 
-def turn_order(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """The lowest priority first, as vLLM has it, and of one priority the most urgent.
+def turn(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
+    """``deadline_s`` and ``arrived_s`` are on one clock, that of the place where it waits; ``arrival`` counts up there."""
+    return Turn(priority, min(deadline_s, arrived_s + AGEING_S), arrival)
 
-    Slack is the time left until the deadline. ``now_s`` is the same for all of them, so the order by slack is the order
-    by deadline (earliest deadline first), and it does not change while nothing arrives: of one priority nobody starves,
-    because every deadline is overtaken by later arrivals' deadlines in the end. Ties are served as they came.
 
-    Between priorities the order is strict, and no deadline, however near, lifts a request over it. So one of a high
-    number may wait for as long as lower ones keep coming, but never longer than until its own deadline: then its
-    caller gets one DeadlineExceeded, and its place is free.
+def after_share(waiting: Turn, had_nbytes: int) -> Turn:
+    """The turn of a request's next pull, when pulls of ``had_nbytes`` have begun for it.
+
+    A request with many bytes counts as if it had come a part at a time, at ``SHARE_NBYTES_PER_S`` (ModServe section 4.3,
+    many-to-one transfers): an urgent one overtakes at once, and a huge one is overtaken, between two of its pulls, by small
+    ones that came a little later. Nobody starves: a turn is put off only by what its own request was given.
     """
-    return sorted(waiting, key=lambda one: (one.priority, one.deadline_s, one.arrival))
+    return waiting._replace(due_s=waiting.due_s + had_nbytes / SHARE_NBYTES_PER_S)
 
 
 def batch_length(sizes: Sequence[tuple[int, int]], *, max_items: int, max_tokens: int, max_nbytes: int) -> int:
-    """How many items from the head of the queue make the next batch, given (tokens, bytes) of each in order of arrival.
+    """How many items from the head of the queue make the next batch, given (tokens, bytes) of each in their order.
 
-    Tokens bound what comes out of a pass, bytes (of pixels, of features) what goes into it: a tower that merges patches
+    Tokens bound what comes out of a pass, bytes (of pixels, of features) what goes into it: an encoder that merges patches
     has much memory to spend on few tokens.
 
     The batch takes what is there and waits for nothing: encoding is bound by compute, a fuller batch gains little

@@ -3,22 +3,61 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.queueing import Waiting, batch_length, turn_order
+from triptych.policy.queueing import AGEING_S, SHARE_NBYTES_PER_S, Turn, after_share, batch_length, turn
+
+
+def arrived(at_s: float, deadline_s: float, arrival: int, priority: int = 0) -> Turn:
+    return turn(priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival)
 
 
 def test_the_earliest_deadline_is_first_and_ties_are_served_as_they_came() -> None:
-    waiting = [Waiting("late", 9.0, 0), Waiting("second", 5.0, 2), Waiting("first", 5.0, 1)]
-    assert [one.request_id for one in turn_order(waiting)] == ["first", "second", "late"]
+    late, second, first = arrived(0.0, 9.0, 0), arrived(0.0, 5.0, 2), arrived(0.0, 5.0, 1)
+    assert sorted([late, second, first]) == [first, second, late]
 
 
 def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
-    waiting = [
-        Waiting("urgent", 1.0, 0),
-        Waiting("last", 0.5, 1, 1),
-        Waiting("first", 9.0, 2, -1),
-        Waiting("next", 5.0, 3),
-    ]
-    assert [one.request_id for one in turn_order(waiting)] == ["first", "urgent", "next", "last"]
+    urgent, last = arrived(0.0, 1.0, 0), arrived(0.0, 0.5, 1, priority=1)
+    first, second = arrived(50.0, 90.0, 2, priority=-1), arrived(0.0, 5.0, 3)
+    assert sorted([urgent, last, first, second]) == [first, urgent, second, last]
+
+
+def test_who_gave_much_time_is_overtaken_by_who_gave_little_until_it_has_waited_for_long() -> None:
+    patient = arrived(0.0, 600.0, 0)
+    assert arrived(AGEING_S - 1.1, AGEING_S - 0.1, 1) < patient
+    assert patient < arrived(AGEING_S, AGEING_S + 0.1, 2)
+
+
+@given(
+    requests=st.lists(st.tuples(st.floats(0, 120), st.floats(0.1, 600), st.integers(-1, 1)), min_size=1, max_size=60),
+    service_s=st.floats(0.1, 3),
+)
+def test_nobody_is_overtaken_by_one_of_its_priority_that_came_so_much_later(
+    requests: list[tuple[float, float, int]], service_s: float
+) -> None:
+    came = sorted(requests)
+    turns = [arrived(at_s, at_s + timeout_s, n, priority) for n, (at_s, timeout_s, priority) in enumerate(came)]
+    waiting, served, now_s, at = list[int](), list[int](), 0.0, 0
+    while waiting or at < len(came):
+        while at < len(came) and came[at][0] <= now_s:
+            waiting.append(at)
+            at += 1
+        if waiting:
+            served.append(min(waiting, key=turns.__getitem__))
+            waiting.remove(served[-1])
+        now_s += service_s
+    for place, one in enumerate(served):
+        for other in served[:place]:
+            if came[other][2] == came[one][2]:
+                assert came[other][0] <= came[one][0] + AGEING_S
+            elif came[other][2] > came[one][2]:
+                assert came[other][0] <= came[one][0], "it was served before the other came"
+
+
+def test_a_request_that_had_many_bytes_counts_as_less_urgent_but_keeps_its_priority() -> None:
+    huge, small, behind = Turn(0, 10.0, 0), Turn(0, 10.5, 1), Turn(1, 0.0, 2)
+    assert huge < small
+    assert small < after_share(huge, SHARE_NBYTES_PER_S) < behind
+    assert after_share(huge, 0) == huge
 
 
 def test_a_batch_that_fills_its_bounds_to_the_last_is_within_them() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from services.encoder.holdings import Holdings
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
-from services.text.intake import Intake, IntakeLimits
+from services.text.app import cache_limits
+from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
@@ -179,18 +180,18 @@ async def encoder_panel(
 class TextPanel:
     service: TextService
     engine: FakeTextEngine
-    intake: Intake
+    receiver: TensorReceiver
     scope: TaskScope
 
     async def settled(self) -> None:
         """No request is left, nothing is pinned, and the books are in order."""
         for _ in range(200):
-            if not self.intake.memory.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
+            if not self.receiver.cache.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
                 break
             await asyncio.sleep(0.05)
         load = self.service.load()
         assert (load.waiting_requests, load.running_requests, load.pending_tokens) == (0, 0, 0)
-        assert self.intake.memory.pinned_bytes == 0
+        assert self.receiver.cache.pinned_bytes == 0
         assert len(self.scope) == LASTING_TASKS
         self.service.validate()
 
@@ -221,25 +222,20 @@ async def text_panel(
     stubs = {address_of((await one.describe()).instance_id): _stub(one) for one in encoders}
     peers = PeerPool(lambda address: stubs[address], transports.connect, limit=8, clock=clock)
     async with TaskScope("text") as scope:
-        intake = Intake(
+        receiver = TensorReceiver(
             arena=arena,
             transport=transports,
             peers=peers,
             releases=Releases(peers, scope=scope, timeout_s=said.release_timeout_s),
-            limits=IntakeLimits(
-                max_waiting=said.max_waiting_requests,
-                max_pulls_per_holder=said.max_pulls_per_encoder,
-                max_pulling_nbytes=said.max_pulling_bytes,
-                max_pull_s=said.max_pull_s,
-                failure_grace_s=said.failure_grace_s,
-            ),
+            limits=cache_limits(said),
+            max_pull_s=said.max_pull_s,
             scope=scope,
             offload=InlineOffload(2),
             clock=clock,
         )
         service = TextService(
             engine,
-            intake,
+            receiver,
             said,
             offers=transports.offers,
             new_detokenizer=Letters,
@@ -252,7 +248,7 @@ async def text_panel(
             stages=None if tower is None else Stages(engine, tower, budget, said.encode_patience_s, clock),
         )
         service.start()
-        panel = TextPanel(service, engine, intake, scope)
+        panel = TextPanel(service, engine, receiver, scope)
         yield panel
         await panel.settled()
     await peers.close()

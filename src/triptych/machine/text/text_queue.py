@@ -3,7 +3,7 @@
     Arrive -> QUEUED -- (StartPulls) -> PULLING -- AllPulled -> PULLED -- (StartRun) -> RUNNING -- Leave -> gone
 
 A request without items starts out PULLED. Both turns, to pull and to run, are given in the order of
-``policy.queueing.turn_order``. A request that is too large to pull for now is not overtaken by smaller ones behind it,
+``policy.queueing``. A request that is too large to pull for now is not overtaken by smaller ones behind it,
 so that they cannot starve it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from triptych.policy.queueing import Waiting, turn_order
+from triptych.policy.queueing import Turn
 
 
 class Phase(Enum):
@@ -32,8 +32,7 @@ class Arrive:
     tokens: int
     items: int
     nbytes: int
-    deadline_s: float
-    priority: int = 0
+    turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +80,15 @@ class QueueLimits:
     max_running: int
     max_pulling_requests_nbytes: int
     """Bytes of all requests that are PULLING; a request that is larger than this pulls alone. How many of them are
-    on their way at a time is ``machine.text.pull_queue``'s."""
+    on their way at a time is ``machine.text.tensor_cache``'s."""
     max_running_nbytes: int = 1 << 62
     """Bytes of all requests that are RUNNING, of which the engine holds copies; a larger request runs alone."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    waiting: Waiting
+    request_id: str
+    turn: Turn
     tokens: int
     nbytes: int
     phase: Phase
@@ -104,7 +104,6 @@ class TextQueue:
         self._waiting_tokens = 0
         self._pulling_nbytes = 0
         self._running_nbytes = 0
-        self._arrivals = 0
 
     @property
     def waiting(self) -> int:
@@ -141,10 +140,8 @@ class TextQueue:
             return Refuse(event.request_id, f"request {event.request_id!r} is here already")
         if self.waiting >= self._limits.max_waiting:
             return Refuse(event.request_id, f"{self.waiting} requests are waiting, which is the limit")
-        waiting = Waiting(event.request_id, event.deadline_s, self._arrivals, event.priority)
-        self._arrivals += 1
         phase = Phase.QUEUED if event.items else Phase.PULLED
-        self._entries[event.request_id] = _Entry(waiting, event.tokens, event.nbytes, phase)
+        self._entries[event.request_id] = _Entry(event.request_id, event.turn, event.tokens, event.nbytes, phase)
         self._waiting_tokens += event.tokens
         return None
 
@@ -164,30 +161,29 @@ class TextQueue:
         room = self._limits.max_running - self._running
         if room <= 0:
             return
-        for waiting in turn_order(self._in(Phase.PULLED))[:room]:
-            entry = self._entries[waiting.request_id]
+        for entry in self._in(Phase.PULLED)[:room]:
             if not self._fits(entry):
                 return
             entry.phase = Phase.RUNNING
             self._running += 1
             self._running_nbytes += entry.nbytes
             self._waiting_tokens -= entry.tokens
-            yield StartRun(waiting.request_id)
+            yield StartRun(entry.request_id)
 
     def _fits(self, entry: _Entry) -> bool:
         return not self._running_nbytes or self._running_nbytes + entry.nbytes <= self._limits.max_running_nbytes
 
     def _start_pulls(self) -> Iterator[StartPulls]:
-        for waiting in turn_order(self._in(Phase.QUEUED)):
-            entry = self._entries[waiting.request_id]
+        for entry in self._in(Phase.QUEUED):
             if self._pulling_nbytes and self._pulling_nbytes + entry.nbytes > self._limits.max_pulling_requests_nbytes:
                 return
             self._pulling_nbytes += entry.nbytes
             entry.phase = Phase.PULLING
-            yield StartPulls(waiting.request_id)
+            yield StartPulls(entry.request_id)
 
-    def _in(self, phase: Phase) -> Iterator[Waiting]:
-        return (entry.waiting for entry in self._entries.values() if entry.phase is phase)
+    def _in(self, phase: Phase) -> list[_Entry]:
+        """Those in a phase, in their order."""
+        return sorted((entry for entry in self._entries.values() if entry.phase is phase), key=lambda one: one.turn)
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -204,6 +200,6 @@ class TextQueue:
         assert fits, "too many bytes are being pulled"  # noqa: S101 - invariant
         fits = len(held) <= 1 or sum(held) <= self._limits.max_running_nbytes
         assert fits, "running requests hold too many bytes"  # noqa: S101 - invariant
-        first = next(iter(turn_order(self._in(Phase.PULLED))), None)
-        could = first is not None and self._fits(self._entries[first.request_id])
+        first = next(iter(self._in(Phase.PULLED)), None)
+        could = first is not None and self._fits(first)
         assert not could or self.running == self._limits.max_running, "a request waits although it could run"  # noqa: S101 - invariant

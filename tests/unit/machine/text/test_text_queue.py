@@ -14,12 +14,14 @@ from triptych.machine.text.text_queue import (
     StartRun,
     TextQueue,
 )
+from triptych.policy.queueing import Turn
 
+_arrivals = iter(range(1 << 60))
 LIMITS = QueueLimits(max_waiting=4, max_running=2, max_pulling_requests_nbytes=100)
 
 
 def arrive(name: str, *, items: int = 1, nbytes: int = 60, deadline_s: float = 10.0, priority: int = 0) -> Arrive:
-    return Arrive(name, 10, items, nbytes, deadline_s, priority)
+    return Arrive(name, 10, items, nbytes, Turn(priority, deadline_s, next(_arrivals)))
 
 
 def test_a_request_pulls_then_runs() -> None:
@@ -52,16 +54,6 @@ def test_a_lower_priority_overtakes_who_waits_to_pull_and_to_run_but_not_who_run
     assert queue.handle(AllPulled("first"), 0.0) == [StartPulls("urgent")]
     assert queue.handle(Leave("a"), 0.0) == [StartRun("first")]
     assert queue.handle(Leave("b"), 0.0) == [StartRun("pulling")]
-
-
-def test_a_request_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
-    queue = TextQueue(LIMITS)
-    for name in ("a", "b"):
-        queue.handle(arrive(name, items=0, nbytes=0), 0.0)
-    for event in (Arrive("c", 10, 0, 0, 10.0), arrive("d", items=0, nbytes=0), Arrive("e", 10, 0, 0, 10.0)):
-        queue.handle(event, 0.0)
-    order = [queue.handle(Leave(name), 0.0) for name in ("a", "b", "c")]
-    assert order == [[StartRun("c")], [StartRun("d")], [StartRun("e")]]
 
 
 def test_bytes_on_their_way_are_bounded_and_a_large_request_is_not_overtaken() -> None:
@@ -166,7 +158,7 @@ def test_running_requests_hold_no_more_bytes_than_fit_and_a_large_one_runs_alone
     )
 
     def arrive(name: str, nbytes: int, deadline_s: float) -> list[object]:
-        effects: list[object] = [*queue.handle(Arrive(name, 1, 1, nbytes, deadline_s), 0.0)]
+        effects: list[object] = [*queue.handle(Arrive(name, 1, 1, nbytes, Turn(0, deadline_s, 0)), 0.0)]
         effects += queue.handle(AllPulled(name), 0.0)
         queue.validate()
         return effects

@@ -84,6 +84,6 @@ async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest
         if side == "encoder":
             monkeypatch.setattr(running.encoder.holdings, "sweep", broken)
         else:
-            monkeypatch.setattr(type(running.text.service._intake), "tick", lambda _: broken())
+            monkeypatch.setattr(type(running.text.service._receiver), "tick", lambda _: broken())
         async with asyncio.timeout(10):
             assert await running.failed() == f"{side}/sweep"

@@ -84,7 +84,7 @@ def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
                 assert isinstance((await anext(stream))[0], Ready)
                 await asyncio.sleep(0.1)
                 assert p.encoder.holdings.memory.leases == 0
-                assert p.text.intake.memory.pinned_bytes == 0  # the engine has its copy
+                assert p.text.receiver.cache.pinned_bytes == 0  # the engine has its copy
 
     under_virtual_time(scenario)
 
@@ -197,7 +197,7 @@ def test_a_failed_pull_names_the_items_and_keeps_what_arrived() -> None:
             with pytest.raises(TransferFailed) as raised:
                 await answer(p.text.service, question("who", items).request)
             assert raised.value.items == (0, 2)
-            assert p.text.intake.memory.cached == 2
+            assert p.text.receiver.cache.cached == 2
 
     under_virtual_time(scenario)
 

@@ -136,7 +136,7 @@ def test_an_urgent_request_overtakes_in_the_line_for_memory_too() -> None:
 
 
 def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.policy.pulling.SHARE_NBYTES_PER_S", 10 * ITEM_NBYTES)
+    monkeypatch.setattr("triptych.policy.queueing.SHARE_NBYTES_PER_S", 10 * ITEM_NBYTES)
 
     async def scenario() -> None:
         road = Road()
@@ -164,8 +164,8 @@ def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() ->
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5 * PULL_S):
                     await answer(p.text.service, leaving.request)
-            assert p.text.intake.queue.waiting == 0
-            assert p.text.intake.memory.pinned_bytes == SLOT_NBYTES, "the pull that is under way goes on"
+            assert p.text.receiver.cache.turns.waiting == 0
+            assert p.text.receiver.cache.pinned_bytes == SLOT_NBYTES, "the pull that is under way goes on"
             await asyncio.sleep(PULL_S)
             assert len(road.order) == 2
             assert p.encoder.holdings.memory.leases == 0

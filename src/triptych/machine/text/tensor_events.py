@@ -1,25 +1,37 @@
-"""What a text instance's image cache is told, and what it says is to be done. Pulls are known by number."""
+"""What a reader's tensor cache is told, and what it says is to be done. Pulls are known by number."""
 
 from dataclasses import dataclass
 
 from triptych.domain.embedding import Ticket
 from triptych.errors import TriptychError
+from triptych.policy.queueing import Turn
 
 Key = bytes
-"""Whole digest of an embedding's identity."""
+"""Whole digest of the identity of what a ticket leads to."""
 
 Range = tuple[int, int]
 """(offset, nbytes)"""
 
 
 @dataclass(frozen=True, slots=True)
+class TransferStats:
+    """How a tensor set came here."""
+
+    backend: str
+    nbytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CachedSlot:
-    """A whole embedding in the reader's own arena, laid out as its ticket says."""
+    """A whole tensor set in the reader's own arena, laid out as its ticket says."""
 
     key: Key
     offset: int
     ticket: Ticket
     """The one it was pulled with."""
+    stats: TransferStats | None
+    """None where it was here, or on its way, before the request came."""
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -27,12 +39,12 @@ class CachedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """A request needs these embeddings, one ticket per item. Answer: Acquired (now or later), Waiting, Refused."""
+    """A request needs these tensor sets, one ticket each. Answer: Acquired (now or later), Waiting, Refused."""
 
     request_id: str
     tickets: tuple[Ticket, ...]
-    deadline_s: float = 0.0
-    """Who is let in first, and whose pulls go first; among equals, who came first."""
+    turn: Turn
+    """Who is let in first, and whose pulls go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,7 @@ class Pulled:
     """A pull is complete and verified."""
 
     pull_id: int
+    stats: TransferStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The request needs its embeddings no more, whatever became of it. Unknown ids are fine."""
+    """The request needs its tensor sets no more, whatever became of it. Unknown ids are fine."""
 
     request_id: str
 
@@ -72,30 +85,12 @@ Event = Acquire | Pulled | PullFailed | Leave | Tick
 
 @dataclass(frozen=True, slots=True)
 class StartPull:
-    """Pull and verify; ``Pulled`` or ``PullFailed`` must follow. ``deadline_s`` is of the request that it is for."""
+    """Pull and verify, now; ``Pulled`` or ``PullFailed`` must follow."""
 
     pull_id: int
     ticket: Ticket
     offset: int
-    request_id: str
-    deadline_s: float
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hastened:
-    """A more urgent request needs what is being pulled."""
-
-    pull_id: int
-    request_id: str
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unneeded:
-    """Who needed it has left: if nothing of it has begun and it is not ``needed`` again, ``PullFailed`` may follow."""
-
-    pull_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +99,6 @@ class Acquired:
 
     request_id: str
     slots: tuple[CachedSlot, ...]
-    hits: tuple[bool, ...]
-    """Whether each was there, or on its way, before the request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request is not, or no longer, known here. TransferFailed names the items."""
+    """The request is not, or no longer, known here. TransferFailed names its tickets by their places."""
 
     request_id: str
     error: TriptychError
@@ -138,4 +131,12 @@ class Evicted:
     reason: str
 
 
-Effect = StartPull | Hastened | Unneeded | Acquired | Waiting | Refused | ReleaseLease | Evicted
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """``Tick`` is wanted at this time."""
+
+    at_s: float
+    reason: str
+
+
+Effect = StartPull | Acquired | Waiting | Refused | ReleaseLease | Evicted | WakeAt

@@ -1,31 +1,37 @@
-"""Memory of a text instance's image cache: which embeddings were pulled, are being pulled, and who needs them.
+"""A reader's memory of what it pulls: which tensor sets are here, on their way or in line, and who needs them.
 
-One entry per embedding key, shared by all requests that need it: one pull per instance.
+A tensor set is what one ticket leads to: the tensors of an embedding, or of anything else that lies in a slot of a
+holder's arena. There is one entry per key, shared by all requests that need it: one pull per instance.
 
-    Acquire -> PULLING -- Pulled -> READY -- nobody needs it, least recently used, room is needed -> gone
-                  +------ PullFailed -> pulled again with the ticket of another request, or gone
+    Acquire -> WAITING (for its turn to pull) -> PULLING -- Pulled -> READY -- nobody needs it, room is needed -> gone
+                  ^                                 |
+                  +-- a ticket of another request --+-- PullFailed -> gone
 
-A request gets memory for all its items or for none; until then it waits, the most urgent first, and holds nothing
-(no hold-and-wait). A pull belongs to the instance, not to the request that asked first: once it has begun it goes on
-when that request leaves. Every ticket that comes in goes out exactly once as ``ReleaseLease``, as soon as nothing reads through it.
+A request gets memory for all its tensor sets or for none; until then it stands in line and holds nothing (no
+hold-and-wait). The same order (``policy.queueing``) says who is let in and whose pull is next (``pull_turns``). A pull
+belongs to the instance, not to the request that asked first: once it has begun it goes on when that request leaves.
+Every ticket that comes in goes out exactly once as ``ReleaseLease``, as soon as nothing reads through it.
 
-Memory that a late write of the transport may still reach is set aside until the transport says that it is over.
+A request of which one pull failed is refused; it is told so once its other pulls have ended too, or after a grace, so that
+one answer names everything that failed. Memory that a late write of the transport may still reach is set aside until the
+transport says that it is over.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from triptych.domain.embedding import Ticket
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
 from triptych.machine.extents import Extents, round_up
-from triptych.machine.text.image_cache_events import (
+from triptych.machine.text.pull_turns import PullLimits, PullTurns
+from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
     CachedSlot,
     Effect,
     Event,
     Evicted,
-    Hastened,
     Key,
     Leave,
     Pulled,
@@ -35,12 +41,24 @@ from triptych.machine.text.image_cache_events import (
     ReleaseLease,
     StartPull,
     Tick,
-    Unneeded,
+    TransferStats,
     Waiting,
+    WakeAt,
 )
+from triptych.policy.queueing import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    max_waiting: int
+    """Requests in line for memory."""
+    pulls: PullLimits
+    failure_grace_s: float
+    """How long a request whose first pull failed looks on whether its others fail as well."""
 
 
 class CacheState(Enum):
+    WAITING = "waiting"
     PULLING = "pulling"
     READY = "ready"
 
@@ -49,22 +67,24 @@ class CacheState(Enum):
 class _Entry:
     ticket: Ticket
     offset: int
-    pull_id: int
-    deadline_s: float
-    """While PULLING: of the most urgent request that it was ever needed by."""
-    state: CacheState = CacheState.PULLING
+    pull_id: int = 0
+    reason: str = ""
+    """Why it is pulled."""
+    state: CacheState = CacheState.WAITING
     pins: set[str] = field(default_factory=set)
     tickets: dict[str, Ticket] = field(default_factory=dict)
-    """While PULLING: by request, what it came with, not yet given back."""
+    """Before it is READY: by request, what it came with, not yet given back."""
     orphan: Ticket | None = None
-    """While PULLING: the ticket in use, when its request has left."""
+    """Before it is READY: the ticket in use, when its request has left."""
+    stats: TransferStats | None = None
 
 
 @dataclass(slots=True)
 class _Request:
     tickets: tuple[Ticket, ...]
-    deadline_s: float
-    hits: tuple[bool, ...] = ()
+    turn: Turn
+    missed: frozenset[Key] = frozenset()
+    """What was not here, nor on its way, when it was let in."""
 
     @property
     def keys(self) -> dict[Key, Ticket]:
@@ -75,12 +95,26 @@ class _Request:
         return first
 
 
-class ImageCacheMachine:
+@dataclass(slots=True)
+class _Failing:
+    """A request that was refused and not told yet."""
+
+    error: TriptychError
+    failed: set[int]
+    """Places of tickets."""
+    pulls: dict[int, set[int]]
+    """Those that go on, each with the places of its tickets."""
+    until_s: float
+
+
+class TensorCache:
     """``handle`` is the only mutator. ``start`` and ``end`` bound the memory it gives out, in bytes."""
 
-    def __init__(self, *, start: int, end: int, max_waiting: int) -> None:
+    def __init__(self, limits: CacheLimits, *, start: int, end: int) -> None:
+        self._limits = limits
         self._extents = Extents(start, end)
-        self._max_waiting = max_waiting
+        self._turns = PullTurns(limits.pulls)
+        self._failing: dict[str, _Failing] = {}
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
         """Those that can be reclaimed, least recently used first: an entry comes to the end when the last request
@@ -119,30 +153,33 @@ class ImageCacheMachine:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def needed(self, pull_id: int) -> bool:
-        """Whether a request waits for this pull."""
-        return bool(self._entries[self._pulls[pull_id]].pins)
+    @property
+    def turns(self) -> PullTurns:
+        """Of pulls, to be read only."""
+        return self._turns
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:  # noqa: ARG002 - every machine is given the time
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Acquire():
-                return self._acquire(event)
-            case Pulled(pull_id):
-                return self._pulled(pull_id)
+                effects = self._acquire(event)
+            case Pulled():
+                effects = self._pulled(event)
             case PullFailed():
-                return self._pull_failed(event)
+                effects = self._pull_failed(event, now_s)
             case Leave(request_id):
-                return self._leave(request_id)
+                effects = self._leave(request_id)
             case Tick(quarantined):
                 self._end_quarantine(quarantined)
-                return self._admit()
+                effects = self._admit()
+        effects += self._tell_failed(now_s)
+        return effects + self._begin_pulls()
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 
     def _acquire(self, event: Acquire) -> list[Effect]:
-        if event.request_id in self._requests or event.request_id in self._waiting:
+        if event.request_id in self._requests or event.request_id in self._waiting or event.request_id in self._failing:
             raise ValueError(f"request {event.request_id!r} is here already")
-        request = _Request(event.tickets, event.deadline_s)
+        request = _Request(event.tickets, event.turn)
         error = self._refusal(request)
         if error is not None:
             return [
@@ -165,15 +202,15 @@ class ImageCacheMachine:
             )
         if any(not same_embedding(ticket, keys[ticket.key]) for ticket in request.tickets):
             return InvalidRequest("two items of the request are the same embedding, but of different size")
-        if len(self._waiting) >= self._max_waiting:
-            return Overloaded(f"{self._max_waiting} requests wait for the image cache, which is the limit")
+        if len(self._waiting) >= self._limits.max_waiting:
+            return Overloaded(f"{self._limits.max_waiting} requests wait for the image cache, which is the limit")
         return None
 
     def _admit(self) -> list[Effect]:
         """Let the most urgent in for as long as there is room. Smaller ones behind do not overtake: nobody starves."""
         effects: list[Effect] = []
         while self._waiting:
-            request_id, request = min(self._waiting.items(), key=lambda one: one[1].deadline_s)
+            request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
             conflicts = self._drop_conflicts(request, effects)
             if conflicts:
                 del self._waiting[request_id]
@@ -224,34 +261,42 @@ class ImageCacheMachine:
 
     def _enter(self, request_id: str, request: _Request, offsets: dict[Key, int]) -> list[Effect]:
         effects: list[Effect] = []
-        request.hits = tuple(ticket.key not in offsets for ticket in request.tickets)
+        request.missed = frozenset(offsets)
         first = request.keys
         spare = [ticket for ticket in request.tickets if first[ticket.key] is not ticket]
         effects += [ReleaseLease(ticket, "the request has another ticket for it") for ticket in spare]
         for key, ticket in first.items():
             if key in offsets:
-                entry = _Entry(ticket, offsets[key], pull_id=0, deadline_s=request.deadline_s)
-                self._entries[key] = entry
+                entry = self._entries[key] = _Entry(ticket, offsets[key])
                 self._pinned_bytes += self._extents.size(entry.offset)
-                effects.append(self._start_pull(entry, ticket, request_id, "not in the image cache"))
+                self._want(entry, ticket, request_id, "not in the image cache")
             entry = self._entries[key]
             if self._idle.pop(key, None) is not None:
                 self._pinned_bytes += self._extents.size(entry.offset)
             entry.pins.add(request_id)
-            if entry.state is CacheState.PULLING:
+            if entry.state is not CacheState.READY:
                 entry.tickets[request_id] = ticket
-                if request.deadline_s < entry.deadline_s:
-                    entry.deadline_s = request.deadline_s
-                    effects.append(Hastened(entry.pull_id, request_id, request.deadline_s))
+                self._turns.hasten(entry.pull_id, request_id, request.turn)
             else:
                 effects.append(ReleaseLease(ticket, "it is in the image cache"))
         return effects + self._report(request_id)
 
-    def _start_pull(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> StartPull:
-        entry.pull_id, entry.ticket = self._next_pull_id, ticket
+    def _want(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> None:
+        """It waits for its turn to be pulled, with the ticket of this request."""
+        entry.pull_id, entry.ticket, entry.reason = self._next_pull_id, ticket, reason
+        entry.state = CacheState.WAITING
         self._next_pull_id += 1
         self._pulls[entry.pull_id] = ticket.key
-        return StartPull(entry.pull_id, ticket, entry.offset, request_id, entry.deadline_s, reason)
+        turn = self._requests[request_id].turn
+        self._turns.want(entry.pull_id, request_id, turn, ticket.held_by, ticket.slot_nbytes)
+
+    def _begin_pulls(self) -> list[StartPull]:
+        begun: list[StartPull] = []
+        for pull_id in self._turns.begin():
+            entry = self._entries[self._pulls[pull_id]]
+            entry.state = CacheState.PULLING
+            begun.append(StartPull(pull_id, entry.ticket, entry.offset, entry.reason))
+        return begun
 
     def _report(self, request_id: str) -> list[Effect]:
         """Acquired, once everything that the request needs is READY."""
@@ -259,15 +304,18 @@ class ImageCacheMachine:
         entries = [self._entries[ticket.key] for ticket in request.tickets]
         if any(entry.state is not CacheState.READY for entry in entries):
             return []
-        slots = tuple(CachedSlot(entry.ticket.key, entry.offset, entry.ticket) for entry in entries)
-        return [Acquired(request_id, slots, request.hits)]
+        slots = (
+            CachedSlot(key, entry.offset, entry.ticket, entry.stats if key in request.missed else None)
+            for key, entry in ((entry.ticket.key, entry) for entry in entries)
+        )
+        return [Acquired(request_id, tuple(slots))]
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def _pulled(self, pull_id: int) -> list[Effect]:
-        key = self._pulls.pop(pull_id)
+    def _pulled(self, event: Pulled) -> list[Effect]:
+        key = self._ended(event.pull_id)
         entry = self._entries[key]
-        entry.state = CacheState.READY
+        entry.state, entry.stats = CacheState.READY, event.stats
         self._ready += 1
         self._rest(key, entry)
         effects: list[Effect] = [ReleaseLease(ticket, "it was pulled") for ticket in self._take_tickets(entry)]
@@ -277,8 +325,17 @@ class ImageCacheMachine:
             effects += self._admit()
         return effects
 
-    def _pull_failed(self, event: PullFailed) -> list[Effect]:
-        key = self._pulls.pop(event.pull_id)
+    def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
+        """A pull was under way and is over: those who look on whether it fails hear of it."""
+        self._turns.end(pull_id)
+        for one in self._failing.values():
+            places = one.pulls.pop(pull_id, set())
+            if failed:
+                one.failed |= places
+        return self._pulls.pop(pull_id)
+
+    def _pull_failed(self, event: PullFailed, now_s: float) -> list[Effect]:
+        key = self._ended(event.pull_id, failed=True)
         entry = self._entries[key]
         used = entry.ticket
         effects: list[Effect] = []
@@ -287,37 +344,52 @@ class ImageCacheMachine:
             entry.orphan = None
         lost = isinstance(event.error, LeaseLost)
         for request_id in [i for i, t in entry.tickets.items() if t is used or not (lost or other_slot(t, used))]:
-            effects += self._fail(request_id, key, event.error)
+            effects += self._fail(request_id, key, event.error, now_s)
         self._set_aside[entry.offset] = self._extents.size(entry.offset)
         self._end_quarantine(event.quarantined)
         if not entry.tickets:
             del self._entries[key]
             return effects + self._admit()
-        return effects + self._pull_again(entry) + self._admit()
+        return effects + self._pull_again(entry, now_s) + self._admit()
 
-    def _pull_again(self, entry: _Entry) -> list[Effect]:
+    def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
         """Another request has another ticket for the same embedding: use it, in memory that nothing else writes to."""
         effects: list[Effect] = []
-        request_id = min(entry.tickets, key=lambda one: self._requests[one].deadline_s)
+        request_id = min(entry.tickets, key=lambda one: self._requests[one].turn)
         ticket = entry.tickets[request_id]
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
             entry.offset = offset
             self._pinned_bytes += self._extents.size(offset)
-            entry.deadline_s = self._requests[request_id].deadline_s
-            return [self._start_pull(entry, ticket, request_id, "the pull with another ticket failed")]
+            self._want(entry, ticket, request_id, "the pull with another ticket failed")
+            return []
         error = TransferFailed("the embedding could not be pulled, and there was no room for another try")
         for request_id in list(entry.tickets):
-            effects += self._fail(request_id, ticket.key, error)
+            effects += self._fail(request_id, ticket.key, error, now_s)
         del self._entries[ticket.key]
         return effects
 
-    def _fail(self, request_id: str, key: Key, error: TriptychError) -> list[Effect]:
+    def _fail(self, request_id: str, key: Key, error: TriptychError, now_s: float) -> list[Effect]:
         """A request that cannot have ``key`` is refused as a whole and gives up all that it held."""
-        request = self._requests[request_id]
-        items = tuple(item for item, ticket in enumerate(request.tickets) if ticket.key == key)
-        failed = TransferFailed(error.message, items=items)
-        return [Refused(request_id, failed), *self._withdraw(request_id, failed=key)]
+        failed, pulls = set[int](), dict[int, set[int]]()
+        for place, ticket in enumerate(self._requests[request_id].tickets):
+            entry = self._entries[ticket.key]
+            if ticket.key == key:
+                failed.add(place)
+            elif entry.state is not CacheState.READY:
+                pulls.setdefault(entry.pull_id, set()).add(place)
+        until_s = now_s + self._limits.failure_grace_s
+        self._failing[request_id] = _Failing(error, failed, pulls, until_s)
+        effects = self._withdraw(request_id, failed=key)
+        return [*effects, WakeAt(until_s, "its other pulls may fail as well")] if pulls else effects
+
+    def _tell_failed(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for request_id, one in list(self._failing.items()):
+            if not one.pulls or one.until_s <= now_s:
+                del self._failing[request_id]
+                effects.append(Refused(request_id, TransferFailed(one.error.message, items=tuple(sorted(one.failed)))))
+        return effects
 
     def _take_tickets(self, entry: _Entry) -> list[Ticket]:
         tickets = list(entry.tickets.values())
@@ -329,13 +401,33 @@ class ImageCacheMachine:
     # --- going out ---------------------------------------------------------------------------------------------------
 
     def _leave(self, request_id: str) -> list[Effect]:
+        self._failing.pop(request_id, None)
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             effects: list[Effect] = [ReleaseLease(ticket, "the request left") for ticket in waiting.tickets]
             return effects + self._admit()
         if request_id not in self._requests:
             return []
-        return self._withdraw(request_id, failed=None) + self._admit()
+        keys = self._requests[request_id].keys
+        effects = self._withdraw(request_id, failed=None) + self._admit()
+        dropped = self._drop_unneeded(keys)
+        return [*effects, *dropped, *self._admit()] if dropped else effects
+
+    def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
+        """What waits for its turn and is needed by nobody any more is not pulled."""
+        effects: list[Effect] = []
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None or entry.pins or entry.state is not CacheState.WAITING:
+                continue
+            self._turns.drop(entry.pull_id)
+            for one in self._failing.values():
+                one.pulls.pop(entry.pull_id, None)
+            del self._pulls[entry.pull_id], self._entries[key]
+            self._pinned_bytes -= self._extents.size(entry.offset)
+            self._extents.free(entry.offset)
+            effects += [ReleaseLease(ticket, "nobody needs it any more") for ticket in self._take_tickets(entry)]
+        return effects
 
     def _withdraw(self, request_id: str, *, failed: Key | None) -> list[Effect]:
         """Unpin everything of a request. A ticket that a pull is reading through is kept until the pull ends."""
@@ -351,8 +443,6 @@ class ImageCacheMachine:
                 entry.orphan = ticket
             else:
                 effects.append(ReleaseLease(ticket, "its pull failed" if key == failed else "the request left"))
-            if failed is None and not entry.pins:
-                effects.append(Unneeded(entry.pull_id))
         return effects
 
     def _rest(self, key: Key, entry: _Entry) -> None:
@@ -377,7 +467,7 @@ class ImageCacheMachine:
 
     @staticmethod
     def _held(entry: _Entry) -> bool:
-        return bool(entry.pins) or entry.state is CacheState.PULLING
+        return bool(entry.pins) or entry.state is not CacheState.READY
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -392,15 +482,20 @@ class ImageCacheMachine:
         assert self._idle.keys() == self._entries.keys() - held, "what is idle"  # noqa: S101 - invariant
         ready = sum(entry.state is CacheState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
-        pulling = {e.pull_id: key for key, e in self._entries.items() if e.state is CacheState.PULLING}
+        self._turns.validate()
+        pulling = {e.pull_id: key for key, e in self._entries.items() if e.state is not CacheState.READY}
         assert pulling == self._pulls, "an entry is pulling exactly while a pull runs"  # noqa: S101 - invariant
+        for entry in self._entries.values():
+            waits = self._turns.waits(entry.pull_id)
+            assert waits == (entry.state is CacheState.WAITING), "turns and entries differ"  # noqa: S101 - invariant
+        assert not self._failing.keys() & self._requests.keys(), "a request is refused and here"  # noqa: S101 - invariant
         pins = {(i, key) for key, e in self._entries.items() for i in e.pins}
         assert pins == {(i, key) for i, r in self._requests.items() for key in r.keys}, "pins"  # noqa: S101 - invariant
         for entry in self._entries.values():
             ready = entry.state is CacheState.READY
             assert not (ready and (entry.tickets or entry.orphan)), "a lease is kept for nothing"  # noqa: S101 - invariant
             assert ready or entry.tickets.keys() == entry.pins, "a request without its ticket"  # noqa: S101 - invariant
-        assert len(self._waiting) <= self._max_waiting, "too many in line"  # noqa: S101 - invariant
+        assert len(self._waiting) <= self._limits.max_waiting, "too many in line"  # noqa: S101 - invariant
 
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:

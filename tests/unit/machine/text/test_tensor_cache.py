@@ -7,13 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
-from triptych.machine.text.image_cache import ImageCacheMachine
-from triptych.machine.text.image_cache_events import (
+from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
+from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
     Effect,
     Evicted,
-    Hastened,
     Leave,
     Pulled,
     PullFailed,
@@ -21,11 +21,18 @@ from triptych.machine.text.image_cache_events import (
     ReleaseLease,
     StartPull,
     Tick,
-    Unneeded,
+    TransferStats,
     Waiting,
+    WakeAt,
 )
+from triptych.policy.queueing import Turn
+
+STATS = TransferStats("memory", 1024, 0.1)
+MANY = PullLimits(max_nbytes=1 << 30, max_holder_nbytes=1 << 30, max_holder_pulls=64)
+ONE = PullLimits(max_nbytes=1 << 30, max_holder_nbytes=1 << 30, max_holder_pulls=1)
 
 _leases = iter(range(1, 1 << 60))
+_arrivals = iter(range(1, 1 << 60))
 
 
 def ticket(key: bytes, slot_nbytes: int = 1024, holder: str = "e0") -> Ticket:
@@ -34,12 +41,12 @@ def ticket(key: bytes, slot_nbytes: int = 1024, holder: str = "e0") -> Ticket:
     return Ticket(key, holder, 1, 4096, slot_nbytes - 16, 5, 9, (spec,), 3, lease_id, 10.0)
 
 
-def cache(nbytes: int = 4096, max_waiting: int = 4) -> ImageCacheMachine:
-    return ImageCacheMachine(start=0, end=nbytes, max_waiting=max_waiting)
+def cache(nbytes: int = 4096, max_waiting: int = 4, *, pulls: PullLimits = MANY, grace_s: float = 0.0) -> TensorCache:
+    return TensorCache(CacheLimits(max_waiting, pulls, grace_s), start=0, end=nbytes)
 
 
-def acquire(machine: ImageCacheMachine, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
-    effects = machine.handle(Acquire(request_id, tickets, deadline_s), 0.0)
+def acquire(machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
+    effects = machine.handle(Acquire(request_id, tickets, Turn(0, deadline_s, next(_arrivals))), 0.0)
     machine.validate()
     return effects
 
@@ -48,10 +55,10 @@ def pulls(effects: list[Effect]) -> list[StartPull]:
     return [effect for effect in effects if isinstance(effect, StartPull)]
 
 
-def fill(machine: ImageCacheMachine, request_id: str, *tickets: Ticket) -> list[Effect]:
+def fill(machine: TensorCache, request_id: str, *tickets: Ticket) -> list[Effect]:
     done: list[Effect] = []
     for pull in pulls(acquire(machine, request_id, *tickets)):
-        done += machine.handle(Pulled(pull.pull_id), 0.0)
+        done += machine.handle(Pulled(pull.pull_id, STATS), 0.0)
     return done
 
 
@@ -59,9 +66,9 @@ def test_one_pull_serves_all_who_want_it() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     assert acquire(machine, "b", ticket(b"k")) == []
-    effects = machine.handle(Pulled(pull.pull_id), 0.0)
+    effects = machine.handle(Pulled(pull.pull_id, STATS), 0.0)
     acquired = [effect for effect in effects if isinstance(effect, Acquired)]
-    assert [(got.request_id, got.hits) for got in acquired] == [("a", (False,)), ("b", (True,))]
+    assert [(got.request_id, got.slots[0].stats) for got in acquired] == [("a", STATS), ("b", None)]
     assert sum(isinstance(effect, ReleaseLease) for effect in effects) == 2
     [released, hit] = acquire(machine, "c", ticket(b"k"))
     assert isinstance(released, ReleaseLease)
@@ -149,7 +156,7 @@ def test_the_largest_item_of_a_request_is_placed_first() -> None:
     [other] = pulls(acquire(machine, "c", ticket(b"4", 4 * 64)))
     for pull in (hole, other):
         machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
-    machine.handle(Pulled(kept.pull_id), 0.0)
+    machine.handle(Pulled(kept.pull_id, STATS), 0.0)
     wanted = [ticket(b"x", 2 * 64), ticket(b"y", 3 * 64), ticket(b"z", 4 * 64)]
     assert len(pulls(acquire(machine, "d", *wanted))) == 3
 
@@ -161,7 +168,7 @@ def test_the_most_urgent_of_those_who_wait_is_let_in_first_and_nobody_overtakes_
         assert isinstance(
             acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], Waiting
         )
-    assert [pull.request_id for pull in pulls(machine.handle(Leave("a"), 0.0))] == ["urgent"]
+    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"urgent"]
     assert machine.waiting == 2
 
 
@@ -170,35 +177,100 @@ def test_who_waits_is_let_in_when_a_pull_ends_that_nobody_needs_any_more() -> No
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
     machine.handle(Leave("a"), 0.0)
     assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], Waiting)
-    assert [one.request_id for one in pulls(machine.handle(Pulled(pull.pull_id), 0.0))] == ["b"]
+    assert [one.ticket.key for one in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
 
 
-def test_a_pull_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
-    machine = cache()
-    [pull] = pulls(acquire(machine, "a", ticket(b"k"), deadline_s=5.0))
-    assert pull.deadline_s == 5.0
-    assert acquire(machine, "equal", ticket(b"k"), deadline_s=5.0) == []
-    assert acquire(machine, "urgent", ticket(b"k"), deadline_s=2.0) == [Hastened(pull.pull_id, "urgent", 2.0)]
-    assert acquire(machine, "between", ticket(b"k"), deadline_s=3.0) == []
+def test_a_pull_takes_the_turn_of_the_most_urgent_who_needs_it() -> None:
+    machine = cache(pulls=ONE)
+    [first] = pulls(acquire(machine, "a", ticket(b"0"), deadline_s=9.0))
+    for request_id, key, deadline_s in (("b", b"1", 5.0), ("c", b"2", 6.0), ("d", b"1", 7.0), ("e", b"2", 4.0)):
+        assert pulls(acquire(machine, request_id, ticket(key), deadline_s=deadline_s)) == []
+    order = []
+    for _ in range(2):
+        [first] = pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))
+        order.append(first.ticket.key)
+    assert order == [b"2", b"1"]
 
 
-def test_a_pull_that_nobody_needs_any_more_is_said_to_be_so_once_the_last_has_left() -> None:
+def test_a_lower_priority_number_pulls_first_however_near_the_others_deadline_is() -> None:
+    machine = cache(pulls=ONE)
+    [first] = pulls(acquire(machine, "a", ticket(b"0")))
+    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))] == [b"2"]
+
+
+def test_a_lower_priority_number_is_let_in_first() -> None:
+    machine = cache(1024)
+    fill(machine, "a", ticket(b"a"))
+    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"2"]
+
+
+def test_a_pull_that_waits_for_its_turn_is_dropped_once_nobody_needs_it() -> None:
+    machine = cache(pulls=ONE)
+    [first] = pulls(acquire(machine, "a", ticket(b"0")))
+    waiting = ticket(b"1")
+    acquire(machine, "b", waiting)
+    acquire(machine, "c", ticket(b"1"))
+    machine.handle(Leave("c"), 0.0)
+    assert machine.turns.waiting == 1
+    effects = machine.handle(Leave("b"), 0.0)
+    machine.validate()
+    assert [one.ticket for one in effects if isinstance(one, ReleaseLease)] == [waiting]
+    assert (machine.turns.waiting, machine.pinned_bytes) == (0, 1024)
+    assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
+
+
+def test_memory_of_a_pull_that_was_dropped_lets_in_who_waits() -> None:
+    machine = cache(2048, pulls=ONE)
+    acquire(machine, "a", ticket(b"0"))
+    acquire(machine, "b", ticket(b"1"))
+    assert isinstance(acquire(machine, "c", ticket(b"2"))[-1], Waiting)
+    machine.handle(Leave("b"), 0.0)
+    machine.validate()
+    assert (machine.waiting, machine.turns.waiting) == (0, 1)
+
+
+def test_a_pull_that_is_under_way_goes_on_when_nobody_needs_it() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
-    acquire(machine, "b", ticket(b"k"))
-    assert not [effect for effect in machine.handle(Leave("a"), 0.0) if isinstance(effect, Unneeded)]
-    assert machine.needed(pull.pull_id)
-    assert Unneeded(pull.pull_id) in machine.handle(Leave("b"), 0.0)
-    assert not machine.needed(pull.pull_id)
-    acquire(machine, "c", ticket(b"k"))
-    assert machine.needed(pull.pull_id)
+    assert machine.handle(Leave("a"), 0.0) == []
+    machine.handle(Pulled(pull.pull_id, STATS), 0.0)
+    assert machine.cached == 1
 
 
-def test_the_other_pulls_of_a_request_go_on_when_one_has_failed() -> None:
-    machine = cache()
-    first, _ = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
-    effects = machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
-    assert not [effect for effect in effects if isinstance(effect, Unneeded)]
+def test_a_request_is_told_of_all_that_failed_and_waits_for_that_no_longer_than_the_grace() -> None:
+    def failed(effects: list[Effect]) -> list[tuple[int, ...]]:
+        errors = [effect.error for effect in effects if isinstance(effect, Refused)]
+        return [error.items for error in errors if isinstance(error, TransferFailed)]
+
+    machine = cache(grace_s=0.5)
+    x, y, z = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"z"), ticket(b"x")))
+    effects = machine.handle(PullFailed(x.pull_id, TransferFailed("broken")), 1.0)
+    assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [1.5]
+    assert failed(effects) == []
+    assert failed(machine.handle(PullFailed(y.pull_id, TransferFailed("broken")), 1.1)) == []
+    assert failed(machine.handle(Pulled(z.pull_id, STATS), 1.2)) == [(0, 1, 3)]
+    assert machine.cached == 1, "what did arrive stays"
+
+    first, second = pulls(acquire(machine, "b", ticket(b"x"), ticket(b"y")))
+    machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 2.0)
+    assert failed(machine.handle(Tick(()), 2.4)) == []
+    assert failed(machine.handle(Tick(()), 2.5)) == [(0,)]
+    assert failed(machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 3.0)) == []
+    machine.validate()
+
+
+def test_who_leaves_while_the_others_are_looked_at_is_told_nothing() -> None:
+    machine = cache(grace_s=0.5)
+    first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
+    machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
+    with pytest.raises(ValueError, match="here already"):
+        acquire(machine, "a", ticket(b"x"))
+    machine.handle(Leave("a"), 0.1)
+    assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, Refused)]
 
 
 def test_what_can_never_fit_is_refused_and_its_leases_go_back() -> None:
@@ -237,7 +309,7 @@ def test_a_failed_pull_names_the_items_and_is_forgotten() -> None:
     [refused] = [effect for effect in effects if isinstance(effect, Refused)]
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1, 2)
-    machine.handle(Pulled(first.pull_id), 0.0)
+    machine.handle(Pulled(first.pull_id, STATS), 0.0)
     assert (machine.cached, machine.pinned_bytes) == (1, 0)
 
 
@@ -249,7 +321,7 @@ def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
     effects = machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, Refused)] == ["a"]
     [again] = pulls(effects)
-    assert (again.ticket.holder, again.request_id, again.deadline_s) == ("alive", "b", 5.0)
+    assert again.ticket.holder == "alive", "the more urgent of the two"
 
 
 def test_a_lost_lease_costs_only_the_request_whose_lease_it_was() -> None:
@@ -300,7 +372,9 @@ class CacheModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = cache(2048, max_waiting=3)
+        few = PullLimits(max_nbytes=1024, max_holder_nbytes=512, max_holder_pulls=2)
+        self.machine = cache(2048, max_waiting=3, pulls=few, grace_s=1.0)
+        self.now_s = 0.0
         self.inside: dict[str, None] = {}
         self.pulling: dict[int, StartPull] = {}
         self.quarantined: list[tuple[int, int]] = []
@@ -326,38 +400,40 @@ class CacheModel(RuleBasedStateMachine):
     @rule(
         wanted=st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.sampled_from("xy")), max_size=4),
         other_size=st.integers(0, 9),
+        deadline_s=st.integers(0, 9),
     )
-    def acquire(self, wanted: list[tuple[bytes, str]], other_size: int) -> None:
+    def acquire(self, wanted: list[tuple[bytes, str]], other_size: int, deadline_s: int) -> None:
         self.count += 1
         extra = 64 if other_size == 0 else 0
         tickets = [ticket(key, 256 * (key[0] - 95) + extra, holder) for key, holder in wanted]
         self.given.update(t.lease_id for t in tickets)
         self.inside[str(self.count)] = None
-        self.apply(acquire(self.machine, str(self.count), *tickets))
+        self.apply(acquire(self.machine, str(self.count), *tickets, deadline_s=deadline_s))
 
     @precondition(lambda self: self.pulling)
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "ok", "failed", "lost", "late"]))
     def end_pull(self, data: st.DataObject, outcome: str) -> None:
         pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.pulling))))
         if outcome == "ok":
-            self.apply(self.machine.handle(Pulled(pull.pull_id), 0.0))
+            self.apply(self.machine.handle(Pulled(pull.pull_id, STATS), self.now_s))
             return
         if outcome == "late":
             self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
         error = LeaseLost("gone") if outcome == "lost" else TransferFailed("broken")
-        self.apply(self.machine.handle(PullFailed(pull.pull_id, error, tuple(self.quarantined)), 0.0))
+        self.apply(self.machine.handle(PullFailed(pull.pull_id, error, tuple(self.quarantined)), self.now_s))
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.inside)))
         del self.inside[request_id]
-        self.apply(self.machine.handle(Leave(request_id), 0.0))
+        self.apply(self.machine.handle(Leave(request_id), self.now_s))
 
     @rule()
     def terminal(self) -> None:
         self.quarantined.clear()
-        self.apply(self.machine.handle(Tick(()), 0.0))
+        self.now_s += 1.0
+        self.apply(self.machine.handle(Tick(()), self.now_s))
 
     @invariant()
     def holds(self) -> None:
@@ -367,12 +443,12 @@ class CacheModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once everybody has left and every pull has ended, nothing is held and every lease is back."""
         for request_id in list(self.inside):
-            self.apply(self.machine.handle(Leave(request_id), 0.0))
+            self.apply(self.machine.handle(Leave(request_id), self.now_s))
         self.quarantined.clear()
         while self.pulling:
             pull_id, _ = self.pulling.popitem()
-            self.apply(self.machine.handle(Pulled(pull_id), 0.0))
-        self.apply(self.machine.handle(Tick(()), 0.0))
+            self.apply(self.machine.handle(Pulled(pull_id, STATS), self.now_s))
+        self.apply(self.machine.handle(Tick(()), self.now_s))
         assert self.machine.pinned_bytes == 0
         assert self.machine.waiting == 0
         assert self.back == self.given

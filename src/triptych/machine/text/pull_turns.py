@@ -1,70 +1,15 @@
-"""Memory of a reader's pulls: which wait for their turn and which are under way (ModServe section 4.3, many-to-one).
+"""Which pulls wait for their turn and which are under way (ModServe section 4.3, many-to-one). Part of ``TensorCache``.
 
-    Want -> WAITING -- (Begin) -> UNDER WAY -- Ended -> gone
-               +------ Drop -> gone
-
-Turns are given in the order of ``policy.pulling.pull_order``. Bytes under way are bounded, all together and for each
-holder; a pull that is larger than a bound has it for itself. A pull that is too large for now is not overtaken by
-smaller ones behind it, unless what it waits for is its own holder: a holder that hangs keeps nobody from others.
+Turns are given by ``policy.queueing.after_share``. Bytes under way are bounded, all together and for each holder; a
+pull that is larger than a bound has it for itself. A pull that is too large for now is not overtaken by smaller ones
+behind it, unless what it waits for is its own holder: a holder that hangs keeps nobody from others.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
 from triptych.domain.embedding import HolderRef
-from triptych.policy.pulling import WaitingPull, pull_order
-
-# --- events ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A pull for a request; ``deadline_s`` is the request's."""
-
-    pull_id: int
-    request_id: str
-    holder: HolderRef
-    nbytes: int
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hasten:
-    """A more urgent request needs the same embedding. Nothing changes for a pull that does not wait."""
-
-    pull_id: int
-    request_id: str
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The pull waits and shall not begin."""
-
-    pull_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The pull was under way and is over, well or not."""
-
-    pull_id: int
-
-
-Event = Want | Hasten | Drop | Ended
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """``Ended`` must follow."""
-
-    pull_id: int
-    reason: str
-
-
-Effect = Begin
+from triptych.policy.queueing import Turn, after_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +25,13 @@ class PullLimits:
 @dataclass(slots=True)
 class _Pull:
     request_id: str
+    turn: Turn
     holder: HolderRef
     nbytes: int
-    deadline_s: float
-    arrival: int
 
 
-class PullQueue:
-    """``handle`` is the only mutator."""
+class PullTurns:
+    """Pulls are known by number."""
 
     def __init__(self, limits: PullLimits) -> None:
         self._limits = limits
@@ -100,7 +44,6 @@ class PullQueue:
         self._had: dict[str, int] = {}
         """Bytes of pulls that have begun for a request, for as long as it has pulls here."""
         self._nbytes_under_way = 0
-        self._arrivals = 0
 
     @property
     def waiting(self) -> int:
@@ -117,32 +60,25 @@ class PullQueue:
     def waits(self, pull_id: int) -> bool:
         return pull_id in self._waiting
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:  # noqa: ARG002 - the order by slack is that by deadline at any time
-        match event:
-            case Want():
-                self._want(event)
-            case Hasten():
-                pull = self._waiting.get(event.pull_id)
-                if pull is not None and event.deadline_s < pull.deadline_s:
-                    former, pull.request_id, pull.deadline_s = pull.request_id, event.request_id, event.deadline_s
-                    self._here[event.request_id] += 1
-                    self._settle(former)
-            case Drop(pull_id):
-                self._settle(self._waiting.pop(pull_id).request_id)
-            case Ended(pull_id):
-                self._end(pull_id)
-        return self._begin()
+    def want(self, pull_id: int, request_id: str, turn: Turn, holder: HolderRef, nbytes: int) -> None:
+        """A pull for a request, in the request's turn."""
+        self._waiting[pull_id] = _Pull(request_id, turn, holder, nbytes)
+        self._here[request_id] += 1
 
-    def _want(self, event: Want) -> None:
-        if event.pull_id in self._waiting or event.pull_id in self._under_way:
-            raise ValueError(f"pull {event.pull_id} is here already")
-        self._waiting[event.pull_id] = _Pull(
-            event.request_id, event.holder, event.nbytes, event.deadline_s, self._arrivals
-        )
-        self._here[event.request_id] += 1
-        self._arrivals += 1
+    def hasten(self, pull_id: int, request_id: str, turn: Turn) -> None:
+        """A request with another turn needs the same. Nothing changes for a pull that is under way, or for a later turn."""
+        pull = self._waiting.get(pull_id)
+        if pull is not None and turn < pull.turn:
+            former, pull.request_id, pull.turn = pull.request_id, request_id, turn
+            self._here[request_id] += 1
+            self._settle(former)
 
-    def _end(self, pull_id: int) -> None:
+    def drop(self, pull_id: int) -> None:
+        """A pull that waits shall not begin."""
+        self._settle(self._waiting.pop(pull_id).request_id)
+
+    def end(self, pull_id: int) -> None:
+        """A pull was under way and is over, well or not."""
         pull = self._under_way.pop(pull_id)
         self._pulls[pull.holder] -= 1
         self._nbytes[pull.holder] -= pull.nbytes
@@ -151,6 +87,18 @@ class PullQueue:
             del self._pulls[pull.holder], self._nbytes[pull.holder]
         self._settle(pull.request_id)
 
+    def begin(self) -> list[int]:
+        """All whose turn it is now."""
+        begun: list[int] = []
+        while (pull_id := self._next()) is not None:
+            pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
+            self._pulls[pull.holder] += 1
+            self._nbytes[pull.holder] += pull.nbytes
+            self._nbytes_under_way += pull.nbytes
+            self._had[pull.request_id] = self._had.get(pull.request_id, 0) + pull.nbytes
+            begun.append(pull_id)
+        return begun
+
     def _settle(self, request_id: str) -> None:
         """A pull less; what a request had is forgotten with its last one."""
         self._here[request_id] -= 1
@@ -158,27 +106,16 @@ class PullQueue:
             del self._here[request_id]
             self._had.pop(request_id, None)
 
-    def _begin(self) -> list[Effect]:
-        effects: list[Effect] = []
-        while (pull_id := self._next()) is not None:
-            pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
-            self._pulls[pull.holder] += 1
-            self._nbytes[pull.holder] += pull.nbytes
-            self._nbytes_under_way += pull.nbytes
-            self._had[pull.request_id] = self._had.get(pull.request_id, 0) + pull.nbytes
-            effects.append(Begin(pull_id, f"{self.under_way} pulls of {self.nbytes_under_way} bytes are under way"))
-        return effects
-
     def _next(self) -> int | None:
         """The most urgent pull whose holder has a turn for it, if its bytes fit."""
-        ready = [
-            WaitingPull(pull_id, pull.deadline_s, self._had.get(pull.request_id, 0), pull.arrival)
+        ready = (
+            (after_share(pull.turn, self._had.get(pull.request_id, 0)), pull_id)
             for pull_id, pull in self._waiting.items()
             if self._holder_has_room(pull)
-        ]
-        if not ready:
+        )
+        _, first = min(ready, default=(None, None))
+        if first is None:
             return None
-        first = min(ready, key=pull_order).pull_id
         nbytes = self.nbytes_under_way
         return first if nbytes == 0 or nbytes + self._waiting[first].nbytes <= self._limits.max_nbytes else None
 

@@ -1,0 +1,178 @@
+"""Tensors on their way into this instance: what ``machine.text.tensor_cache`` decides is done here, and only that.
+
+Everything is pulled beside the engine, never inside a step, from many holders at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych.domain.generation import Placement, PullReport
+from triptych.errors import TransferFailed, TriptychError
+from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
+from triptych.machine.text.tensor_events import (
+    Acquire,
+    Acquired,
+    CachedSlot,
+    Effect,
+    Event,
+    Evicted,
+    Leave,
+    Pulled,
+    PullFailed,
+    Refused,
+    ReleaseLease,
+    StartPull,
+    Tick,
+    TransferStats,
+    Waiting,
+    WakeAt,
+)
+from triptych.policy.queueing import Turn
+from triptych.ports import Arena, Clock, EmbeddingInput, Offload
+from triptych.runtime.tasks import TaskScope
+from triptych.transport.peer_pool import PeerPool
+from triptych.transport.slot import tensors, verify
+
+from .merging import merge
+from .record import NoRecord, Record
+from .releases import Releases
+
+logger = logging.getLogger(__name__)
+
+
+class Quarantine(Protocol):
+    """The part of a transport that knows which memory a late write may still reach."""
+
+    def quarantined(self) -> tuple[tuple[int, int], ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request's embeddings; readable until the request leaves the receiver."""
+
+    inputs: tuple[EmbeddingInput, ...]
+    """Of its items, in the order of its placements; shards of an item are one again."""
+    reports: tuple[PullReport, ...]
+
+
+@dataclass(slots=True)
+class TensorReceiver:
+    """Turns the machine's effects into pulls, and their outcomes into events."""
+
+    arena: Arena
+    transport: Quarantine
+    peers: PeerPool
+    releases: Releases
+    limits: CacheLimits
+    max_pull_s: float
+    scope: TaskScope
+    offload: Offload
+    clock: Clock
+    record: Record = field(default_factory=NoRecord)
+    cache: TensorCache = field(init=False)
+    """What is remembered, to be read only."""
+    _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = TensorCache(self.limits, start=self.arena.base, end=self.arena.nbytes)
+
+    async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
+        """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case.
+
+        From here on the tickets' leases are given back by the receiver. Raises TransferFailed, which names the items
+        (of the placements), InvalidRequest for what can never fit, Overloaded.
+        """
+        wanted = self._wanted[request_id] = asyncio.get_running_loop().create_future()
+        self._handle(Acquire(request_id, tuple(one.ticket for one in placements), turn))
+        try:
+            slots = await wanted
+        except TransferFailed as error:
+            raise TransferFailed(
+                error.message, items=tuple(sorted(placements[at].item for at in error.items))
+            ) from None
+        inputs = tuple(
+            EmbeddingInput(one.start, one.tokens, tensors(self.arena, slot.offset, slot.ticket), slot.ticket.key)
+            for one, slot in zip(placements, slots, strict=True)
+        )
+        continues = [one.continues for one in placements]
+        if any(continues):
+            inputs = await self.offload.run(merge, inputs, continues)
+        return Arrived(inputs, tuple(_report(*one) for one in zip(placements, slots, strict=True)))
+
+    def leave(self, request_id: str) -> None:
+        """The request reads its embeddings no more; unknown ids are fine."""
+        self._wanted.pop(request_id, None)
+        self._handle(Leave(request_id))
+
+    async def tick(self) -> None:
+        """Look whether memory that was set aside is free again, and let go of holders that nobody reads from."""
+        await self.peers.close_idle()
+        self._tick()
+
+    def _tick(self) -> None:
+        self._handle(Tick(self.transport.quarantined()))
+
+    def _handle(self, event: Event) -> None:
+        for effect in self.cache.handle(event, self.clock()):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case StartPull():
+                self.scope.spawn(self._pull(effect), name="pull")
+            case Acquired(request_id, slots):
+                if (wanted := self._waits(request_id)) is not None:
+                    wanted.set_result(slots)
+            case Refused(request_id, error):
+                if (wanted := self._waits(request_id)) is not None:
+                    wanted.set_exception(error)
+            case ReleaseLease(ticket):
+                self.releases.add(ticket)
+            case WakeAt(at_s):
+                asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
+            case Evicted(_, reason):
+                logger.debug("evicted a tensor set: %s", reason)
+            case Waiting(request_id, reason):
+                logger.debug("request %s waits: %s", request_id, reason)
+
+    def _waits(self, request_id: str) -> asyncio.Future[tuple[CachedSlot, ...]] | None:
+        wanted = self._wanted.get(request_id)
+        return None if wanted is None or wanted.done() else wanted
+
+    async def _pull(self, start: StartPull) -> None:
+        """Pull and check one tensor set.
+
+        That embeddings are finite was checked by the encoder before it computed the checksum, and is checked again by the
+        text engine when the request is added.
+        """
+        ticket, started_s, backend = start.ticket, self.clock(), ""
+        try:
+            async with asyncio.timeout(self.max_pull_s):
+                async with self.peers.use(ticket.held_by) as peer:
+                    backend = peer.backend
+                    await peer.pull(ticket, start.offset)
+                await self.offload.run(verify, self.arena, start.offset, ticket)
+        except TimeoutError:
+            error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.max_pull_s:g} s")
+        except TriptychError as reason:
+            error = reason
+        except Exception:
+            logger.exception("a pull failed")
+            error = TransferFailed("an embedding could not be pulled")
+        else:
+            stats = TransferStats(backend, ticket.slot_nbytes, self.clock() - started_s)
+            self.record.pulled(stats.backend, stats.nbytes, stats.duration_s)
+            self._handle(Pulled(start.pull_id, stats))
+            return
+        logger.info("a pull from %s failed: %s", ticket.holder, error)
+        self.record.pull_failed(backend, error)
+        self._handle(PullFailed(start.pull_id, error, self.transport.quarantined()))
+
+
+def _report(placement: Placement, slot: CachedSlot) -> PullReport:
+    if slot.stats is None:
+        return PullReport(placement.item, backend="", nbytes=0, duration_s=0.0, cached=True)
+    return PullReport(placement.item, slot.stats.backend, slot.stats.nbytes, slot.stats.duration_s, cached=False)
