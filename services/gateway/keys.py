@@ -100,6 +100,10 @@ class Caller:
         finally:
             self._running -= 1
 
+    @property
+    def has_token_limit(self) -> bool:
+        return self._tokens is not None
+
     def charge(self, tokens: int) -> None:
         """Tokens are known only when they are spent: the debt is paid by the requests after it."""
         if self._tokens is not None:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Self
 
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
@@ -40,21 +39,22 @@ class WholeAnswer:
 
 
 class OpenAnswer:
-    """An answer whose first event has arrived: from here on nothing can be refused any more."""
+    """An answer of the router. Once it has begun, nothing can be refused any more."""
 
-    def __init__(
-        self, request: ParsedRequest, first: Sequence[ChatEvent], rest: AsyncGenerator[Sequence[ChatEvent]]
-    ) -> None:
+    def __init__(self, request: ParsedRequest, events: AsyncGenerator[Sequence[ChatEvent]]) -> None:
         self.request = request
-        self._first = first
-        self._rest = rest
+        self._rest = events
+        self._first: Sequence[ChatEvent] = ()
         self.spent_tokens = 0
         """Those of the answer so far, and at its end those of the prompt too."""
+        self.finished = False
 
-    @classmethod
-    async def begun(cls, request: ParsedRequest, events: AsyncGenerator[Sequence[ChatEvent]]) -> Self:
+    async def begin(self) -> None:
         """Wait for the first event. Raises whatever error comes instead of it."""
-        return cls(request, await _next(events), events)
+        self._first = await _next(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
 
     async def events(self) -> AsyncGenerator[Sequence[ChatEvent]]:
         """All events, those together that came together, up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
@@ -65,7 +65,7 @@ class OpenAnswer:
                     case TokenChunk():
                         self.spent_tokens += len(event.token_ids)
                     case ChatFinished(usage=usage):
-                        self.spent_tokens = usage.total_tokens
+                        self.spent_tokens, self.finished = usage.total_tokens, True
             yield events
             if events and isinstance(events[-1], ChatFinished):
                 return

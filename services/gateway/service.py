@@ -9,7 +9,7 @@ from dataclasses import replace
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
+from triptych.errors import DeadlineExceeded, ModelNotFound, RequestTimeout, RequestTooLarge, TriptychError
 from triptych.ports import Offload, Router
 
 from .admission import Admission, Hold
@@ -21,6 +21,9 @@ from .request_ids import canonical
 from .settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
+
+_TIMELINE_S = 1.0
+"""For so long the end of a request that was left may wait for what it cost."""
 
 Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
@@ -90,16 +93,34 @@ class Gateway:
     ) -> AsyncGenerator[OpenAnswer]:
         """Ask the router and wait for the first event; leaving the context cancels what still runs.
 
-        Raises whatever error comes instead of a first event.
+        The caller is charged for what was computed, also where it left early or its time was over. Raises whatever error
+        comes instead of a first event.
         """
-        events = self._router.chat(self._to_router(request_id, request, caller, timeout_s))
-        async with aclosing(events):
-            with _naming_fields(request):
-                answer = await OpenAnswer.begun(request, events)
-            try:
+        asked = self._to_router(request_id, request, caller, timeout_s)
+        answer = OpenAnswer(request, self._router.chat(asked))
+        try:
+            async with aclosing(answer):
+                with _naming_fields(request):
+                    await answer.begin()
                 yield answer
-            finally:
-                caller.charge(answer.spent_tokens)
+        except (asyncio.CancelledError, DeadlineExceeded):
+            if caller.has_token_limit and not answer.finished:
+                answer.spent_tokens += await self._spent_prompt_tokens(asked.request_id)
+            raise
+        finally:
+            caller.charge(answer.spent_tokens)
+
+    async def _spent_prompt_tokens(self, request_id: str) -> int:
+        """The tokens of a prompt once a text instance has it; before that, those of items that went to an encoder."""
+        try:
+            async with asyncio.timeout(_TIMELINE_S):
+                timeline = await self._router.timeline(request_id)
+        except (TriptychError, TimeoutError):
+            logger.warning("request %s: its prompt is not charged: the router does not tell its tokens", request_id)
+            return 0
+        if timeline.text_attempts:
+            return timeline.prompt_tokens
+        return sum(item.tokens for item in timeline.items if item.encode_attempts)
 
     async def tokenize(
         self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float

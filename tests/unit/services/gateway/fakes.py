@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import DType
@@ -28,6 +29,8 @@ class FakeRouter:
         self.requests: list[ChatRequest] = []
         self._arrivals: asyncio.Queue[ChatRequest] = asyncio.Queue()
         self.closed = asyncio.Event()
+        self.told: dict[str, Any] = {"text_attempts": 1, "prompt_tokens": 19}
+        """Of each request's timeline."""
         self.readiness_answer: Readiness | Exception = Readiness(ready=True, instances=("encoder-1", "text-1"))
         self.models_answer: Callable[[], tuple[ModelInfo, ...]] = lambda: (MODEL,)
 
@@ -59,8 +62,10 @@ class FakeRouter:
     async def timeline(self, request_id: str) -> Timeline:
         if request_id not in (request.request_id for request in self.requests):
             raise NotFound(f"request {request_id!r} is not in the history")
-        item = ItemTimeline(0, "image", 56, 56, 16, encoder="encoder-1", pull_backend="memory", pull_bytes=4096)
-        return Timeline(request_id, "demo", Outcome.DONE, (item,), text_instance="text-1")
+        item = ItemTimeline(
+            0, "image", 56, 56, 16, encoder="encoder-1", encode_attempts=1, pull_backend="memory", pull_bytes=4096
+        )
+        return Timeline(request_id, "demo", Outcome.DONE, (item,), text_instance="text-1", **self.told)
 
     async def readiness(self) -> Readiness:
         if isinstance(self.readiness_answer, Exception):

@@ -1,8 +1,8 @@
 """What the REST API has beside plain chat: choices, logprobs, raw prompts, tokens, URLs, keys, its own description."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from services.gateway.app import serve
 from services.gateway.keys import new_key
 from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.conftest import Rest
-from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
+from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
 from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
@@ -27,7 +27,7 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.errors import DeadlineExceeded, InvalidMedia, InvalidRequest, Unavailable
 from triptych.runtime.process import CannotStart
 
 COMPLETIONS = "/v1/completions"
@@ -337,6 +337,40 @@ async def test_the_limits_of_a_key_are_429_with_a_time_to_come_back(
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert (await client.post(CHAT, json=ASK, headers=bob)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "told", "spent"),
+    [
+        ((TokenChunk((1,), "x"), asyncio.Event()), {"text_attempts": 1, "prompt_tokens": 19}, 20),
+        ((asyncio.Event(),), {"text_attempts": 1, "prompt_tokens": 19}, 19),
+        ((asyncio.Event(),), {"text_attempts": 0, "prompt_tokens": 19}, 16),
+        ((DeadlineExceeded("late"),), {"text_attempts": 1, "prompt_tokens": 19}, 19),
+        ((Unavailable("down"),), {"text_attempts": 1, "prompt_tokens": 19}, 0),
+    ],
+    ids=["after the first token", "during prefill", "while images are encoded", "out of time", "failed"],
+)
+async def test_a_key_pays_for_what_was_computed_however_its_request_ends(
+    tmp_path: Path, script: Sequence[Step], told: dict[str, int], spent: int
+) -> None:
+    """The bucket is read by a request that is let in only if fewer tokens were charged."""
+    for limit, status in ((spent + 1, 200), (max(1, spent), 200 if spent == 0 else 429)):
+        router = FakeRouter(script)
+        router.told = told
+        keys, alice, _ = key_file(tmp_path, f"tokens_per_minute = {limit}\n")
+        async with (
+            serve(GatewaySettings(port=0, keys=keys), router) as app,
+            httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}", headers=alice) as client,
+            asyncio.timeout(20),
+        ):
+            with suppress(httpx.ReadTimeout):
+                async with client.stream("POST", CHAT, json={**ASK, "stream": True}, timeout=0.3) as answer:
+                    await anext(answer.aiter_bytes())
+            await router.closed.wait()
+            while (await client.get("/metrics")).text.count("triptych_http_requests_running 0.0") == 0:
+                pass
+            router.script = HELLO
+            assert (await client.post(CHAT, json=ASK)).status_code == status
 
 
 async def test_embeddings_of_tenants_are_kept_apart_unless_they_share(
