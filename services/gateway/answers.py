@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from enum import Enum
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol
 
 from triptych.domain.chat import Tokenized, ToolCall
 from triptych.domain.generation import (
@@ -17,22 +15,25 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.domain.instance import ModelInfo
-from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
 
+from . import answer_types as api
 from .open_answer import WholeAnswer, WholeChoice
 from .request_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES: Mapping[int, api.ErrorType] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 _SERVER_ERROR = 500
 
 
-def error_body(error: TriptychError) -> dict[str, Any]:
-    kind = _TYPES.get(
-        error.http_status, "server_error" if error.http_status >= _SERVER_ERROR else "invalid_request_error"
-    )
+def error_body(error: TriptychError) -> api.Error:
+    other: api.ErrorType = "server_error" if error.http_status >= _SERVER_ERROR else "invalid_request_error"
+    kind = _TYPES.get(error.http_status, other)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
@@ -41,7 +42,7 @@ def error_headers(error: TriptychError) -> dict[str, str]:
     return {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> api.Usage:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -53,7 +54,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 class Form(Protocol):
     """How one kind of answer is written, whole or as server-sent events."""
 
-    def whole(self, answer: WholeAnswer) -> dict[str, Any]: ...
+    def whole(self, answer: WholeAnswer) -> api.ChatCompletion | api.Completion: ...
 
     def begin(self, choices: int) -> bytes:
         """What is sent before the first text."""
@@ -76,18 +77,17 @@ class ChatForm:
     """Chat completions. JSON is written in ASCII: no client splits lines within it."""
 
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
-        self._id = {"id": CHAT_PREFIX + request_id}
-        self._about = {"created": created, "model": model}
+        self._id = CHAT_PREFIX + request_id
+        self._model = model
+        self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        self._head = {**self._id, "object": "chat.completion.chunk", **self._about}
-        self._tail: Mapping[str, Any] = {"usage": None} if include_usage else {}
         # A chunk of text is the same but for its choice and its text: it is written once, and filled in per token.
         opening, self._closing = self._chunk(0, {"content": ""}).rsplit(b'""', 1)
         self._before_index, self._before_text = opening.rsplit(b'"index":0', 1)
 
-    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        choices = [
+    def whole(self, answer: WholeAnswer) -> api.ChatCompletion:
+        choices: list[api.ChatChoice] = [
             {
                 "index": index,
                 "message": _message(choice),
@@ -96,8 +96,14 @@ class ChatForm:
             }
             for index, choice in enumerate(answer.choices)
         ]
-        usage = usage_body(answer.usage)
-        return {**self._id, "object": "chat.completion", **self._about, "choices": choices, "usage": usage}
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "usage": usage_body(answer.usage),
+        }
 
     def begin(self, choices: int) -> bytes:
         return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(choices))
@@ -118,45 +124,58 @@ class ChatForm:
         return self._chunk(event.choice, {}, finish_reason=event.reason.value)
 
     def usage(self, usage: Usage) -> bytes:
-        return _event({**self._head, "choices": [], "usage": usage_body(usage)}) if self._include_usage else b""
+        return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
 
-    def _told(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _told(self, logprobs: Sequence[TokenLogprobs]) -> api.ChatLogprobs | None:
         if not self._logprobs:
             return None
-        content = [
+        content: list[api.TokenLogprob] = [
             {**_alternative(entry.chosen), "top_logprobs": [_alternative(top) for top in entry.top]}
             for entry in logprobs
         ]
         return {"content": content, "refusal": None}
 
     def _chunk(
-        self, index: int, delta: Mapping[str, Any], logprobs: object = None, finish_reason: str | None = None
+        self,
+        index: int,
+        delta: api.Delta,
+        logprobs: api.ChatLogprobs | None = None,
+        finish_reason: str | None = None,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return _event({**self._head, "choices": [choice], **self._tail})
+        return _event(
+            self._around([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
+        )
+
+    def _around(self, choices: list[api.ChatChunkChoice]) -> api.ChatCompletionChunk:
+        chunk: api.ChatCompletionChunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 class CompletionForm:
     """Plain completions, whose chunks are of the same kind as the whole."""
 
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
-        self._head = {
-            "id": COMPLETION_PREFIX + request_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-        }
+        self._id = COMPLETION_PREFIX + request_id
+        self._model = model
+        self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        self._tail: Mapping[str, Any] = {"usage": None} if include_usage else {}
         self._offsets: dict[int, int] = {}
 
-    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+    def whole(self, answer: WholeAnswer) -> api.Completion:
         choices = [
             self._choice(index, choice.text, choice.logprobs, choice.reason.value)
             for index, choice in enumerate(answer.choices)
         ]
-        return {**self._head, "choices": choices, "usage": usage_body(answer.usage)}
+        return {**self._around(choices), "usage": usage_body(answer.usage)}
 
     def begin(self, choices: int) -> bytes:
         del choices
@@ -175,18 +194,30 @@ class CompletionForm:
         return self._chunk(self._choice(event.choice, "", (), event.reason.value))
 
     def usage(self, usage: Usage) -> bytes:
-        return _event({**self._head, "choices": [], "usage": usage_body(usage)}) if self._include_usage else b""
+        return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
 
-    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
-        return _event({**self._head, "choices": [choice], **self._tail})
+    def _chunk(self, choice: api.CompletionChoice) -> bytes:
+        chunk = self._around([choice])
+        if self._include_usage:
+            chunk["usage"] = None
+        return _event(chunk)
+
+    def _around(self, choices: list[api.CompletionChoice]) -> api.Completion:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
 
     def _choice(
         self, index: int, text: str, logprobs: Sequence[TokenLogprobs], finish_reason: str | None
-    ) -> dict[str, Any]:
+    ) -> api.CompletionChoice:
         told = self._told(index, logprobs) if self._logprobs else None
         return {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
 
-    def _told(self, index: int, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def _told(self, index: int, logprobs: Sequence[TokenLogprobs]) -> api.CompletionLogprobs:
         tokens = [_token(entry.chosen) for entry in logprobs]
         offsets = []
         at = self._offsets.get(index, 0)
@@ -209,19 +240,19 @@ def error_event(error: TriptychError) -> bytes:
     return _event(error_body(error))
 
 
-def _event(document: Mapping[str, Any]) -> bytes:
+def _event(document: Mapping[str, object]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _message(choice: WholeChoice) -> dict[str, Any]:
+def _message(choice: WholeChoice) -> api.AssistantMessage:
     """Beside calls, no text is null."""
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
     if not choice.calls:
-        return message
-    return {**message, "content": choice.text or None, "tool_calls": [_call(call) for call in choice.calls]}
+        return {"role": "assistant", "content": choice.text, "refusal": None}
+    calls = [_call(call) for call in choice.calls]
+    return {"role": "assistant", "content": choice.text or None, "refusal": None, "tool_calls": calls}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall) -> api.ToolCall:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
@@ -233,11 +264,11 @@ def _logprob(alternative: Alternative) -> float:
     return max(alternative.logprob, MIN_LOGPROB)
 
 
-def _alternative(alternative: Alternative) -> dict[str, Any]:
+def _alternative(alternative: Alternative) -> api.TopLogprob:
     return {"token": _token(alternative), "logprob": _logprob(alternative), "bytes": list(alternative.token)}
 
 
-def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
+def model_body(model: ModelInfo, created: int) -> api.Model:
     """``max_model_len`` is the field's usual extension for the context length."""
     return {
         "id": model.model_id,
@@ -248,15 +279,11 @@ def model_body(model: ModelInfo, created: int) -> dict[str, Any]:
     }
 
 
-def tokens_body(told: Tokenized, model: ModelInfo, *, return_token_strs: bool) -> dict[str, Any]:
+def tokens_body(told: Tokenized, model: ModelInfo, *, return_token_strs: bool) -> api.Tokens:
     """``token_strs`` is null unless it was asked for, as elsewhere in the field."""
     return {
         "count": len(told.token_ids),
         "max_model_len": model.context_length,
-        "tokens": told.token_ids,
-        "token_strs": told.token_strs if return_token_strs else None,
+        "tokens": list(told.token_ids),
+        "token_strs": list(told.token_strs) if return_token_strs else None,
     }
-
-
-def timeline_body(timeline: Timeline) -> dict[str, Any]:
-    return asdict(timeline, dict_factory=lambda pairs: {k: v.value if isinstance(v, Enum) else v for k, v in pairs})

@@ -1,149 +1,37 @@
-"""The OpenAPI document of the gateway: requests from the classes that read them, answers as they are written."""
+"""The OpenAPI document of the gateway, derived from the types that read requests and make answers."""
 
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from triptych import __version__
+from triptych.domain.timeline import Readiness, Timeline
 
+from . import answer_types
 from .openai_models import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 
-_NULLABLE_TEXT = {"type": ["string", "null"]}
-_NULLABLE_TEXTS = {"type": ["array", "null"], "items": {"type": "string"}}
-_COUNT = {"type": "integer", "minimum": 0}
-_ID = {"type": "string"}
-
-
-def _object(properties: dict[str, Any], *, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _list(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+READINESS = TypeAdapter(Readiness)
+TIMELINE = TypeAdapter(Timeline)
+_REQUESTS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest)
+_ANSWERS: tuple[type, ...] = (
+    answer_types.Error,
+    answer_types.ChatCompletion,
+    answer_types.ChatCompletionChunk,
+    answer_types.Completion,
+    answer_types.Tokens,
+    answer_types.Model,
+    answer_types.Models,
+    answer_types.Health,
+    Readiness,
+    Timeline,
+)
 
 
 def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_ALTERNATIVE = {"token": {"type": "string"}, "logprob": {"type": "number"}, "bytes": _list(_COUNT)}
-_ANSWERS: dict[str, Any] = {
-    "Error": _object(
-        {
-            "error": _object(
-                {
-                    "message": {"type": "string"},
-                    "type": {
-                        "enum": [
-                            "invalid_request_error",
-                            "authentication_error",
-                            "permission_error",
-                            "rate_limit_error",
-                            "server_error",
-                        ]
-                    },
-                    "param": _NULLABLE_TEXT,
-                    "code": {"type": "string"},
-                }
-            )
-        }
-    ),
-    "Usage": _object(
-        {
-            "prompt_tokens": _COUNT,
-            "completion_tokens": _COUNT,
-            "total_tokens": _COUNT,
-            "prompt_tokens_details": _object({"image_tokens": _COUNT}),
-        }
-    ),
-    "ChatLogprobs": _object(
-        {
-            "content": _list(_object({**_ALTERNATIVE, "top_logprobs": _list(_object(_ALTERNATIVE))})),
-            "refusal": {"type": "null"},
-        }
-    ),
-    "ChatCompletion": _object(
-        {
-            "id": _ID,
-            "object": {"const": "chat.completion"},
-            "created": _COUNT,
-            "model": _ID,
-            "choices": _list(
-                _object(
-                    {
-                        "index": _COUNT,
-                        "message": _object(
-                            {
-                                "role": {"const": "assistant"},
-                                "content": _NULLABLE_TEXT,
-                                "refusal": {"type": "null"},
-                                "tool_calls": _list(_ref("ApiToolCall")),
-                            },
-                            optional=("tool_calls",),
-                        ),
-                        "logprobs": {"anyOf": [_ref("ChatLogprobs"), {"type": "null"}]},
-                        "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
-                    }
-                )
-            ),
-            "usage": _ref("Usage"),
-        }
-    ),
-    "Completion": _object(
-        {
-            "id": _ID,
-            "object": {"const": "text_completion"},
-            "created": _COUNT,
-            "model": _ID,
-            "choices": _list(
-                _object(
-                    {
-                        "index": _COUNT,
-                        "text": {"type": "string"},
-                        "logprobs": {
-                            "anyOf": [
-                                _object(
-                                    {
-                                        "tokens": _list({"type": "string"}),
-                                        "token_logprobs": _list({"type": "number"}),
-                                        "top_logprobs": _list(
-                                            {"type": "object", "additionalProperties": {"type": "number"}}
-                                        ),
-                                        "text_offset": _list(_COUNT),
-                                    }
-                                ),
-                                {"type": "null"},
-                            ]
-                        },
-                        "finish_reason": {"enum": ["stop", "length"]},
-                    }
-                )
-            ),
-            "usage": _ref("Usage"),
-        }
-    ),
-    "Tokens": _object(
-        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _NULLABLE_TEXTS}
-    ),
-    "Model": _object(
-        {"id": _ID, "object": {"const": "model"}, "created": _COUNT, "owned_by": _ID, "max_model_len": _COUNT}
-    ),
-    "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
-    "Health": _object({"status": {"const": "ok"}}),
-    "Readiness": _object(
-        {
-            "ready": {"type": "boolean"},
-            "missing": _list({"type": "string"}),
-            "instances": _list({"type": "string"}),
-        }
-    ),
-    "Timeline": {
-        "type": "object",
-        "properties": {"request_id": _ID, "model": _ID, "outcome": {"type": "string"}, "items": _list({})},
-        "required": ["request_id", "model", "outcome", "items"],
-    },
-}
 _HEADERS = [
     {"name": "x-request-id", "in": "header", "schema": {"type": "string"}, "description": "Names the request."},
     {
@@ -173,10 +61,11 @@ _CLOSED = {
 
 def document() -> dict[str, Any]:
     """OpenAPI 3.1, as a JSON document."""
-    models = (ChatCompletionRequest, CompletionRequest, TokenizeRequest)
-    _, definitions = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-    )
+    adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
+        *((model.__name__, "validation", TypeAdapter(model)) for model in _REQUESTS),
+        *((answer.__name__, "serialization", TypeAdapter(answer)) for answer in _ANSWERS),
+    ]
+    _, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     stream = "An answer, or with stream: true server-sent events of its chunks that end with data: [DONE]."
     model_id = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     request_id = [{"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -189,9 +78,11 @@ def document() -> dict[str, Any]:
         },
         "paths": {
             "/v1/chat/completions": {
-                "post": _post("chat", "ChatCompletionRequest", "ChatCompletion", stream, streams=True)
+                "post": _post("chat", "ChatCompletionRequest", "ChatCompletion", stream, chunk="ChatCompletionChunk")
             },
-            "/v1/completions": {"post": _post("complete", "CompletionRequest", "Completion", stream, streams=True)},
+            "/v1/completions": {
+                "post": _post("complete", "CompletionRequest", "Completion", stream, chunk="Completion")
+            },
             "/tokenize": {"post": _post("tokenize", "TokenizeRequest", "Tokens", "The ids that the model would see.")},
             "/v1/models": {"get": _get("listModels", "Models", "The models that are served.")},
             "/v1/models/{model_id}": {"get": _get("getModel", "Model", "One model.", parameters=model_id)},
@@ -205,7 +96,7 @@ def document() -> dict[str, Any]:
             "/metrics": {"get": _metrics()},
         },
         "components": {
-            "schemas": {**definitions["$defs"], **_ANSWERS},
+            "schemas": definitions["$defs"],
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -220,18 +111,15 @@ def _errors(statuses: tuple[str, ...]) -> dict[str, Any]:
     return {status: _json(_CLOSED[status], "Error") for status in statuses}
 
 
-_EVENT: dict[str, Any] = {
-    "type": "object",
-    "description": "One server-sent event of many. `data` is a chunk as JSON text, an error, or, at the end, [DONE].",
-    "required": ["data"],
-    "properties": {"data": {"type": "string"}},
-}
+def _events(chunk: str) -> dict[str, Any]:
+    said = f"One server-sent event of many. `data` is a {chunk} or an Error as JSON text, or, at the end, [DONE]."
+    return {"type": "object", "description": said, "required": ["data"], "properties": {"data": {"type": "string"}}}
 
 
-def _post(name: str, request: str, answer: str, description: str, *, streams: bool = False) -> dict[str, Any]:
+def _post(name: str, request: str, answer: str, description: str, *, chunk: str = "") -> dict[str, Any]:
     good = _json(description, answer)
-    if streams:
-        good["content"]["text/event-stream"] = {"schema": _EVENT}
+    if chunk:
+        good["content"]["text/event-stream"] = {"schema": _events(chunk)}
     return {
         "operationId": name,
         "parameters": _HEADERS,

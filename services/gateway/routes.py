@@ -21,6 +21,7 @@ from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 
+from . import answer_types as api
 from . import edge
 from .answers import (
     DONE,
@@ -30,7 +31,6 @@ from .answers import (
     error_body,
     error_event,
     model_body,
-    timeline_body,
     tokens_body,
 )
 from .keys import Caller
@@ -38,9 +38,10 @@ from .lifetime import RequestLifetime
 from .observe import MetricsEndpoint
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
-from .openapi import document
+from .openapi import READINESS, TIMELINE, document
 from .service import Gateway, Parse
 
+_JSON = "application/json"
 _GRACE_S = 0.5
 """The router keeps the time limit; the gateway only sees to it that nothing outlives it."""
 _STREAM_HEADERS = [
@@ -118,20 +119,20 @@ class Endpoints:
 
     async def health(self, _: Request) -> Response:
         """Alive: depends on nothing but this process."""
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(api.Health(status="ok"))
 
     async def openapi(self, _: Request) -> Response:
-        return Response(self._openapi, media_type="application/json")
+        return Response(self._openapi, media_type=_JSON)
 
     async def ready(self, _: Request) -> Response:
         """200 when every stage of a model has an instance, else 503 with what is missing."""
         readiness = await self._gateway.readiness()
-        body = {"ready": readiness.ready, "missing": readiness.missing, "instances": readiness.instances}
-        return JSONResponse(body, 200 if readiness.ready else 503)
+        return Response(READINESS.dump_json(readiness), 200 if readiness.ready else 503, media_type=_JSON)
 
     async def models(self, _: Request) -> Response:
         models, since = await self._gateway.models()
-        return JSONResponse({"object": "list", "data": [model_body(model, since) for model in models]})
+        listed: api.Models = {"object": "list", "data": [model_body(model, since) for model in models]}
+        return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
         model, since = await self._gateway.model(request.path_params["model_id"])
@@ -139,7 +140,7 @@ class Endpoints:
 
     async def timeline(self, request: Request) -> Response:
         timeline = await self._gateway.timeline(request.path_params["request_id"], request.state.caller)
-        return JSONResponse(timeline_body(timeline))
+        return Response(TIMELINE.dump_json(timeline), media_type=_JSON)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,161 @@
+"""The JSON of every answer, field by field: what is checked when an answer is made, and what OpenAPI describes."""
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from triptych.domain.generation import FinishReason
+
+Count = Annotated[int, Field(ge=0)]
+Finish = Annotated[str, Field(json_schema_extra={"enum": [reason.value for reason in FinishReason]})]
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"
+]
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    error: ErrorDetail
+
+
+class PromptTokensDetails(TypedDict):
+    image_tokens: Count
+
+
+class Usage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    index: Count
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ToolCallDelta(ToolCall):
+    index: Count
+
+
+class Delta(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str
+    tool_calls: list[ToolCallDelta]
+
+
+class ChatChunkChoice(TypedDict):
+    index: Count
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Count
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[Count]
+
+
+class CompletionChoice(TypedDict):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    """Null in the chunks of a stream but for the last of a choice."""
+
+
+class Completion(TypedDict):
+    """A whole answer, which has ``usage``, or a chunk of one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+
+
+class Tokens(TypedDict):
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    max_model_len: Count
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
