@@ -1,4 +1,4 @@
-"""The encoder on the wire: messages in, domain types through, messages out."""
+"""The encoder's gRPC servicer: converts messages and calls the service."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""The router on the wire: messages in, domain types through, messages out."""
+"""The router's gRPC servicer: converts messages and calls the service."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""What a request must be before anything is spent on it."""
+"""Validation of a request before any work is done for it."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

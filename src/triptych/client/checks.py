@@ -1,4 +1,4 @@
-"""What a caller hands in, looked at before anything is sent: a mistake is InvalidRequest, its ``param`` the argument."""
+"""Validation of arguments before anything is sent: a mistake is InvalidRequest, its ``param`` the argument."""
 
 import os
 import reprlib

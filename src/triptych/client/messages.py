@@ -1,4 +1,4 @@
-"""What is said in a conversation, by whom."""
+"""Messages of a conversation, by role."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

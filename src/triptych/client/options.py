@@ -1,4 +1,4 @@
-"""What a request may say beside its prompt, as keyword arguments."""
+"""Keyword arguments of a request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict

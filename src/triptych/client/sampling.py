@@ -1,4 +1,4 @@
-"""How a request is sampled, from what the caller says of it."""
+"""Sampling parameters from keyword arguments."""
 
 import json
 from collections.abc import Callable, Mapping

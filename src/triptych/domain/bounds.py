@@ -1,4 +1,4 @@
-"""What a value may be: numbers within a range, texts and lists up to a size. NaN and the infinities are out of every range."""
+"""Bounds of values: ranges of numbers, sizes of text, bytes and lists. NaN and infinities are out of every range."""
 
 from collections.abc import Sized
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How the next token is chosen, what is told about it, and when to stop.
+"""Sampling parameters: how tokens are drawn, which log-probabilities are returned, and when to stop.
 
 The fields of ``SamplingParams`` are the one table of sampling parameters: name, type, default, bounds, and the name in the
 OpenAI API. The wire, the gateway, the SDK and admission read it (``PARAMETERS``).

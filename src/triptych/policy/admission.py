@@ -1,4 +1,4 @@
-"""What is let in: bounds of parameters, of a request's size against the context, and of how much runs at once.
+"""Admission: bounds of parameters, of a request's size against the context, and of how much runs at once.
 
 Pure functions; each refusal names the thing, its value and its limit, and the request field at fault in ``param``.
 """

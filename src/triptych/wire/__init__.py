@@ -1,5 +1,5 @@
 """The wire contract (``triptych.v1``) to the domain and back, by service, and errors to statuses and back.
 
-What comes in is not trusted: an enum that is not set, a digest of another length or a shape out of bounds is refused
-with InvalidRequest, so that behind this package only well-formed domain objects exist.
+Requests are not trusted: ``decode`` parses their bytes and ``bounds`` declares what each field may be, so that domain objects
+are made of valid messages only. ``flat`` derives the conversions where a dataclass and a message have the same fields.
 """

@@ -1,7 +1,7 @@
-"""What every field of a request may be: the one table, and the check of a message against it.
+"""Bounds of every field of every request, in one table, and the check of a message against it.
 
-A field without a row is an error as soon as its message is compiled. Booleans need none, enums are held to their members
-where they are converted, and a message that is left out is not looked at.
+A field without a row is an error when the check of its message is compiled, at import. Booleans need no row; enums are
+checked when they are converted; a nested message that is not set is not checked.
 """
 
 from collections.abc import Callable, Mapping

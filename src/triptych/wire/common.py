@@ -1,4 +1,4 @@
-"""Messages that several services have: items, tickets, sampling, what an instance is, chunks of text."""
+"""Messages that several services share: items, tickets, sampling parameters, instances, token chunks."""
 
 from triptych.domain.embedding import TensorSpec, Ticket
 from triptych.domain.generation import Alternative, TokenChunk, TokenLogprobs

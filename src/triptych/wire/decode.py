@@ -1,8 +1,7 @@
-"""Requests from bytes: whoever sends them is not trusted, and nothing is allocated before its size is known.
+"""Decoding of requests: callers are not trusted, and nothing large is allocated before its size is checked.
 
-Protobuf makes a message of bytes before anybody can look at it: two bytes become an empty nested message of a hundred. So
-larger requests are counted through first, fields and lengths, without making anything. What comes out keeps to
-``wire.bounds``.
+Protobuf allocates while it parses: two bytes on the wire become an empty nested message of a hundred bytes. So the fields and
+lengths of larger requests are counted before they are parsed. A decoded request is within ``wire.bounds``.
 """
 
 from collections.abc import Callable, Mapping

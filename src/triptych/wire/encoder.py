@@ -1,4 +1,4 @@
-"""What is said to an encoder, and by it."""
+"""An encoder's requests, results and load reports as messages."""
 
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest

@@ -1,6 +1,6 @@
-"""Dataclasses to messages and back, where both have the same fields: derived from the two, compiled once per pair.
+"""Conversion between a dataclass and a message with the same fields, derived from both and compiled once.
 
-What is done with a field follows from its type in the dataclass:
+The type of a field in the dataclass decides how it is converted:
 
     int, float, str, bytes, bool      as it is; with ``| None`` the field is ``optional``
     an Enum                           the value of the wire's enum with the member's name
@@ -59,10 +59,11 @@ class EnumPair:
 
 
 class Pair(Generic[DomainT, MessageT]):
-    """A dataclass and its message.
+    """A dataclass and its message, with the conversion both ways.
 
-    ``special`` gives, for a field that has no rule, its value on the wire from the dataclass ``v`` and its value here from
-    the message ``m``. ``given`` are fields that are not on the wire: arguments of ``from_wire`` instead.
+    ``special`` has, for a field without a rule, a function from the dataclass to the field's value in the message and one from
+    the message to the field's value in the dataclass. ``given`` are fields that are not in the message: further arguments of
+    ``from_wire``.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Pair(Generic[DomainT, MessageT]):
 
 
 class Variants:
-    """A ``oneof`` whose fields are of different pairs: which one is set says which dataclass it is."""
+    """A ``oneof``: each of its fields has a dataclass of its own."""
 
     def __init__(self, message: type[Message], oneof: str, variants: Mapping[str, Pair[Any, Any]]) -> None:
         readers = {name: pair.from_wire for name, pair in variants.items()}
@@ -168,7 +169,7 @@ class Variants:
 
 
 def _made(arguments: list[str]) -> str:
-    """A call of ``M``. A field that is most often empty costs less when it is not mentioned."""
+    """A call of ``M``. A repeated field that is mostly empty costs less when it is not passed."""
     rare = [one for one in arguments if " and [" in one]
     if len(rare) != 1:
         return f"M({', '.join(arguments)})"
@@ -191,5 +192,5 @@ def _scalar(cpp_type: int, wire_type: int) -> type:
 
 
 def compiled(source: str, names: dict[str, Any]) -> Any:
-    """As dataclasses are made: of names that stand in this repository."""
+    """A function from generated source, as ``dataclasses`` does: it holds names of fields of this repository only."""
     return eval(source, names)  # noqa: S307

@@ -1,4 +1,4 @@
-"""What is said to the router, and by it."""
+"""The router's requests, events and answers as messages."""
 
 from collections.abc import Sequence
 from typing import get_args

@@ -1,4 +1,4 @@
-"""What is said to a text instance, and by it."""
+"""A text instance's requests, events and load reports as messages."""
 
 from collections.abc import Sequence
 
