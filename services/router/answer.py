@@ -1,8 +1,9 @@
 """One answer on its way from the text instance to the caller."""
 
+from collections.abc import Sequence
 from uuid import uuid4
 
-from triptych.domain.generation import ChatFinished, Finished, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, Finished, TextEvent, TokenChunk, Usage
 from triptych.errors import InternalError
 
 from .stream_buffer import StreamBuffer
@@ -15,7 +16,7 @@ class Answer:
     def __init__(self, buffer: StreamBuffer, calling: Calling | None, *, choices: int, usage: Usage) -> None:
         """``usage`` is that of the prompt alone."""
         self._buffer = buffer
-        self._calls = ToolCallStream(calling, choices, _new_call_id)
+        self._calls = None if calling is None else ToolCallStream(calling, choices, _new_call_id)
         self._unfinished = set(range(choices))
         self._usage = usage
         self._completion_tokens = 0
@@ -27,23 +28,40 @@ class Answer:
     def over(self) -> bool:
         return not self._unfinished
 
-    def chunk(self, event: TokenChunk) -> None:
-        self.streamed_tokens += len(event.token_ids)
-        for told in self._calls.chunk(event):
-            self._buffer.put(told)
+    def take(self, events: Sequence[TextEvent]) -> list[Finished]:
+        """Pass on what came together; the choices that are at their end with it.
 
-    def finished(self, event: Finished) -> None:
-        """Raises InternalError for the end of a choice that does not run."""
+        Raises InternalError for the end of a choice that does not run.
+        """
+        told: list[ChatEvent] = []
+        ended: list[Finished] = []
+        for event in events:
+            if isinstance(event, TokenChunk):
+                self.streamed_tokens += len(event.token_ids)
+                if self._calls is None:
+                    told.append(event)
+                else:
+                    told += self._calls.chunk(event)
+            elif isinstance(event, Finished):
+                ended.append(event)
+                told += self._finished(event)
+        if told:
+            self._buffer.put(told)
+        return ended
+
+    def _finished(self, event: Finished) -> list[ChatEvent]:
         if event.choice not in self._unfinished:
             raise InternalError(f"the text instance ended choice {event.choice}, which does not run")
         self._unfinished.remove(event.choice)
         self._completion_tokens += event.completion_tokens
         self.finish_reason = event.reason.value
-        for told in self._calls.finished(event):
-            self._buffer.put(told)
+        told: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
+        if self._calls is not None:
+            told = self._calls.finished(event)
         if self.over:
             prompt = self._usage
-            self._buffer.put(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
+            told.append(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
+        return told
 
 
 def _new_call_id() -> str:

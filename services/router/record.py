@@ -118,7 +118,8 @@ class RouterRecord:
         child = self._counters.get((counter, labels))
         if child is None:
             child = self._counters[counter, labels] = counter.labels(*labels)
-        child.inc(by)
+        if by:
+            child.inc(by)
 
     def _observe(self, histogram: Histogram, label: str, value: float) -> None:
         child = self._histograms.get((histogram, label))

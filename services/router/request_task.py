@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 from triptych.domain.chat import ChatRequest
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
-from triptych.domain.generation import Finished, Ready, TextRequest, TokenChunk, Usage
+from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
@@ -66,6 +66,9 @@ from .stream_buffer import StreamBuffer
 logger = logging.getLogger(__name__)
 
 _REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | Pause | Release
+
+_LAST_CALL_S = 1.0
+"""For so long a text instance may take to end its call once the answer is at its end."""
 
 Call = Callable[[], Coroutine[object, object, None]]
 """A call not yet begun, so that cancelling it before it begins leaves nothing behind."""
@@ -162,13 +165,20 @@ class RequestTask:
                     # The process ends; whoever waits for the answer is told.
                     self._feed(CallerLeft())
                     raise
-                for task in self._tasks:
-                    task.cancel()
+                if self.phase is Phase.DONE:
+                    # Only the end of the text instance's call may be missing.
+                    self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
+                else:
+                    self._stop()
         finally:
             for timer in self._timers:
                 timer.cancel()
             self._cluster.leave(self._number)
             on_over(self)
+
+    def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     def _feed(self, event: RequestEvent) -> None:
         """Hand events to the machine one after the other, also those that doing its effects brings up."""
@@ -356,21 +366,22 @@ class RequestTask:
             begun = False
             answer = self._answer = self._new_answer()
             async for events in stream:
-                for event in events:
-                    if not begun and not isinstance(event, Ready):
-                        begun = True  # what has been passed on cannot be taken back
-                        self._tell_both(FirstToken(effect.credit))
-                    match event:
-                        case Ready():
-                            self._feed(TextReady(effect.credit, event))
-                        case TokenChunk():
-                            answer.chunk(event)
-                        case Finished():
-                            answer.finished(event)
-                            self._feed(TextFinished(effect.credit, event))
                 if answer.over:
-                    return
-        raise InstanceLost("the text instance ended the answer before its end")
+                    continue  # until the call has ended: that is cheaper for both sides than to cancel it
+                begun = begun or self._begins(effect.credit, events)
+                for finished in answer.take(events):
+                    self._feed(TextFinished(effect.credit, finished))
+        if not answer.over:
+            raise InstanceLost("the text instance ended the answer before its end")
+
+    def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
+        """Whether the answer is among these events: what has been passed on cannot be taken back."""
+        for event in events:
+            if not isinstance(event, Ready):
+                self._tell_both(FirstToken(credit))
+                return True
+            self._feed(TextReady(credit, event))
+        return False
 
     def _new_answer(self) -> Answer:
         usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)

@@ -1,7 +1,6 @@
 """Between a request's text stream and its caller: a caller who reads slowly never holds the text instance up."""
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
 from triptych.domain.generation import ChatEvent, TokenChunk
@@ -18,36 +17,48 @@ class StreamBuffer:
     """
 
     def __init__(self) -> None:
-        self._events: deque[ChatEvent] = deque()
-        self._filled = asyncio.Event()
+        self._events: list[ChatEvent] = []
+        self._reader: asyncio.Future[None] | None = None
+        """Set while the reader waits."""
         self._closed = False
         self._error: TriptychError | None = None
 
-    def put(self, event: ChatEvent) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(event, TokenChunk) and isinstance(last, TokenChunk) and _may_merge(last, event):
-            self._events[-1] = TokenChunk(
-                last.token_ids + event.token_ids, last.text + event.text, last.choice, last.logprobs + event.logprobs
-            )
-        else:
-            self._events.append(event)
-        self._filled.set()
+    def put(self, events: Sequence[ChatEvent]) -> None:
+        waiting = self._events
+        for event in events:
+            last = waiting[-1] if waiting else None
+            if isinstance(event, TokenChunk) and isinstance(last, TokenChunk) and _may_merge(last, event):
+                waiting[-1] = TokenChunk(
+                    last.token_ids + event.token_ids,
+                    last.text + event.text,
+                    last.choice,
+                    last.logprobs + event.logprobs,
+                )
+            else:
+                waiting.append(event)
+        self._wake()
 
     def close(self, error: TriptychError | None) -> None:
         """Nothing more will come; the reader gets what is there, then ``error`` if there is one."""
         self._closed, self._error = True, error
-        self._filled.set()
+        self._wake()
 
     async def get(self) -> Sequence[ChatEvent]:
         """The next events; none when it is over. Raises what it was closed with."""
-        while not self._events:
-            if self._closed:
-                if self._error is not None:
-                    raise self._error
-                return ()
-            self._filled.clear()
-            await self._filled.wait()
-        return [self._events.popleft() for _ in range(min(len(self._events), MOST_EVENTS))]
+        if not self._events and not self._closed:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        if not self._events and self._error is not None:
+            raise self._error
+        events, self._events = self._events[:MOST_EVENTS], self._events[MOST_EVENTS:]
+        return events
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _may_merge(last: TokenChunk, event: TokenChunk) -> bool:

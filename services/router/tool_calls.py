@@ -18,24 +18,19 @@ class Calling:
 
 
 class ToolCallStream:
-    """One request's answer on its way: every event of the text instance becomes those that the caller gets.
+    """One answer of a model that was told of tools: every event becomes those that the caller gets.
 
-    Without ``calling`` all is text. ``new_id`` names calls; names are never used twice, as conversations keep them.
+    ``new_id`` names calls; names are never used twice, as conversations keep them.
     """
 
-    def __init__(self, calling: Calling | None, choices: int, new_id: Callable[[], str]) -> None:
-        self._readers: list[CallReader] = []
-        self._most_calls = 0
-        if calling is not None:
-            self._readers = [CallReader(calling.syntax, calling.names) for _ in range(choices)]
-            self._most_calls = 0 if calling.parallel else 1
+    def __init__(self, calling: Calling, choices: int, new_id: Callable[[], str]) -> None:
+        self._readers = [CallReader(calling.syntax, calling.names) for _ in range(choices)]
+        self._most_calls = 0 if calling.parallel else 1
         self._made = [0] * choices
         self._new_id = new_id
 
     def chunk(self, event: TokenChunk) -> list[ChatEvent]:
         """The tokens with the text before the first call, then calls and further text in their order."""
-        if not self._readers:
-            return [event]
         pieces = self._readers[event.choice].feed(event.text)
         match pieces:
             case [str(text), *rest]:
@@ -45,8 +40,6 @@ class ToolCallStream:
 
     def finished(self, event: Finished) -> list[ChatEvent]:
         """Ends with ``ChoiceFinished``."""
-        if not self._readers:
-            return [ChoiceFinished(event.reason, event.choice)]
         last = self._told(self._readers[event.choice].flush(), event.choice)
         called = self._made[event.choice] > 0 and event.reason is FinishReason.STOP
         return [*last, ChoiceFinished(FinishReason.TOOL_CALLS if called else event.reason, event.choice)]

@@ -1,7 +1,7 @@
 """The router over in-process instances, under virtual time. ``bench`` checks after each test that nothing is held."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 from services.router.settings import RouterSettings
-from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
+from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collect, image
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FinishReason,
+    TextEvent,
+    TextRequest,
+    TokenChunk,
+    Usage,
+)
 from triptych.domain.instance import ModelInfo
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.timeline import Outcome
@@ -280,6 +289,35 @@ async def test_a_text_stream_that_just_ends_is_a_lost_instance() -> None:
         made.texts[0].finishes = False
         with pytest.raises(InstanceLost):
             await collect(made.router, ask("r"))
+
+
+class Lingering(FakeText):
+    """Ends its calls ``lingers_s`` after the answer's end."""
+
+    lingers_s = 0.0
+    ended = 0
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+        async with aclosing(super().generate(request)) as stream:
+            async for events in stream:
+                yield events
+        await asyncio.sleep(self.lingers_s)
+        self.ended += 1
+
+
+@virtual
+@pytest.mark.parametrize(("lingers_s", "ended"), [(0.0, 1), (0.5, 1), (60.0, 0)])
+async def test_a_call_ends_by_itself_after_the_answer_within_a_bound(lingers_s: float, ended: int) -> None:
+    async with bench() as made:
+        text = made.texts[0]
+        text.__class__ = Lingering
+        assert isinstance(text, Lingering)
+        text.lingers_s = lingers_s
+        began_s = now_s()
+        assert isinstance((await collect(made.router, ask("r")))[-1], ChatFinished)
+        assert now_s() - began_s < 0.1, "the caller does not wait for it"
+        await asyncio.sleep(1.1)
+        assert (text.ended, made.router.running) == (ended, 0)
 
 
 @virtual

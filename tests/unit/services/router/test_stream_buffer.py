@@ -12,7 +12,7 @@ END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
 async def test_what_waits_comes_together_and_the_end_with_it() -> None:
     buffer = StreamBuffer()
     for event in (TokenChunk((1,), "a"), TokenChunk((2,), "b"), *END):
-        buffer.put(event)
+        buffer.put([event])
     buffer.close(None)
     assert await buffer.get() == [TokenChunk((1, 2), "ab"), *END]
     assert not await buffer.get()
@@ -21,8 +21,8 @@ async def test_what_waits_comes_together_and_the_end_with_it() -> None:
 async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() -> None:
     buffer = StreamBuffer()
     for number in range(MERGE_TOKENS + 1):
-        buffer.put(TokenChunk((number,), "x"))
-    buffer.put(TokenChunk((0,), "y", choice=1))
+        buffer.put([TokenChunk((number,), "x")])
+    buffer.put([TokenChunk((0,), "y", choice=1)])
     events = await buffer.get()
     assert [(len(event.token_ids), event.choice) for event in events if isinstance(event, TokenChunk)] == [
         (MERGE_TOKENS, 0),
@@ -35,7 +35,7 @@ async def test_a_slow_reader_of_many_choices_gets_so_many_events_at_a_time_and_l
     buffer = StreamBuffer()
     sent = [TokenChunk((number,), "x", number % 2) for number in range(3 * MOST_EVENTS // 2)]
     for event in sent:
-        buffer.put(event)
+        buffer.put([event])
     buffer.close(EngineFailure("it failed"))
     first, rest = await buffer.get(), await buffer.get()
     assert (len(first), [*first, *rest]) == (MOST_EVENTS, sent)

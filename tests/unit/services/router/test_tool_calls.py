@@ -20,7 +20,7 @@ SURE = (TokenLogprobs(Alternative(1, b"x", 0.0), ()),)
 STOP = Finished(FinishReason.STOP, 1, 0.0, 0.0)
 
 
-def spoken(*, parallel: bool = True, choices: int = 1) -> ToolCallStream:
+def calls(*, parallel: bool = True, choices: int = 1) -> ToolCallStream:
     ids = count()
     return ToolCallStream(Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel), choices, lambda: f"call_{next(ids)}")
 
@@ -29,15 +29,8 @@ def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:
     return ToolCallMade(ToolCall(f"call_{number}", "f", "{}"), index, choice)
 
 
-def test_without_tools_everything_passes_as_it_is() -> None:
-    answer = ToolCallStream(None, 1, str)
-    chunk = TokenChunk((1,), CALL)
-    assert answer.chunk(chunk) == [chunk]
-    assert answer.finished(STOP) == [ChoiceFinished(FinishReason.STOP)]
-
-
 def test_tokens_and_their_logprobs_pass_whatever_becomes_of_their_text() -> None:
-    answer = spoken()
+    answer = calls()
     assert answer.chunk(TokenChunk((1,), "Hi <tool", logprobs=SURE)) == [TokenChunk((1,), "Hi", logprobs=SURE)]
     assert answer.chunk(TokenChunk((2, 3), CALL[5:] + "\nand " + CALL)) == [
         TokenChunk((2, 3), ""),
@@ -49,7 +42,7 @@ def test_tokens_and_their_logprobs_pass_whatever_becomes_of_their_text() -> None
 
 
 def test_an_answer_that_is_cut_off_says_so_and_half_a_call_is_text() -> None:
-    answer = spoken()
+    answer = calls()
     answer.chunk(TokenChunk((1,), CALL + CALL[:20]))
     assert answer.finished(Finished(FinishReason.LENGTH, 9, 0.0, 0.0)) == [
         TokenChunk((), CALL[:20]),
@@ -58,7 +51,7 @@ def test_an_answer_that_is_cut_off_says_so_and_half_a_call_is_text() -> None:
 
 
 def test_choices_are_read_apart_and_only_who_made_calls_ends_with_them() -> None:
-    answer = spoken(choices=2)
+    answer = calls(choices=2)
     assert answer.chunk(TokenChunk((1,), CALL[:20], 0)) == [TokenChunk((1,), "", 0)]
     assert answer.chunk(TokenChunk((2,), CALL[20:], 1)) == [TokenChunk((2,), CALL[20:], 1)]
     assert answer.chunk(TokenChunk((3,), CALL[20:], 0)) == [TokenChunk((3,), "", 0), made(0)]
@@ -67,5 +60,5 @@ def test_choices_are_read_apart_and_only_who_made_calls_ends_with_them() -> None
 
 
 def test_only_the_first_call_counts_where_there_is_to_be_one() -> None:
-    answer = spoken(parallel=False)
+    answer = calls(parallel=False)
     assert answer.chunk(TokenChunk((1,), CALL + CALL)) == [TokenChunk((1,), ""), made(0)]

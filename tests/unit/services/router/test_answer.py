@@ -1,0 +1,54 @@
+"""An answer as the caller gets it, and when it is over."""
+
+import pytest
+
+from services.router.answer import Answer
+from services.router.stream_buffer import StreamBuffer
+from services.router.tool_calls import Calling
+from triptych.domain.generation import (
+    ChatFinished,
+    ChoiceFinished,
+    Finished,
+    FinishReason,
+    Ready,
+    TokenChunk,
+    ToolCallMade,
+    Usage,
+)
+from triptych.errors import InternalError
+from triptych.tokens.tool_calls import CallSyntax
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+def finished(choice: int = 0) -> Finished:
+    return Finished(FinishReason.STOP, 2, 0.0, 0.0, choice)
+
+
+async def test_what_comes_together_is_passed_on_together_with_the_usage_at_its_end() -> None:
+    buffer = StreamBuffer()
+    answer = Answer(buffer, None, choices=2, usage=Usage(7, 0, 4))
+    chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
+    assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
+    assert (answer.over, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
+    assert await buffer.get() == [*chunks, ChoiceFinished(FinishReason.STOP)]
+    assert answer.take([finished(1)]) == [finished(1)]
+    assert answer.over
+    assert await buffer.get() == [ChoiceFinished(FinishReason.STOP, 1), ChatFinished(Usage(7, 4, 4))]
+
+
+async def test_calls_are_told_from_text_where_the_model_was_told_of_tools() -> None:
+    buffer = StreamBuffer()
+    answer = Answer(buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0))
+    answer.take([TokenChunk((1, 2), CALL), finished()])
+    _, made, end, _ = await buffer.get()
+    assert isinstance(made, ToolCallMade)
+    assert made.call.call_id.startswith("call_")
+    assert end == ChoiceFinished(FinishReason.TOOL_CALLS)
+
+
+def test_a_choice_ends_once() -> None:
+    answer = Answer(StreamBuffer(), None, choices=2, usage=Usage(7, 0))
+    answer.take([finished()])
+    with pytest.raises(InternalError, match="choice 0"):
+        answer.take([finished()])
