@@ -30,13 +30,14 @@ from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import Placement
-from triptych.domain.instance import EncoderLoad, InstanceInfo
-from triptych.domain.stage import Role
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.stage import Role, Stage
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
 from triptych.policy.queueing import Turn
 from triptych.ports import EngineOutput, EngineRequest
 from triptych.rpc import limits
+from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
@@ -101,9 +102,9 @@ class TicketPrinter:
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None: ...
 
-    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
-            yield EncoderLoad(0, 0, _ARENA_BYTES, 0, 0)
+            yield InstanceLoad({Stage.ENCODE: StageLoad(0, 0)})
             await asyncio.sleep(_REPORT_S)
 
 
@@ -190,8 +191,8 @@ def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.Enco
 async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: float, stream_interval_s: float) -> None:
     async with AsyncExitStack() as stack:
         for number, port in enumerate(encoder_ports, start=1):
-            encoder = EncoderServicer(TicketPrinter(f"encoder-{number}"))
-            await stack.enter_async_context(_server(port, "triptych.v1.Encoder", encoder.register))
+            encoder = TicketPrinter(f"encoder-{number}")
+            await stack.enter_async_context(_server(port, EncoderServicer(encoder), InstanceServicer(encoder)))
         files = ModelFiles.load(MODEL_DIR)
         tokenizer = Tokenizer.load(files)
         # The router makes prompts of the demo model, the relay and who asks directly those of the fake one.
@@ -213,7 +214,7 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
             clock=monotonic,
         )
         text.start()
-        await stack.enter_async_context(_server(text_port, "triptych.v1.Text", TextServicer(text).register))
+        await stack.enter_async_context(_server(text_port, TextServicer(text), InstanceServicer(text)))
         await asyncio.Event().wait()
 
 
@@ -229,8 +230,12 @@ async def serve_relay(port: int, encoder_ports: Sequence[int], text_port: int) -
     await server.wait_for_termination()
 
 
-def _server(port: int, name: str, register: Any) -> RpcServer:
-    return RpcServer(host=HOST, port=port, service_name=name, register=register)
+def _server(port: int, *servicers: Any) -> RpcServer:
+    def register(server: grpc.aio.Server) -> None:
+        for one in servicers:
+            one.register(server)
+
+    return RpcServer(host=HOST, port=port, service_names=(), register=register)
 
 
 def main() -> None:

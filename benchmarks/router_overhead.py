@@ -46,7 +46,7 @@ from triptych.domain.generation import Placement, Ready, TextRequest
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
-from triptych.rpc.stubs import EncoderStub, RouterStub, TextStub
+from triptych.rpc.stubs import InstanceStub, RouterStub
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
 
@@ -139,8 +139,8 @@ class Direct:
     """Does what a router does, without one."""
 
     def __init__(self, encoder_ports: Sequence[int], text_port: int) -> None:
-        self._encoders = [EncoderStub(f"{HOST}:{port}") for port in encoder_ports]
-        self._text = TextStub(f"{HOST}:{text_port}")
+        self._encoders = [InstanceStub(f"{HOST}:{port}") for port in encoder_ports]
+        self._text = InstanceStub(f"{HOST}:{text_port}")
         self._pictures = _pictures()
 
     async def __call__(self, images: int, output_tokens: int) -> float:
@@ -257,7 +257,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
     encoders = (encoder_1, encoder_2)
     numbers = ",".join(map(str, encoders))
     peers = "benchmarks.relay_peers"
-    wiring = f"--model {MODEL_DIR} --encoders {','.join(f'{HOST}:{port}' for port in encoders)} --text {HOST}:{text}"
+    wiring = f"--model {MODEL_DIR} --instances {','.join(f'{HOST}:{port}' for port in (*encoders, text))}"
     quiet = ("--log-level", "WARNING")
     commands: dict[str, tuple[str, ...]] = {
         "peers": (peers, "peers", str(text), numbers, str(settings.step_s), str(stream_interval_s)),

@@ -166,7 +166,7 @@ async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextServi
         encoder.service.start()
         text = await stack.enter_async_context(
             text_app.opened(
-                settings.model_copy(update={"role": Role.PD, "encoders": ()}),
+                settings.model_copy(update={"role": Role.PD}),
                 Telemetry(),
                 model=settings.model,
                 engine_thread=compute,

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from triptych.domain.stage import Role
+import grpc.aio
+
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.arena import ArenaLimits
 from triptych.ports import Offload
+from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.instance import InstanceServicer
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -71,9 +74,13 @@ async def app(
             )
         )
         one.service.start()
-        register = EncoderServicer(one.service).register
+
+        def register(server: grpc.aio.Server) -> None:
+            EncoderServicer(one.service).register(server)
+            InstanceServicer(one.service).register(server)
+
         server = await stack.enter_async_context(
-            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
+            server_of(settings, (SERVICE_NAME, instance.SERVICE_NAME), register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(one.service, server, one.scope)
 
@@ -88,7 +95,6 @@ async def opened(
     instance_id: str,
     epoch: int,
     tls: TlsIdentity | None,
-    role: Role = Role.E,
 ) -> AsyncGenerator[OpenEncoder]:
     """Load the engine of ``model``, whose passes ``compute`` runs, and register the arena. Raises CannotStart."""
     async with AsyncExitStack() as stack:
@@ -122,7 +128,6 @@ async def opened(
             copy=copy,
             clock=monotonic,
             record=record,
-            role=role,
         )
         watch(telemetry.metrics, service, holdings)
         yield OpenEncoder(service, holdings, engine, scope)

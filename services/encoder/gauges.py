@@ -5,7 +5,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import EncoderLoad
+from triptych.domain.instance import InstanceLoad
+from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge
 
 from .holdings import Holdings
@@ -17,7 +18,7 @@ _ARENA = ("arena",)
 class Loaded(Protocol):
     """What says how much waits."""
 
-    def load(self) -> EncoderLoad: ...
+    def load(self) -> InstanceLoad: ...
 
 
 def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
@@ -27,14 +28,12 @@ def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
         return {("encoder",): value}
 
     def read() -> Iterable[Metric]:
-        load, memory = service.load(), holdings.memory
-        leased = load.arena_leased_bytes
-        yield gauge(
-            "triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending_items
-        )
+        load, memory = service.load().at(Stage.ENCODE), holdings.memory
+        leased = load.leased_bytes
+        yield gauge("triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending)
         yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
         yield gauge(
-            "triptych_arena_capacity_bytes", "Registered memory for embeddings", of_arena(load.arena_bytes), _ARENA
+            "triptych_arena_capacity_bytes", "Registered memory for embeddings", of_arena(memory.capacity_bytes), _ARENA
         )
         yield gauge(
             "triptych_arena_leased_bytes", "... that is leased, being written, or set aside", of_arena(leased), _ARENA
@@ -45,7 +44,7 @@ def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
             of_arena(memory.cached_bytes),
             _ARENA,
         )
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(load.cached_embeddings), _ARENA)
+        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(memory.cached), _ARENA)
         yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
 
     metrics.watch(read)

@@ -6,9 +6,9 @@ from typing import Generic
 
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.media import digest_of
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -45,7 +45,6 @@ class EncoderService(Generic[PreparedT]):
         copy: Offload,
         clock: Clock,
         record: Record | None = None,
-        role: Role = Role.E,
     ) -> None:
         """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread.
 
@@ -56,7 +55,6 @@ class EncoderService(Generic[PreparedT]):
         self._holdings = holdings
         self._settings = settings
         self._offers = offers
-        self._role = role
         self._scope = scope
         self._copy = copy
         self._changes = Changes(
@@ -99,7 +97,7 @@ class EncoderService(Generic[PreparedT]):
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
-            role=self._role,
+            role=Role.E,
             model=self._engine.model,
             arena_bytes=self._holdings.memory.capacity_bytes,
             offers=self._offers(),
@@ -139,20 +137,18 @@ class EncoderService(Generic[PreparedT]):
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._holdings.release(lease_ids)
 
-    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._changes.watch()
 
-    def load(self) -> EncoderLoad:
+    def load(self) -> InstanceLoad:
         """What waits or runs now."""
-        memory = self._holdings.memory
-        return EncoderLoad(
-            pending_tokens=self._batcher.queue.pending_tokens,
-            pending_items=self._batcher.queue.pending_items,
-            arena_bytes=memory.capacity_bytes,
-            arena_leased_bytes=memory.leased_bytes,
-            cached_embeddings=memory.cached,
-            draining=self._draining,
-        )
+        queue = self._batcher.queue
+        encode = StageLoad(queue.pending_tokens, queue.pending_items, self._holdings.memory.leased_bytes)
+        return InstanceLoad({Stage.ENCODE: encode}, self._draining)
+
+    def when_changed(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` from now on whenever the load may have changed."""
+        self._changes.when_changed(listener)
 
     async def missing(self) -> tuple[str, ...]:
         """What keeps the instance from taking work; empty when it is ready."""
@@ -162,7 +158,9 @@ class EncoderService(Generic[PreparedT]):
         """Refuse new items; return once nothing is encoded and every lease was given back or has ended."""
         self._draining = True
         self._changes.notify()
-        await self._changes.wait_until(lambda load: load.pending_items == 0 and self._holdings.memory.leases == 0)
+        await self._changes.wait_until(
+            lambda _: self._batcher.queue.pending_items == 0 and self._holdings.memory.leases == 0
+        )
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant of this instance's memory does not hold."""

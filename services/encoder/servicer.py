@@ -1,14 +1,12 @@
 """The encoder's gRPC servicer: converts messages and calls the service."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
 
 from triptych.ports import Encoder
 from triptych.rpc.server import remaining_s
-from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
+from triptych.v1 import encoder_pb2, encoder_pb2_grpc
 from triptych.wire import common, encoder
 
 SERVICE_NAME = "triptych.v1.Encoder"
@@ -24,11 +22,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
     def register(self, server: grpc.aio.Server) -> None:
         encoder_pb2_grpc.add_EncoderServicer_to_server(self, server)
 
-    async def Describe(self, request: common_pb2.DescribeRequest, context: Context) -> common_pb2.InstanceInfo:  # noqa: N802 - the name is the wire's
-        del request, context
-        return common.INSTANCE.to_wire(await self._service.describe())
-
-    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Context) -> encoder_pb2.EncodeResponse:  # noqa: N802
+    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Context) -> encoder_pb2.EncodeResponse:  # noqa: N802 - the name is the wire's
         result = await self._service.encode(encoder.ENCODE_REQUEST.from_wire(request, remaining_s(context)))
         return encoder.ENCODE_RESULT.to_wire(result)
 
@@ -40,11 +34,3 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         del context
         await self._service.release(tuple(request.lease_ids))
         return encoder_pb2.ReleaseResponse()
-
-    async def WatchLoad(  # noqa: N802
-        self, request: common_pb2.WatchLoadRequest, context: Context
-    ) -> AsyncGenerator[encoder_pb2.EncoderLoad]:
-        del request, context
-        async with aclosing(self._service.watch_load()) as loads:
-            async for load in loads:
-                yield encoder.ENCODER_LOAD.to_wire(load)

@@ -8,7 +8,7 @@ from functools import partial
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.media.sniff import MediaLimits
 from triptych.rpc.app import RpcApp, server_of
-from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.hub import model_directory
 from triptych.runtime.offload import ThreadOffload
@@ -19,6 +19,7 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
 from .gauges import watch
+from .membership import FixedMembership
 from .prepare import ModelPrepare, SmallInline
 from .record import RouterRecord
 from .service import RouterService
@@ -28,25 +29,17 @@ from .settings import RouterSettings
 
 @asynccontextmanager
 async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[RouterService]]:
-    """Read the model's tokenizer and template, connect to the pools, listen. Raises CannotStart."""
+    """Read the model's tokenizer and template, connect to the instances, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
     async with AsyncExitStack() as stack:
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
         stack.callback(offload.close)
         prepare = await offload.run(partial(_prepare, settings))
-        encoders = {target: EncoderStub(target, tls) for target in settings.encoders}
-        texts = {target: TextStub(target, tls) for target in settings.text}
-        # In each pool under a name of its own: load and credits are of the pool.
-        hybrids = {f"{target}/encoder": f"{target}/text" for target in settings.hybrid}
-        for target, (encoder, text) in zip(settings.hybrid, hybrids.items(), strict=True):
-            encoders[encoder], texts[text] = EncoderStub(target, tls), TextStub(target, tls)
-        for stub in (*encoders.values(), *texts.values()):
-            stack.push_async_callback(stub.close)
         scope = await stack.enter_async_context(TaskScope("router"))
         service = RouterService(
-            encoders,
-            texts,
+            FixedMembership(settings.instances),
+            lambda address: InstanceStub(address, tls),
             settings=settings,
             prepare=prepare,
             offload=SmallInline(offload, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
@@ -54,14 +47,13 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             scope=scope,
             rng=random.SystemRandom(),
             record=RouterRecord(telemetry.metrics),
-            hybrids=hybrids,
         )
         watch(telemetry.metrics, service)
         service.start()
         stack.callback(service.close)
         register = RouterServicer(service).register
         server = await stack.enter_async_context(
-            server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls)
+            server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
 

@@ -1,32 +1,38 @@
-"""Does what the cluster's machine says: watches instances, hands out credits, gives leases back."""
+"""Does what the cluster's machine says: follows the membership, watches instances, hands out credits, gives leases back."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.instance import EncoderLoad, ModelInfo, TextLoad
-from triptych.domain.stage import Stage
+from triptych.domain.instance import InstanceLoad, ModelInfo
+from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.domain.timeline import Readiness
-from triptych.errors import DeadlineExceeded, TriptychError
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
+from triptych.machine.router.cluster import ENCODE, TEXT, ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
     AskAgain,
     ClusterEffect,
     ClusterEvent,
+    Connect,
+    Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    MemberJoined,
+    MemberLeaving,
+    MemberLeft,
     Noticed,
     Tick,
     WakeAt,
 )
 from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
-from triptych.policy.routing import ClusterView
-from triptych.ports import Clock, Encoder, Text
+from triptych.policy.routing import Pool
+from triptych.ports import Clock, InstanceClient, Membership
 
+from .connection import Connection
 from .settings import RouterSettings
 
 logger = logging.getLogger(__name__)
@@ -43,30 +49,26 @@ class Applicant(Protocol):
 
     def answered(self, answer: Granted | Refused | TextPoolLost) -> None: ...
 
-    def heartbeat_lost(self, name: str) -> None: ...
-
 
 class Cluster:
-    """The router's instances. All methods but ``watch`` and ``release`` return at once."""
+    """The router's instances. All methods but ``release`` return at once."""
 
     def __init__(
         self,
-        encoders: Mapping[str, Encoder],
-        texts: Mapping[str, Text],
+        membership: Membership,
+        connect: Callable[[str], InstanceClient],
         *,
         settings: RouterSettings,
         clock: Clock,
         scope: Scope,
-        hybrids: Mapping[str, str],
     ) -> None:
-        self._encoders = dict(encoders)
-        self._texts = dict(texts)
+        """``connect`` makes the client of an address; it is closed when the member is gone and no call runs."""
+        self._membership = membership
+        self._connect = connect
         self._settings = settings
         self._clock = clock
         self._scope = scope
         self._machine = ClusterMachine(
-            encoders,
-            texts,
             ClusterLimits(
                 max_waiting=settings.max_waiting_requests,
                 max_hints=settings.max_embedding_hints,
@@ -75,11 +77,11 @@ class Cluster:
                 retry_after_s=settings.retry_after_s,
                 first_backoff_s=settings.first_backoff_s,
                 longest_backoff_s=settings.longest_backoff_s,
-            ),
-            hybrids=hybrids,
+            )
         )
+        self._snapshot = MembershipSnapshot()
+        self._connections: dict[str, Connection] = {}
         self._applicants: dict[int, Applicant] = {}
-        self._suspect = {name: asyncio.Event() for name in (*encoders, *texts)}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
 
@@ -110,14 +112,28 @@ class Cluster:
         return self._machine.waiting
 
     def instances_by_state(self) -> dict[tuple[str, ...], int]:
-        """How many instances there are, by pool (``encoder``, ``text``) and state."""
-        pools = {Stage.ENCODE: "encoder"}
-        return {(pools.get(stage, "text"), state): n for (stage, state), n in self._machine.states().items()}
+        """How many instances there are, by role (``E``, ``PD`` ...; empty before it was seen) and state."""
+        return {("" if role is None else role.value, state): n for (role, state), n in self._machine.states().items()}
 
     @property
-    def view(self) -> ClusterView:
-        """All instances as they are believed to be now."""
-        return self._machine.snapshot(self._clock())
+    def membership(self) -> MembershipSnapshot:
+        """The one that is followed."""
+        return self._snapshot
+
+    @property
+    def membership_fault(self) -> str:
+        """Why the source of members cannot be read now; empty when it can."""
+        return self._membership.fault
+
+    @property
+    def encoders(self) -> Pool:
+        """The instances that encode as they are believed to be now."""
+        return self._machine.pool(ENCODE, self._clock())
+
+    @property
+    def texts(self) -> Pool:
+        """The instances that prefill and decode as they are believed to be now."""
+        return self._machine.pool(TEXT, self._clock())
 
     def readiness(self) -> Readiness:
         return self._machine.readiness()
@@ -126,15 +142,14 @@ class Cluster:
         """Raise AssertionError where an invariant does not hold."""
         self._machine.validate()
 
-    def encoder(self, name: str) -> Encoder:
-        return self._encoders[name]
-
-    def text(self, name: str) -> Text:
-        return self._texts[name]
-
-    def address(self, name: str) -> str:
-        """``HOST:PORT`` by which others reach an instance, too."""
-        return name.partition("/")[0]
+    @contextmanager
+    def call(self, name: str) -> Iterator[InstanceClient]:
+        """Around a call to an instance. Raises InstanceLost within it once it is given up, Unavailable for none."""
+        connection = self._connections.get(name)
+        if connection is None:
+            raise Unavailable("the instance has left")
+        with connection.call() as client:
+            yield client
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -163,7 +178,8 @@ class Cluster:
     async def _release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         try:
             async with asyncio.timeout(self._settings.control_timeout_s):
-                await self._encoders[name].release(lease_ids)
+                with self.call(name) as encoder:
+                    await encoder.release(lease_ids)
         except TimeoutError:
             logger.warning("%s did not take %d leases back in time; they run out", name, len(lease_ids))
         except TriptychError as error:
@@ -185,8 +201,13 @@ class Cluster:
                 case TextPoolLost():
                     for applicant in list(self._applicants.values()):
                         applicant.answered(effect)
+                case Connect(name):
+                    self._open(name)
+                case Disconnect(name):
+                    self._connections.pop(name).over.set()
                 case AskAgain(name):
-                    self._suspect[name].set()
+                    if (connection := self._connections.get(name)) is not None:
+                        connection.suspect.set()
                 case WakeAt(at_s, reason):
                     logger.debug("to be woken at %g s: %s", at_s, reason)
                     self._wake(at_s)
@@ -209,30 +230,54 @@ class Cluster:
     # --- membership --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to watch every instance, in the scope."""
-        for name, encoder in self._encoders.items():
-            self._scope.spawn(self._watch(name, encoder), name=f"watch {name}")
-        for name, text in self._texts.items():
-            self._scope.spawn(self._watch(name, text), name=f"watch {name}")
+        """Begin to follow the membership, and to watch every member, in the scope."""
+        self._scope.spawn(self._follow_membership(), name="membership")
 
     def close(self) -> None:
         """Let go of the timer; the watches end with the scope."""
         if self._alarm is not None:
             self._alarm.cancel()
 
-    async def _watch(self, name: str, instance: Encoder | Text) -> None:
+    async def _follow_membership(self) -> None:
+        async with aclosing(self._membership.snapshots()) as snapshots:
+            async for snapshot in snapshots:
+                if snapshot.version <= self._snapshot.version:
+                    logger.warning("membership %d came after %d", snapshot.version, self._snapshot.version)
+                    continue
+                previous, self._snapshot = self._snapshot, snapshot
+                for member in snapshot.since(previous):
+                    logger.info("membership %d: %s is %s", snapshot.version, member.address, member.state)
+                    self.feed(_change(member))
+
+    def _open(self, name: str) -> None:
+        connection = self._connections[name] = Connection(name, self._connect(name))
+        self._scope.spawn(self._attend(connection), name=f"watch {name}")
+
+    async def _attend(self, connection: Connection) -> None:
+        """Watch a member until it is forgotten and no call to it runs any more."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch(connection), name=f"watch {connection.name}")
+                await connection.over.wait()
+                watching.cancel()
+            connection.give_up_calls()
+            await connection.idle()
+        finally:
+            await connection.client.close()
+
+    async def _watch(self, connection: Connection) -> None:
         """Ask who it is, then follow its load; when that breaks, begin again, less and less often while it is away."""
-        suspect = self._suspect[name]
+        name = connection.name
         delay_s = self._settings.reconnect_min_s
         while True:
             # A suspicion from before the answer is settled by it; one from later ends the watch that follows.
-            suspect.clear()
+            connection.suspect.clear()
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
-                    info = await instance.describe()
+                    info = await connection.client.describe()
                 self.feed(InstanceSeen(name, info))
                 delay_s = self._settings.reconnect_min_s
-                if await self._follow(name, instance.watch_load(), suspect):
+                if await self._follow(connection):
                     continue
             except TimeoutError:
                 logger.debug("%s does not answer", name)
@@ -242,16 +287,14 @@ class Cluster:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
-    async def _follow(
-        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], suspect: asyncio.Event
-    ) -> bool:
+    async def _follow(self, connection: Connection) -> bool:
         """Take load reports in until they stop, or there is a reason to ask who it is again; whether nothing is wrong.
 
-        An instance that says nothing at all may have been stopped: the calls that wait for it are given up too.
+        An instance whose heartbeat is lost may have been stopped: the calls that wait for it are given up too.
         """
-        news = _News()
+        name, suspect, news = connection.name, connection.suspect, _News()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._take_in(name, loads, news), name=f"loads of {name}")
+            reading = group.create_task(self._take_in(name, connection.client.watch_load(), news), name=f"load {name}")
             asked = group.create_task(_tell(suspect, news), name=f"suspicion of {name}")
             try:
                 while not news.over and not suspect.is_set() and await news.within(self._settings.heartbeat_timeout_s):
@@ -260,15 +303,12 @@ class Cluster:
                 reading.cancel()
                 asked.cancel()
         if not news.over and not suspect.is_set():
-            logger.warning("%s has said nothing for %g s", name, self._settings.heartbeat_timeout_s)
+            logger.warning("the heartbeat of %s is lost: no report for %g s", name, self._settings.heartbeat_timeout_s)
             self.feed(InstanceSuspected(name))
-            for applicant in list(self._applicants.values()):
-                applicant.heartbeat_lost(name)
+            connection.give_up_calls()
         return news.planned
 
-    async def _take_in(
-        self, name: str, loads: AsyncGenerator[EncoderLoad] | AsyncGenerator[TextLoad], news: "_News"
-    ) -> None:
+    async def _take_in(self, name: str, loads: AsyncGenerator[InstanceLoad], news: "_News") -> None:
         try:
             async with aclosing(loads):
                 async for load in loads:
@@ -280,6 +320,16 @@ class Cluster:
             logger.debug("%s: %s", name, error.code)
         news.over = True
         news.tell()
+
+
+def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
+    match member.state:
+        case MemberState.ACTIVE:
+            return MemberJoined(member)
+        case MemberState.LEAVING:
+            return MemberLeaving(member.address)
+        case MemberState.LEFT:
+            return MemberLeft(member.address)
 
 
 class _News:

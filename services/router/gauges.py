@@ -43,7 +43,7 @@ def watch(metrics: Metrics, state: State) -> None:
         )
         yield gauge("triptych_credits_outstanding", "Credits that are out", cluster.outstanding_credits)
         yield gauge(
-            "triptych_instances", "Instances by what they are and how", cluster.instances_by_state(), ("pool", "state")
+            "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
         )
 
     metrics.watch(read)

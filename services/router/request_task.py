@@ -54,12 +54,11 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.policy import admission
 from triptych.policy.sharding import ShardLimits, in_shards
-from triptych.ports import Clock, Offload
+from triptych.ports import Clock, Offload, Text
 from triptych.runtime import tracing
 
 from .answer import Answer
 from .cluster import Cluster
-from .outgoing import OutgoingCalls
 from .prepare import Prepare, Prompted
 from .stream_buffer import StreamBuffer
 
@@ -113,7 +112,6 @@ class RequestTask:
         """By credit, those that the machine may abort."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
-        self._outgoing = OutgoingCalls()
 
     @property
     def number(self) -> int:
@@ -141,10 +139,6 @@ class RequestTask:
 
     def answered(self, answer: Granted | Refused | TextPoolLost) -> None:
         self._feed(answer)
-
-    def heartbeat_lost(self, name: str) -> None:
-        """What waits for it waits no longer, as if it had died."""
-        self._outgoing.give_up(name)
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +271,7 @@ class RequestTask:
         else:
             items = self._prompted.items
             if any(len(item.units) > 1 for item in items):
-                items = in_shards(items, self._cluster.view, self._shard_limits)
+                items = in_shards(items, self._cluster.encoders, self._shard_limits)
             self._feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:
@@ -300,29 +294,25 @@ class RequestTask:
             shard=plan.shard,
         )
         try:
-            with self._outgoing.to(effect.name):
-                result = await self._cluster.encoder(effect.name).encode(request)
+            with self._cluster.call(effect.name) as encoder:
+                result = await encoder.encode(request)
         except TriptychError as error:
             if isinstance(error, InvalidRequest | RequestTooLarge):
                 error.param = error.param or plan.param
             self._failed(effect.credit, effect.name, error)
         else:
-            result = replace(result, ticket=self._with_address(result.ticket, effect.name))
+            result = replace(result, ticket=_with_address(result.ticket, effect.name))
             self._tell_both(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
         request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
         try:
-            with self._outgoing.to(effect.name):
-                ticket = await self._cluster.encoder(effect.name).lease(request)
+            with self._cluster.call(effect.name) as encoder:
+                ticket = await encoder.lease(request)
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
         else:
-            self._feed(LeaseGranted(effect.credit, effect.name, self._with_address(ticket, effect.name)))
-
-    def _with_address(self, ticket: Ticket, name: str) -> Ticket:
-        """For the text instance, which knows of no encoder but those that tickets name."""
-        return replace(ticket, address=self._cluster.address(name))
+            self._feed(LeaseGranted(effect.credit, effect.name, _with_address(ticket, effect.name)))
 
     async def _extend(self, effect: Extend) -> None:
         """The router's own lease first. The reader's may be over: then its reader has what it needs, or asks again."""
@@ -330,8 +320,8 @@ class RequestTask:
         for lease_id in effect.lease_ids:
             request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
             try:
-                with self._outgoing.to(effect.name):
-                    await self._cluster.encoder(effect.name).lease(request)
+                with self._cluster.call(effect.name) as encoder:
+                    await encoder.lease(request)
             except TriptychError as error:
                 # Of no concern to the request: what it holds lasts until it ends, or is asked for again before.
                 self._cluster.feed(CallFailed(effect.credit, effect.name, _lost_if_cancelled(error)))
@@ -352,17 +342,17 @@ class RequestTask:
             tenant_salt=self.request.tenant_salt,
         )
         try:
-            with self._outgoing.to(effect.name):
-                await self._stream(effect, request)
+            with self._cluster.call(effect.name) as text:
+                await self._stream(text, effect, request)
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
 
     def _generated(self, credit: int, _: asyncio.Task[None]) -> None:
         self._cluster.feed(CreditReturned(credit))
 
-    async def _stream(self, effect: Generate, request: TextRequest) -> None:
+    async def _stream(self, text: Text, effect: Generate, request: TextRequest) -> None:
         """Pass the answer on, telling the machine only what changes the request's phase."""
-        async with aclosing(self._cluster.text(effect.name).generate(request)) as stream:
+        async with aclosing(text.generate(request)) as stream:
             begun = False
             answer = self._answer = self._new_answer()
             async for events in stream:
@@ -386,6 +376,11 @@ class RequestTask:
     def _new_answer(self) -> Answer:
         usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
         return Answer(self.buffer, self._prompted.calling, choices=self._sampling.n, usage=usage)
+
+
+def _with_address(ticket: Ticket, name: str) -> Ticket:
+    """For the text instance, which knows of no encoder but those that tickets name. A name is an address."""
+    return replace(ticket, address=name)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:

@@ -1,10 +1,9 @@
 """The router: the one entrance. Admits a request, runs it, and streams its answer (``ports.Router``)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from types import MappingProxyType
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
@@ -15,7 +14,7 @@ from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Not
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.policy import admission
 from triptych.policy.sharding import ShardLimits
-from triptych.ports import Clock, Encoder, Offload, Rng, Text
+from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
 from triptych.runtime import logs
 
 from .cluster import Cluster, Scope
@@ -27,15 +26,15 @@ from .settings import RouterSettings
 
 
 class RouterService:
-    """``ports.Router`` over any number of encoders and text instances, each under a name of its own.
+    """``ports.Router`` over the instances that ``membership`` names; ``connect`` makes the client of an address.
 
     ``scope`` owns what outlives a call: the watches over instances, running requests, releases of leases.
     """
 
     def __init__(
         self,
-        encoders: Mapping[str, Encoder],
-        texts: Mapping[str, Text],
+        membership: Membership,
+        connect: Callable[[str], InstanceClient],
         *,
         settings: RouterSettings,
         prepare: Prepare,
@@ -44,12 +43,8 @@ class RouterService:
         scope: Scope,
         rng: Rng,
         record: Record | None = None,
-        hybrids: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``rng`` makes lease ids, which are secrets: it must not be predictable.
-
-        ``hybrids`` are instances that are in both pools: what each is called as an encoder, and as a text instance.
-        """
+        """``rng`` makes lease ids, which are secrets: it must not be predictable."""
         self._rng = rng
         self._record = record or NoRecord()
         self._settings = settings
@@ -57,7 +52,7 @@ class RouterService:
         self._offload = offload
         self._clock = clock
         self._scope = scope
-        self._cluster = Cluster(encoders, texts, settings=settings, clock=clock, scope=scope, hybrids=hybrids)
+        self._cluster = Cluster(membership, connect, settings=settings, clock=clock, scope=scope)
         self._tasks: dict[int, RequestTask] = {}
         # The newest of each id: one before it may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
@@ -95,7 +90,7 @@ class RouterService:
         )
 
     def start(self) -> None:
-        """Begin to watch the instances."""
+        """Begin to follow the membership and to watch the instances."""
         self._cluster.start()
 
     async def drain(self) -> None:

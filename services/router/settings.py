@@ -16,12 +16,8 @@ class RouterSettings(RpcServiceSettings):
     model: Path = Path()
     """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Its configuration, tokenizer and chat
     template are read, not its weights."""
-    encoders: Strings = ()
-    """HOST:PORT of each encoder."""
-    text: Strings = ()
-    """HOST:PORT of each text instance."""
-    hybrid: Strings = ()
-    """HOST:PORT of each text instance that encodes as well (its role EPD), to be named here alone."""
+    instances: Strings = ()
+    """HOST:PORT of each instance, encoders and text instances alike: what it serves, it says itself."""
 
     max_items_per_request: int = Field(default=64, ge=0)
     """Most images, videos and audio clips in one request."""
@@ -127,8 +123,6 @@ class RouterSettings(RpcServiceSettings):
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")
-        if shared := set(self.encoders) & set(self.text):
-            raise ValueError(f"{', '.join(sorted(shared))} is named as an encoder and as a text instance")
-        if shared := set(self.hybrid) & {*self.encoders, *self.text}:
-            raise ValueError(f"{', '.join(sorted(shared))} is named as a hybrid instance and once more")
+        if twice := sorted({one for one in self.instances if self.instances.count(one) > 1}):
+            raise ValueError(f"instances names {', '.join(twice)} twice")
         return self

@@ -19,10 +19,12 @@ from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Arena, HolderStub, Offload
+from triptych.ports import Arena, HolderStub, Instance, Offload
+from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import Register
-from triptych.rpc.stubs import EncoderStub
+from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, machine_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
@@ -63,6 +65,8 @@ class Company:
     tower: Tower
     image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
     """Measured beside this engine, in the engine's thread."""
+    whole: Callable[[TextService], Instance]
+    """The text service and the encoder as one instance."""
     service_name: str
     register: Register
     """Puts it on the port."""
@@ -150,13 +154,16 @@ async def opened(
         )
         service.start()
 
+        whole = service if company is None else company.whole(service)
+
         def register(server: grpc.aio.Server) -> None:
+            InstanceServicer(whole).register(server)
             TextServicer(service).register(server)
             if company is not None:
                 company.register(server)
 
-        also = () if company is None else (company.service_name,)
-        listening = server_of(settings, SERVICE_NAME, register, telemetry=telemetry, tls=tls, also=also)
+        names = (SERVICE_NAME, instance.SERVICE_NAME, *(() if company is None else (company.service_name,)))
+        listening = server_of(settings, names, register, telemetry=telemetry, tls=tls)
         yield RpcApp(service, await stack.enter_async_context(listening), scope)
 
 
@@ -204,12 +211,12 @@ def cache_limits(settings: TextSettings) -> CacheLimits:
     )
 
 
-def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> EncoderStub:
+def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> InstanceStub:
     """A stub for an address that a ticket brought. Where this process may be called from the network, it may call there."""
     reason = why_not_called(address, beyond_loopback=settings.allow_network or tls is not None)
     if reason is not None:
         raise TransferFailed(f"the holder's address in the ticket is not called: {reason}")
-    return EncoderStub(f"dns:///{address}", tls)  # the scheme is said, so that no address is taken for one
+    return InstanceStub(f"dns:///{address}", tls)  # the scheme is said, so that no address is taken for one
 
 
 def _kv_memory(engine: TransformersTextEngine) -> KvMemory:

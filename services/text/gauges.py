@@ -6,7 +6,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from triptych.domain.instance import ModelInfo, TextLoad
+from triptych.domain.instance import InstanceLoad, ModelInfo
+from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge, total
 
 from .receiver import TensorReceiver
@@ -32,7 +33,7 @@ _ARENA = ("arena",)
 class Loaded(Protocol):
     """What says how much waits and runs."""
 
-    def load(self) -> TextLoad: ...
+    def load(self) -> InstanceLoad: ...
 
 
 def watch(
@@ -58,7 +59,8 @@ def watch(
 
     def read() -> Iterable[Metric]:
         load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
-        running, waiting = per_model(load.running_requests), per_model(load.waiting_requests)
+        prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
+        running, waiting = per_model(decode.pending), per_model(prefill.pending)
         yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
         memory_of_kv = kv()
@@ -68,7 +70,11 @@ def watch(
         yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
         yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
         yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
-        yield gauge("triptych_text_tokens_pending", "Tokens to prefill or decode", load.pending_tokens)
+        yield gauge(
+            "triptych_text_tokens_pending",
+            "Tokens to prefill or decode",
+            prefill.pending_tokens + decode.pending_tokens,
+        )
         yield gauge(
             "triptych_arena_capacity_bytes",
             "Registered memory for pulled embeddings",

@@ -16,7 +16,6 @@ from functools import partial
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
-from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.image_budget import measured_image_budget
@@ -37,6 +36,7 @@ from ..encoder import app as encoders  # noqa: TID252 - in the wheel the service
 from ..encoder.servicer import SERVICE_NAME, EncoderServicer  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .app import Company, opened
+from .hybrid import HybridInstance
 from .service import TextService
 from .settings import TextSettings
 
@@ -109,7 +109,6 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             instance_id=instance_id,
             epoch=epoch,
             tls=tls,
-            role=Role.EPD,
         )
         async with opening as encoder:
             encoder.service.start(runs_tower=False)
@@ -121,7 +120,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 instance_id=instance_id,
                 epoch=epoch,
                 tls=tls,
-                company=_company(encoder, settings.tpot_slo_s, encoder_settings.max_batch_items),
+                company=_company(encoder, settings, encoder_settings.max_batch_items),
             )
             async with beside as text:
                 yield TextWithEncoder(text, encoder)
@@ -129,7 +128,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         compute.close()
 
 
-def _company(encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int) -> Company:
+def _company(encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int) -> Company:
     network = MemoryNetwork()
     holdings = encoder.holdings
     memory = MemoryTransport(network, holdings.arena, host=machine_name(), check=holdings.may_read)
@@ -137,7 +136,8 @@ def _company(encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items
         encoder=OwnEncoder(encoder.service, memory),
         network=network,
         tower=encoder.service.tower,
-        image_budget=partial(_image_budget, encoder, tpot_slo_s, most_items),
+        image_budget=partial(_image_budget, encoder, settings.tpot_slo_s, most_items),
+        whole=lambda text: HybridInstance(text, encoder.service, settings),
         service_name=SERVICE_NAME,
         register=EncoderServicer(encoder.service).register,
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, TextLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.sampling import ResponseFormat
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
 from triptych.machine.extents import round_up
 from triptych.machine.text import text_queue
@@ -84,7 +84,6 @@ class TextService:
         """
         self._record = record or NoRecord()
         self._engine = engine
-        self._role = Role.PD if stages is None else Role.EPD
         self._receiver = receiver
         self._settings = settings
         self._offers = offers
@@ -128,7 +127,7 @@ class TextService:
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
-            role=self._role,
+            role=Role.PD,
             model=self._engine.model,
             arena_bytes=self._receiver.cache.capacity_bytes,
             offers=self._offers(),
@@ -177,17 +176,18 @@ class TextService:
         finally:
             self._let_go(job)
 
-    def watch_load(self) -> AsyncGenerator[TextLoad]:
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._changes.watch()
 
-    def load(self) -> TextLoad:
-        """What waits or runs now."""
-        return TextLoad(
-            pending_tokens=self._queue.waiting_tokens + self._loop.pending_tokens,
-            waiting_requests=self._queue.waiting,
-            running_requests=self._queue.running,
-            draining=self._draining,
-        )
+    def load(self) -> InstanceLoad:
+        """What waits for the engine, as the load of prefill, and what is in it, as that of decode: both share a batch."""
+        waiting = StageLoad(self._queue.waiting_tokens, self._queue.waiting)
+        running = StageLoad(self._loop.pending_tokens, self._queue.running)
+        return InstanceLoad({Stage.PREFILL: waiting, Stage.DECODE: running}, self._draining)
+
+    def when_changed(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` from now on whenever the load may have changed."""
+        self._changes.when_changed(listener)
 
     async def missing(self) -> tuple[str, ...]:
         """What keeps the instance from taking work; empty when it is ready."""

@@ -17,8 +17,9 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
 
@@ -56,10 +57,18 @@ class Router(Protocol):
     async def readiness(self) -> Readiness: ...
 
 
-class Encoder(Protocol):
-    """Turns an item into an embedding that lies in this instance's arena."""
+class Instance(Protocol):
+    """A process with an engine, whatever stages it serves."""
 
     async def describe(self) -> InstanceInfo: ...
+
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        """The load of all its stages now, and again whenever it has changed, at a bounded rate."""
+        ...
+
+
+class Encoder(Instance, Protocol):
+    """Turns an item into an embedding that lies in this instance's arena."""
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         """Raises ArenaFull rather than wait for memory, InvalidMedia for what cannot be decoded."""
@@ -71,10 +80,6 @@ class Encoder(Protocol):
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         """Gives leases back; one that is unknown or over is not an error."""
-        ...
-
-    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
-        """The load now, and again whenever it has changed, at a bounded rate."""
         ...
 
 
@@ -90,10 +95,8 @@ class HolderStub(Protocol):
     async def close(self) -> None: ...
 
 
-class Text(Protocol):
+class Text(Instance, Protocol):
     """Pulls what a request needs, then prefills and decodes."""
-
-    async def describe(self) -> InstanceInfo: ...
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         """``Ready``, then the ``TokenChunk`` of all choices, with one ``Finished`` after the last of each.
@@ -104,7 +107,32 @@ class Text(Protocol):
         """
         ...
 
-    def watch_load(self) -> AsyncGenerator[TextLoad]: ...
+
+class InstanceClient(Encoder, Text, Protocol):
+    """An instance as its callers have it: whoever calls a stage has learned from ``describe`` that it is served."""
+
+    async def close(self) -> None:
+        """Let go of the connection; calls that still run fail."""
+        ...
+
+
+# --- membership: which instances there are ---------------------------------------------------------------------------
+
+
+class Membership(Protocol):
+    """A source of members: settings, a file, whoever manages the pools."""
+
+    def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
+        """The members now, and again whenever they have changed; it may end when they never will.
+
+        While the source cannot be read, the last snapshot holds.
+        """
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why the source cannot be read now; empty when it can."""
+        ...
 
 
 # --- transport: how embeddings get from one process's memory into another's ------------------------------------------

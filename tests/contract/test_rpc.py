@@ -16,12 +16,13 @@ from triptych import errors
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import Finished, FinishReason, TextEvent, TextRequest, TokenChunk
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
+from triptych.rpc import instance as instance_servicer
 from triptych.rpc.server import RpcServer
-from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.rpc.stubs import InstanceStub
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 128)
 INFO = MediaInfo(Modality.IMAGE, "png", 2, 2, 1, bytes(32))
@@ -38,6 +39,7 @@ TICKET = Ticket(
     lease_id=bytes(16),
     lease_s=3.0,
 )
+LOAD = InstanceLoad({Stage.ENCODE: StageLoad(1, 2, 3), Stage.PREFILL: StageLoad(4, 5)}, draining=True)
 
 
 class ScriptedEncoder:
@@ -68,10 +70,10 @@ class ScriptedEncoder:
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         pass
 
-    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         try:
             while True:
-                yield EncoderLoad(1, 2, 3, 4, 5)
+                yield LOAD
                 await asyncio.sleep(0.01)
         finally:
             self.watchers_gone.set()
@@ -95,8 +97,8 @@ class ScriptedText:
         finally:
             self.closed.set()
 
-    async def watch_load(self) -> AsyncGenerator[TextLoad]:
-        yield TextLoad(0, 0, 0)
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        yield InstanceLoad({})
 
 
 def _encode(media: bytes = b"x", timeout_s: float = 5.0) -> EncodeRequest:
@@ -108,13 +110,16 @@ def _generate(request_id: str) -> TextRequest:
 
 
 @asynccontextmanager
-async def encoder_pair() -> AsyncIterator[tuple[ScriptedEncoder, EncoderStub, RpcServer]]:
+async def encoder_pair() -> AsyncIterator[tuple[ScriptedEncoder, InstanceStub, RpcServer]]:
     service = ScriptedEncoder()
-    register = encoder_servicer.EncoderServicer(service).register
-    async with RpcServer(
-        host="127.0.0.1", port=0, service_name=encoder_servicer.SERVICE_NAME, register=register
-    ) as server:
-        stub = EncoderStub(f"127.0.0.1:{server.port}")
+
+    def register(server: grpc.aio.Server) -> None:
+        encoder_servicer.EncoderServicer(service).register(server)
+        instance_servicer.InstanceServicer(service).register(server)
+
+    names = (encoder_servicer.SERVICE_NAME, instance_servicer.SERVICE_NAME)
+    async with RpcServer(host="127.0.0.1", port=0, service_names=names, register=register) as server:
+        stub = InstanceStub(f"127.0.0.1:{server.port}")
         try:
             yield service, stub, server
         finally:
@@ -122,17 +127,17 @@ async def encoder_pair() -> AsyncIterator[tuple[ScriptedEncoder, EncoderStub, Rp
 
 
 @asynccontextmanager
-async def text_pair(max_concurrent_calls: int | None = None) -> AsyncIterator[tuple[ScriptedText, TextStub]]:
+async def text_pair(max_concurrent_calls: int | None = None) -> AsyncIterator[tuple[ScriptedText, InstanceStub]]:
     service = ScriptedText()
     server = RpcServer(
         host="127.0.0.1",
         port=0,
-        service_name=text_servicer.SERVICE_NAME,
+        service_names=(text_servicer.SERVICE_NAME,),
         register=text_servicer.TextServicer(service).register,
         max_concurrent_calls=max_concurrent_calls,
     )
     async with server:
-        stub = TextStub(f"127.0.0.1:{server.port}")
+        stub = InstanceStub(f"127.0.0.1:{server.port}")
         try:
             yield service, stub
         finally:
@@ -200,7 +205,7 @@ async def test_a_call_that_the_server_cancels_is_not_the_callers_doing() -> None
 async def test_of_many_calls_at_once_none_is_cancelled_by_the_server() -> None:
     asyncio.get_running_loop().set_debug(False)
 
-    async def ask(stub: TextStub, number: int) -> None:
+    async def ask(stub: InstanceStub, number: int) -> None:
         async for _ in stub.generate(replace(_generate(f"r{number}"), timeout_s=50.0)):
             pass
 
@@ -241,7 +246,7 @@ async def test_closing_a_stream_closes_the_generator_at_the_service() -> None:
 async def test_a_watch_ends_at_the_service_when_the_watcher_leaves() -> None:
     async with encoder_pair() as (service, stub, _):
         async with aclosing(stub.watch_load()) as loads:
-            assert await anext(loads) == EncoderLoad(1, 2, 3, 4, 5)
+            assert await anext(loads) == LOAD
             assert not service.watchers_gone.is_set()
         async with asyncio.timeout(5):
             await service.watchers_gone.wait()
@@ -300,7 +305,7 @@ async def test_health_says_serving_and_a_taken_port_is_a_clear_error() -> None:
         second = RpcServer(
             host="127.0.0.1",
             port=server.port,
-            service_name=encoder_servicer.SERVICE_NAME,
+            service_names=(encoder_servicer.SERVICE_NAME,),
             register=encoder_servicer.EncoderServicer(service).register,
         )
         with pytest.raises(errors.Unavailable, match=f"port {server.port}"):

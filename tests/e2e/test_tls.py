@@ -12,7 +12,7 @@ from tests.e2e.reference import DIGITS, Question, answer
 from triptych import AsyncClient
 from triptych.cli.cluster import LocalCluster
 from triptych.errors import Unavailable
-from triptych.rpc.stubs import EncoderStub, RouterStub
+from triptych.rpc.stubs import InstanceStub, RouterStub
 from triptych.runtime.tls import TlsIdentity
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -70,7 +70,7 @@ async def test_a_cluster_under_mutual_tls_answers_its_own_and_nobody_else(tmp_pa
         for outsider in (None, identity(tmp_path / "stranger")):
             for stub in (
                 RouterStub(cluster.router_target, outsider),
-                EncoderStub(cluster.targets["encoder-1"], outsider),
+                InstanceStub(cluster.targets["encoder-1"], outsider),
             ):
                 with pytest.raises(Unavailable):
                     await (stub.models() if isinstance(stub, RouterStub) else stub.describe())

@@ -1,7 +1,7 @@
 """The whole system in one process: the real services, machines and policies over fake engines and unreliable links."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.text.app import cache_limits
+from services.text.hybrid import HybridInstance
 from services.text.mounted import OwnEncoder
 from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
@@ -23,13 +24,14 @@ from services.text.settings import TextSettings
 from services.text.stages import Stages
 from triptych import ports
 from triptych.domain.embedding import Ticket
-from triptych.domain.stage import Role
+from triptych.domain.membership import Member, MembershipSnapshot, MemberState
+from triptych.domain.stage import Stage
 from triptych.machine.encoder.arena import ArenaLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
-from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder, LinkedText
+from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.tokens.detokenize import IncrementalDetokenizer
@@ -75,6 +77,8 @@ class _Node:
         self.is_up = False
         self._cluster = cluster
         self._scope: TaskScope | None = None
+        self.instance: Any = None
+        """What answers those who call this incarnation."""
         self.links: list[Link[Any]] = []
         """Ways that end when this instance does: from others to it, and from it to others."""
 
@@ -110,12 +114,13 @@ class EncoderNode(_Node):
 
     def start(self) -> None:
         """Another incarnation, with empty memory."""
-        self.open(self._boot(), self.epoch, InlineOffload(), Role.E)
+        self.open(self._boot(), self.epoch, InlineOffload())
         self.service.start()
+        self.instance = self.service
         for link in self.links:
-            link.restart(self.service)
+            link.restart(self.instance)
 
-    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload, role: Role) -> None:
+    def open(self, scope: TaskScope, epoch: int, compute: InlineOffload) -> None:
         """Everything but starting the service."""
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
@@ -137,7 +142,6 @@ class EncoderNode(_Node):
             compute=compute,
             copy=copy,
             clock=cluster.clock,
-            role=role,
         )
 
     async def end(self) -> None:
@@ -161,8 +165,9 @@ class TextNode(_Node):
     def start(self) -> None:
         """Another incarnation, with empty memory."""
         self.open(self._boot(), self.epoch)
+        self.instance = self.service
         for link in self._inbound:
-            link.restart(self.service)
+            link.restart(self.instance)
 
     def open(self, scope: TaskScope, epoch: int, encoder: EncoderNode | None = None) -> None:
         """Everything of it, started. ``encoder`` is of the same process, and has its turns in the engine's thread."""
@@ -216,13 +221,13 @@ class TextNode(_Node):
         )
         self.service.start()
 
-    def _stub(self, address: str) -> LinkedEncoder:
+    def _stub(self, address: str) -> LinkedInstance:
         """An encoder's name is its address."""
         if address not in self._outbound:
             node = next(node for node in self._cluster.encoders if node.name == address)
             self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
             self.links.append(self._outbound[address])
-        return LinkedEncoder(self._outbound[address])
+        return LinkedInstance(self._outbound[address])
 
     def reached_by(self, link: Link[Any]) -> None:
         self._inbound.append(link)
@@ -248,13 +253,16 @@ class HybridNode(TextNode):
         self.thread = InlineOffload()
         scope = self._boot()
         self.encoder.epoch, self.encoder.is_up = self.epoch, True
-        self.encoder.open(scope, self.epoch, self.thread, Role.EPD)
+        self.encoder.open(scope, self.epoch, self.thread)
         self.encoder.service.start(runs_tower=False)
+        self.encoder.instance = self.encoder.service
         for link in self.encoder.links:
-            link.restart(self.encoder.service)
+            link.restart(self.encoder.instance)
         self.open(scope, self.epoch, self.encoder)
+        settings = TextSettings(model=Path(), **self._cluster.world.text)
+        self.instance = HybridInstance(self.service, self.encoder.service, settings)
         for link in self._inbound:
-            link.restart(self.service)
+            link.restart(self.instance)
 
     async def kill(self) -> None:
         for link in self.encoder.links:
@@ -266,9 +274,29 @@ class HybridNode(TextNode):
         await self.encoder.end()
 
 
-def _place(node: _Node, pool: str) -> str:
-    """A name in a pool: an instance in both has two."""
-    return f"{node.name}/{pool}" if isinstance(node, HybridNode | _MountedEncoder) else node.name
+class SimMembership:
+    """``ports.Membership`` that a scenario changes as it runs."""
+
+    fault = ""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.members = {name: Member(name) for name in names}
+        self.version = 1
+        self._changed = asyncio.Event()
+
+    def set(self, name: str, state: MemberState | None) -> None:
+        """None: the source does not name it any more."""
+        self.members.pop(name, None)
+        if state is not None:
+            self.members[name] = Member(name, state)
+        self.version += 1
+        self._changed.set()
+
+    async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
+        while True:
+            self._changed.clear()
+            yield MembershipSnapshot(self.version, tuple(self.members.values()))
+            await self._changed.wait()
 
 
 class SimCluster:
@@ -286,10 +314,18 @@ class SimCluster:
         self.encoders += [node.encoder for node in self.hybrids]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += self.hybrids
-        self.router = self.make_router(
-            {_place(node, "encoder"): LinkedEncoder(self.link(f"router->{node.name}", node)) for node in self.encoders},
-            {_place(node, "text"): LinkedText(self.link(f"router->{node.name}", node)) for node in self.texts},
-        )
+        self.membership = SimMembership(self.processes)
+        self.router = self.make_router(self.membership, self.connect)
+
+    @property
+    def processes(self) -> dict[str, EncoderNode | TextNode]:
+        """All instances by name, which is their address, too."""
+        nodes: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
+        return {node.name: node for node in nodes if not isinstance(node, _MountedEncoder)}
+
+    def connect(self, name: str) -> LinkedInstance:
+        """The router's way to an instance."""
+        return LinkedInstance(self.link(f"router->{name}", self.processes[name]))
 
     def rng(self, name: str) -> Random:
         """A source of its own for each part, so that one part's draws do not shift another's."""
@@ -303,7 +339,7 @@ class SimCluster:
             return self.world.fault(name, method)
 
         link: Link[Any] = Link(
-            name, node.service, latency_s=lambda: self._latency.uniform(*self.world.latency_s), fault=fault
+            name, node.instance, latency_s=lambda: self._latency.uniform(*self.world.latency_s), fault=fault
         )
         if isinstance(node, TextNode):
             node.reached_by(link)
@@ -313,26 +349,26 @@ class SimCluster:
             link.kill()
         return link
 
-    def make_router(self, encoders: Mapping[str, ports.Encoder], texts: Mapping[str, ports.Text]) -> RouterService:
+    def make_router(
+        self, membership: ports.Membership, connect: Callable[[str], ports.InstanceClient]
+    ) -> RouterService:
         """The cluster's router, by whatever ways to its instances."""
         return RouterService(
-            encoders,
-            texts,
+            membership,
+            connect,
             settings=RouterSettings(**self.world.router),
             prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
             clock=self.clock,
             scope=self._scope,
             rng=self.rng("router"),
-            hybrids={f"{node.name}/encoder": f"{node.name}/text" for node in self.hybrids},
         )
 
     async def start(self) -> None:
         """Returns when the router has seen every instance."""
         self.router.start()
-        names = {node.name for node in (*self.encoders, *self.texts)}
         async with asyncio.timeout(10):
-            while len((await self.router.readiness()).instances) < len(names):  # noqa: ASYNC110  # virtual time
+            while len((await self.router.readiness()).instances) < len(self.processes):  # noqa: ASYNC110  # virtual time
                 await asyncio.sleep(0.01)
 
     async def check_nothing_is_held(self) -> None:
@@ -352,15 +388,17 @@ class SimCluster:
         cluster = self.router.cluster
         held = {"router requests": self.router.running, "router credits": cluster.outstanding_credits}
         for node in filter(lambda node: node.is_up, self.encoders):
-            load = node.service.load()
+            load = node.service.load().at(Stage.ENCODE)
             held[f"{node.name} leases"] = node.holdings.memory.leases
-            held[f"{node.name} leased bytes"] = load.arena_leased_bytes
-            held[f"{node.name} pending"] = load.pending_items + load.pending_tokens
+            held[f"{node.name} leased bytes"] = load.leased_bytes
+            held[f"{node.name} pending"] = load.pending + load.pending_tokens
         for text in filter(lambda node: node.is_up, self.texts):
             state = text.service.load()
-            held[f"{text.name} requests"] = state.waiting_requests + state.running_requests
+            held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
-            held[f"{text.name} tokens"] = state.pending_tokens + text.engine.pending_tokens
+            held[f"{text.name} tokens"] = (
+                sum(one.pending_tokens for one in state.stages.values()) + text.engine.pending_tokens
+            )
         return {name: number for name, number in held.items() if number}
 
     def validate(self) -> None:

@@ -14,6 +14,7 @@ from triptych.domain.chat import MediaPart, Message
 from triptych.domain.embedding import Ticket
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Stage
 from triptych.errors import (
     DeadlineExceeded,
     EngineFailure,
@@ -160,7 +161,7 @@ def test_an_encoder_killed_amid_100_requests_costs_no_answer(seed: int, back_aft
 
         async def kill() -> None:
             await asyncio.sleep(0.25)
-            assert victim.service.load().pending_items > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while it works"
             await victim.kill()
             if back_after_s is not None:
                 await asyncio.sleep(back_after_s)
@@ -179,7 +180,7 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
 
         async def kill() -> None:
             await asyncio.sleep(killed_s - now_s())
-            assert victim.service.load().running_requests > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.DECODE).pending > 0, "it is killed while it works"
             await victim.kill()
 
         replies = await play_while(cluster, make_asks(seed, 150, rate_per_s=250), kill())

@@ -12,6 +12,7 @@ from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Ticket
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Stage
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import TransferFailed
 from triptych.testing.media import png
@@ -102,7 +103,7 @@ def test_an_encoder_that_dies_costs_its_shards_and_no_others(seed: int) -> None:
 
         async def kill() -> None:
             await asyncio.sleep(0.012)
-            assert victim.service.load().pending_items > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while it works"
             await victim.kill()
 
         check_right(await play_while(cluster, [ask(TALL)], kill()))

@@ -19,6 +19,7 @@ from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.plan import ENGINES, ClusterPlan, ProcessPlan
+from triptych.domain.stage import Stage
 from triptych.runtime.tasks import TaskScope
 
 _STOP_ORDER = (("gateway",), ("router",), ENGINES)
@@ -29,8 +30,8 @@ _KILL_MARGIN_S = 4.0
 """After the drain has had its time, for processes to close what they hold."""
 _LOG_TAIL_LINES = 12
 _WITHOUT = {
-    "encoder": "that was the last encoder: requests with images, video or audio fail now, and nothing restarts it",
-    "text": "that was the last text instance: all requests fail now, and nothing restarts it",
+    Stage.DECODE: "that was the last text instance: all requests fail now, and nothing restarts it",
+    Stage.ENCODE: "that was the last encoder: requests with images, video or audio fail now, and nothing restarts it",
 }
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -130,12 +131,13 @@ class LocalCluster:
 
     def consequence(self, ended: Exit) -> str:
         """What no longer works, in one line, when it was the last process of its kind; empty while others are left."""
-        plans = {plan.name: plan for plan in self._plan.processes}
-        left = {pool for name in self.processes for pool in plans[name].pools}
-        pools = plans[ended.name].pools
-        if not pools:
+        roles = {plan.name: plan.role for plan in self._plan.processes}
+        role = roles[ended.name]
+        if role is None:
             return f"nothing works without the {ended.service}"
-        return next((_WITHOUT[pool] for pool in reversed(pools) if pool not in left), "")
+        left = [other for name in self.processes if (other := roles[name]) is not None]
+        lost = {stage for stage in role.stages if not any(other.serves(stage) for other in left)}
+        return next((without for stage, without in _WITHOUT.items() if stage in lost), "")
 
     @property
     def targets(self) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,6 +12,7 @@ from typing import Self
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
+from triptych.domain.stage import Role
 
 ENGINES = ("encoder", "text")
 _LOOPBACK_DEVICE = "lo"
@@ -26,8 +28,8 @@ class ProcessPlan:
     arguments: tuple[str, ...]
     options: tuple[str, ...]
     admin_port: int = 0
-    pools: tuple[str, ...] = ()
-    """Which it is in: ``encoder``, ``text``, or both."""
+    role: Role | None = None
+    """The stages that it serves; None for the router and the gateway."""
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line. Raises ClusterError when the service is not installed."""
@@ -76,10 +78,8 @@ class ClusterPlan:
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         *engine_ports, free_router_port, free_port = ports.free(processes, asked_for)
         router_port = router_port or free_router_port
-        pools = _Ports(
-            engine_ports[:encoders], engine_ports[encoders : encoders + text], engine_ports[encoders + text :]
-        )
-        engines = _engines(model, pools, threads, options)
+        roles = [*[Role.E] * encoders, *[Role.PD] * text, *[Role.EPD] * hybrid]
+        engines = _engines(model, list(zip(roles, engine_ports, strict=True)), threads, options)
         front = _front(model, engines, port or free_port, router_port, options, mount_router=mount_router)
         others = {*engine_ports, free_router_port, free_port, *asked_for}
         return cls(_with_admin_ports((*engines, *front), admin_port, others), router_port, mount_router)
@@ -100,31 +100,26 @@ class ClusterPlan:
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    encoders: Sequence[int]
-    text: Sequence[int]
-    hybrid: Sequence[int]
+_NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: ("hybrid", "text")}
+"""What an instance of a role is called, and the service that it is."""
 
 
 def _engines(
-    model: Model, pools: _Ports, threads: int, options: Mapping[str, Sequence[str]]
+    model: Model, instances: Sequence[tuple[Role, int]], threads: int, options: Mapping[str, Sequence[str]]
 ) -> tuple[ProcessPlan, ...]:
+    """``instances`` are roles and ports."""
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
+    numbers: Counter[Role] = Counter()
 
-    def planned(name: str, port: int, arguments: tuple[str, ...], *in_pools: str) -> ProcessPlan:
-        service = in_pools[-1]
-        own = ("--instance-id", name, *shared, *arguments)
-        return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), pools=in_pools)
+    def planned(role: Role, port: int) -> ProcessPlan:
+        numbers[role] += 1
+        kind, service = _NAMES[role]
+        name = f"{kind}-{numbers[role]}"
+        told = ("--role", role.value) if role is Role.EPD else ()
+        own = ("--instance-id", name, *shared, *told)
+        return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), role=role)
 
-    return (
-        *(planned(f"encoder-{number}", port, (), "encoder") for number, port in enumerate(pools.encoders, 1)),
-        *(planned(f"text-{number}", port, (), "text") for number, port in enumerate(pools.text, 1)),
-        *(
-            planned(f"hybrid-{number}", port, ("--role", "EPD"), "encoder", "text")
-            for number, port in enumerate(pools.hybrid, 1)
-        ),
-    )
+    return tuple(planned(role, port) for role, port in instances)
 
 
 def _front(
@@ -137,13 +132,8 @@ def _front(
     mount_router: bool,
 ) -> tuple[ProcessPlan, ...]:
     """The router and the gateway, or a gateway with a router in it."""
-
-    def targets(*pools: str) -> str:
-        return ",".join(ports.address(plan.port) for plan in engines if plan.pools == pools)
-
-    hybrid = targets("encoder", "text")
-    pools = ("--encoders", targets("encoder"), "--text", targets("text"), *(("--hybrid", hybrid) if hybrid else ()))
-    router = ("--model", str(model.path), *pools)
+    instances = ",".join(ports.address(plan.port) for plan in engines)
+    router = ("--model", str(model.path), "--instances", instances)
     router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
     if mount_router:
         own = ("--host", ports.HOST, "--port", str(router_port), *router_options)

@@ -1,9 +1,10 @@
-"""Instances: processes with one engine each, what they say of themselves, and how loaded they are."""
+"""Instances: processes with an engine, what they say of themselves, and how loaded they are."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.domain.embedding import DType
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class InstanceInfo:
     role: Role
     model: ModelInfo
     arena_bytes: int
+    """Of the arena that its embeddings lie in; of an instance that makes none, of the one that it pulls into."""
     offers: tuple[TransportOffer, ...]
     encoder_version: str = ""
     """Of the software that makes embeddings: part of their identity. Empty for instances that make none."""
@@ -50,27 +52,29 @@ class InstanceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderLoad:
-    """What waits or runs at an encoder now."""
+class StageLoad:
+    """What waits or runs at one stage of an instance now.
+
+    Where prefill and decode share a batch, prefill counts the requests that wait for it, decode those that are in it.
+    """
 
     pending_tokens: int
-    pending_items: int
-    arena_bytes: int
-    arena_leased_bytes: int
-    """Bytes that cannot be reclaimed now: leased, being written, or in quarantine."""
-    cached_embeddings: int
-    draining: bool = False
-
-    @property
-    def arena_available_bytes(self) -> int:
-        return self.arena_bytes - self.arena_leased_bytes
+    """To be encoded, prefilled or decoded."""
+    pending: int
+    """Items at the encode stage, requests at the others."""
+    leased_bytes: int = 0
+    """Arena bytes that cannot be reclaimed now: leased, being written, or in quarantine. Only the encode stage has any."""
 
 
 @dataclass(frozen=True, slots=True)
-class TextLoad:
-    """What waits or runs at a text instance now. Tokens are prompt tokens not yet prefilled plus tokens to decode."""
+class InstanceLoad:
+    """One report: the load of every stage that the instance serves."""
 
-    pending_tokens: int
-    waiting_requests: int
-    running_requests: int
+    stages: Mapping[Stage, StageLoad]
     draining: bool = False
+
+    def at(self, stage: Stage) -> StageLoad:
+        return self.stages.get(stage, _NO_LOAD)
+
+
+_NO_LOAD = StageLoad(0, 0)

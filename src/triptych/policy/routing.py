@@ -14,51 +14,61 @@ from triptych.domain.item_plan import Content
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderView:
-    """An encoder as the router believes it to be now, its own assignments since the last report included."""
+class Candidate:
+    """An instance at the stages of one pool, as the router believes it to be now.
+
+    What the router has assigned since the instance's last report is included.
+    """
 
     name: str
+    """What the router calls it: its address."""
     usable: bool
-    """Reachable, not draining, and serving the model."""
+    """Reachable, neither draining nor leaving, and serving the model."""
     pending_tokens: int
-    pending_items: int
-    arena_bytes: int
-    available_bytes: int
+    pending: int
+    """Items or requests."""
+    arena_bytes: int = 0
+    available_bytes: int = 0
     max_items: int = 0
     """Most items that it takes at the same time; 0 for no bound."""
-    backoff: bool = False
-    """Its engine failed lately: avoided while there is another."""
-
-    def has_room(self, want: "Want") -> bool:
-        """Whether the item fits in now, by bytes and by number."""
-        takes_more = self.max_items == 0 or self.pending_items < self.max_items
-        return takes_more and self.available_bytes >= want.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class TextView:
-    """A text instance as the router believes it to be now."""
-
-    name: str
-    usable: bool
-    pending_tokens: int
-    pending_requests: int
     backoff: bool = False
     """Its engine failed lately: avoided while there is another."""
     instance_id: str = ""
     """What it calls itself, which is what tickets name their holder by."""
 
+    def has_room(self, want: "Want") -> bool:
+        """Whether the item fits in now, by bytes and by number."""
+        takes_more = self.max_items == 0 or self.pending < self.max_items
+        return takes_more and self.available_bytes >= want.nbytes
+
+    def with_item(self, tokens: int, nbytes: int) -> "Candidate":
+        """As it is once it has one more item."""
+        return replace(
+            self,
+            pending_tokens=self.pending_tokens + tokens,
+            pending=self.pending + 1,
+            available_bytes=self.available_bytes - nbytes,
+        )
+
+
+Candidates = Sequence[Candidate]
+
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
-    """All instances. The turns count decisions, for each pool its own: they rotate who wins a tie."""
+class Pool:
+    """The instances that serve certain stages, in the order of their names.
 
-    encoders: tuple[EncoderView, ...] = ()
-    texts: tuple[TextView, ...] = ()
-    encoder_turn: int = 0
-    text_turn: int = 0
+    ``turn`` counts the decisions made over this pool: it rotates who wins a tie.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    turn: int = 0
     held: Mapping[Content, str] = field(default_factory=dict)
-    """The encoders that are believed to hold embeddings: hints, which may be stale."""
+    """Which of them are believed to hold embeddings: hints, which may be stale."""
+
+    @property
+    def usable(self) -> list[Candidate]:
+        return [candidate for candidate in self.candidates if candidate.usable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,35 +119,23 @@ def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
     return align(payload_nbytes(tensors) + 2 * GENERATION_NBYTES)
 
 
-def choose_encoder(view: ClusterView, want: Want) -> Choice | None:
+def choose_encoder(pool: Pool, want: Want) -> Choice | None:
     """The encoder with the least pending tokens among those that are usable and have room for the item, if any.
 
-    Equal loads go by number of items, then by name, rotated by ``view.encoder_turn`` so that requests with one image
-    do not all start at the first. The encoder that holds the embedding is taken instead while it has at most
-    ``want.tokens`` more pending than the best: if the hint is right the item costs nothing there, and if it is stale
-    the wait is no longer than the encoding that a right one would have saved.
+    Equal loads go by number of items, then by name, rotated by ``pool.turn`` so that requests with one image do not all
+    start at the first. The encoder that holds the embedding is taken instead while it has at most ``want.tokens`` more
+    pending than the best: if the hint is right the item costs nothing there, and if it is stale the wait is no longer
+    than the encoding that a right one would have saved.
 
     An encoder that fails everything is fast, and so always the least loaded: while one is in backoff, items rather wait
     for another that can take them.
     """
-    able = [encoder for encoder in view.encoders if encoder.usable and encoder.arena_bytes >= want.nbytes]
-    able = [encoder for encoder in able if encoder.name not in want.exclude]
-    able = [encoder for encoder in able if not encoder.backoff] or able
-    roomy = [encoder for encoder in able if encoder.has_room(want)]
-    candidates = [encoder for encoder in roomy if encoder.name not in want.avoid] or roomy
-    if not candidates:
-        return None
-    rank = _rotation([encoder.name for encoder in view.encoders], view.encoder_turn)
-    best = min(candidates, key=lambda encoder: (encoder.pending_tokens, encoder.pending_items, rank[encoder.name]))
-    holder = view.held.get(want.content)
-    for encoder in candidates:
-        if encoder.name == holder and encoder.pending_tokens <= best.pending_tokens + want.tokens:
-            return Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.HOLDS_EMBEDDING)
-    why = Why.LAST_RESORT if best.name in want.avoid else Why.LEAST_LOADED
-    return Choice(want.item, best.name, want.tokens, want.nbytes, why)
+    usable = pool.usable
+    chosen = _choose(usable, pool.turn, want, pool.held.get(want.content))
+    return None if chosen is None else _choice(want, usable[chosen[0]], chosen[1])
 
 
-def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+def assign_items(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
     """Place all items of a request, or none: the largest first, each on what the ones before it left (LPT).
 
     Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. The same
@@ -145,70 +143,118 @@ def assign_items(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...]
     empty arenas, so that a request is told to wait only for what can come; that it never fits is said only when all
     encoders are known and no packing exists.
     """
-    usable = {encoder.name for encoder in view.encoders if encoder.usable}
+    usable = {candidate.name for candidate in pool.usable}
     if not all(usable - want.exclude for want in wants) or not usable:
         return Shortage.NO_ENCODER
-    choices = _place(view, wants)
+    choices = _place(pool, wants)
     if choices is not None:
         return choices
-    empty = _emptied(view)
+    empty = _emptied(pool)
     if _place(empty, wants) is not None:
         return Shortage.NO_CREDIT
-    return _any_packing(view, empty, wants)
+    return _any_packing(pool, empty, wants)
 
 
-def _any_packing(view: ClusterView, empty: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
     """Largest first does not find every packing: look for one before anything is called impossible."""
     search = _Search()
-    if (choices := search.pack(view, wants)) is not None:
+    if (choices := search.pack(pool, wants)) is not None:
         return choices
     if search.pack(empty, wants) is not None:
         return Shortage.NO_CREDIT
-    revived = _emptied(view, revived=True)
-    unknown = any(encoder.arena_bytes == 0 for encoder in view.encoders)
+    revived = _emptied(pool, revived=True)
+    unknown = any(candidate.arena_bytes == 0 for candidate in pool.candidates)
     if unknown or search.pack(revived, wants) is not None or search.spent:
         return Shortage.NO_ENCODER
     return Shortage.NEVER_FITS
 
 
 def choose_text(
-    view: ClusterView, *, avoid: frozenset[str] = frozenset(), holders: frozenset[str] = frozenset()
-) -> str | None:
+    pool: Pool, *, avoid: frozenset[str] = frozenset(), holders: frozenset[str] = frozenset()
+) -> Candidate | None:
     """The usable text instance with the least pending tokens outside ``avoid``, or None when there is none.
 
     Ties go by number of requests, then to one that is among the ``holders`` of the request's embeddings, for it encodes as
     well and need not pull them from another process; then by name, rotated as for encoders.
     """
-    usable = [text for text in view.texts if text.usable and text.name not in avoid]
-    usable = [text for text in usable if not text.backoff] or usable
-    if not usable:
+    usable = [text for text in pool.usable if text.name not in avoid]
+    ranked = [
+        (
+            text.backoff,
+            text.pending_tokens,
+            text.pending,
+            text.instance_id not in holders,
+            (position - pool.turn) % len(usable),
+            position,
+        )
+        for position, text in enumerate(usable)
+    ]
+    return usable[min(ranked)[-1]] if ranked else None
+
+
+def _choose(candidates: Candidates, turn: int, want: Want, holder: str | None) -> tuple[int, Why] | None:
+    """Of usable ones."""
+    able, best = _least_loaded(candidates, turn, want, backoff=False)
+    backoff = not able
+    if backoff:
+        _, best = _least_loaded(candidates, turn, want, backoff=True)
+    if best is None:
         return None
-    rank = _rotation([text.name for text in view.texts], view.text_turn)
+    resort = candidates[best].name in want.avoid
+    if holder is not None:
+        most = candidates[best].pending_tokens + want.tokens
+        for index, candidate in enumerate(candidates):
+            if (
+                candidate.name == holder
+                and candidate.pending_tokens <= most
+                and _able(candidate, want, backoff=backoff)
+                and candidate.has_room(want)
+                and (resort or candidate.name not in want.avoid)
+            ):
+                return index, Why.HOLDS_EMBEDDING
+    return best, Why.LAST_RESORT if resort else Why.LEAST_LOADED
 
-    def load(text: TextView) -> tuple[int, int, bool, int]:
-        return text.pending_tokens, text.pending_requests, text.instance_id not in holders, rank[text.name]
 
-    return min(usable, key=load).name
+def _least_loaded(candidates: Candidates, turn: int, want: Want, *, backoff: bool) -> tuple[bool, int | None]:
+    """Whether any of these could take the item if it had room, and which of those with room is best."""
+    able, best, least = False, None, (True, 0, 0, 0)
+    for index, candidate in enumerate(candidates):
+        if not _able(candidate, want, backoff=backoff):
+            continue
+        able = True
+        if candidate.has_room(want):
+            rank = (index - turn) % len(candidates)
+            load = (candidate.name in want.avoid, candidate.pending_tokens, candidate.pending, rank)
+            if best is None or load < least:
+                best, least = index, load
+    return able, best
 
 
-def _rotation(names: list[str], turn: int) -> dict[str, int]:
-    ordered = sorted(names)
-    return {name: (position - turn) % len(ordered) for position, name in enumerate(ordered)}
+def _able(candidate: Candidate, want: Want, *, backoff: bool) -> bool:
+    return candidate.backoff is backoff and candidate.arena_bytes >= want.nbytes and candidate.name not in want.exclude
 
 
-def _place(view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+def _choice(want: Want, candidate: Candidate, why: Why) -> Choice:
+    return Choice(want.item, candidate.name, want.tokens, want.nbytes, why)
+
+
+def _place(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+    candidates, turn = pool.usable, pool.turn
     choices: list[Choice] = []
     placed: dict[Content, str] = {}
     for want in sorted(wants, key=lambda want: (-want.tokens, want.item)):
         if want.content in placed:
             choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
             continue
-        choice = choose_encoder(view, want)
-        if choice is None:
+        chosen = _choose(candidates, turn, want, pool.held.get(want.content))
+        if chosen is None:
             return None
-        choices.append(choice)
-        placed[want.content] = choice.encoder
-        view = _with_load(view, choice)
+        index, why = chosen
+        choices.append(_choice(want, candidates[index], why))
+        placed[want.content] = candidates[index].name
+        if len(choices) < len(wants):
+            candidates[index] = candidates[index].with_item(want.tokens, want.nbytes)
+            turn += 1
     return tuple(sorted(choices, key=lambda choice: choice.item))
 
 
@@ -226,11 +272,10 @@ class _Search:
         """Whether it gave up: then nothing found means nothing."""
         return self._steps >= _MAX_SEARCH_STEPS
 
-    def pack(self, view: ClusterView, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+    def pack(self, pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
         firsts = {want.content: want for want in reversed(wants)}
         distinct = sorted(firsts.values(), key=lambda want: -want.nbytes)
-        usable = replace(view, encoders=tuple(encoder for encoder in view.encoders if encoder.usable))
-        placed = self._fill(usable, distinct)
+        placed = self._fill(pool.usable, distinct)
         if placed is None:
             return None
         choices: list[Choice] = []
@@ -242,47 +287,32 @@ class _Search:
             choices.append(choice)
         return tuple(sorted(choices, key=lambda choice: choice.item))
 
-    def _fill(self, view: ClusterView, wants: list[Want]) -> dict[Content, str] | None:
+    def _fill(self, candidates: list[Candidate], wants: list[Want]) -> dict[Content, str] | None:
         self._steps += 1
-        if self.spent or sum(want.nbytes for want in wants) > sum(max(0, e.available_bytes) for e in view.encoders):
+        if self.spent or sum(want.nbytes for want in wants) > sum(max(0, one.available_bytes) for one in candidates):
             return None
         if not wants:
             return {}
         want, *rest = wants
-        for encoder in sorted(view.encoders, key=lambda encoder: encoder.available_bytes):
-            if encoder.name in want.exclude or not encoder.has_room(want):
+        for candidate in sorted(candidates, key=lambda candidate: candidate.available_bytes):
+            if candidate.name in want.exclude or not candidate.has_room(want):
                 continue
-            choice = Choice(want.item, encoder.name, want.tokens, want.nbytes, Why.ONLY_PACKING)
-            if (placed := self._fill(_with_load(view, choice), rest)) is not None:
-                return placed | {want.content: encoder.name}
+            left = [one.with_item(want.tokens, want.nbytes) if one is candidate else one for one in candidates]
+            if (placed := self._fill(left, rest)) is not None:
+                return placed | {want.content: candidate.name}
         return None
 
 
-def _emptied(view: ClusterView, *, revived: bool = False) -> ClusterView:
-    """The encoders without any load; with ``revived``, all of them."""
-    encoders = tuple(
+def _emptied(pool: Pool, *, revived: bool = False) -> Pool:
+    """The encoders without any load; with ``revived``, all of them are usable."""
+    candidates = tuple(
         replace(
-            encoder,
-            usable=encoder.usable or revived,
+            candidate,
+            usable=candidate.usable or revived,
             pending_tokens=0,
-            pending_items=0,
-            available_bytes=encoder.arena_bytes,
+            pending=0,
+            available_bytes=candidate.arena_bytes,
         )
-        for encoder in view.encoders
+        for candidate in pool.candidates
     )
-    return replace(view, encoders=encoders)
-
-
-def _with_load(view: ClusterView, choice: Choice) -> ClusterView:
-    encoders = tuple(
-        replace(
-            encoder,
-            pending_tokens=encoder.pending_tokens + choice.tokens,
-            pending_items=encoder.pending_items + 1,
-            available_bytes=encoder.available_bytes - choice.nbytes,
-        )
-        if encoder.name == choice.encoder
-        else encoder
-        for encoder in view.encoders
-    )
-    return replace(view, encoders=encoders, encoder_turn=view.encoder_turn + 1)
+    return replace(pool, candidates=candidates)

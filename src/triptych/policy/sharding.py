@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from triptych.domain.embedding import with_rows
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import Shard
-from triptych.policy.routing import ClusterView, slot_nbytes
+from triptych.policy.routing import Pool, slot_nbytes
 
 WORTH = 0.9
 """One more cut has to bring the end down to this part of what it would be without it."""
@@ -46,7 +46,7 @@ class Divisible:
         return max(1, min(len(self.units), limits.max_shards, self.tokens // max(1, limits.min_tokens)))
 
 
-def in_shards(items: Sequence[ItemPlan], view: ClusterView, limits: ShardLimits) -> tuple[ItemPlan, ...]:
+def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:
     """The items, those that are better done by several encoders in shards; the shards of an item are neighbours."""
     wholes = [Divisible(item.units) for item in items]
     most = [whole.most_shards(limits) for whole in wholes]
@@ -56,10 +56,10 @@ def in_shards(items: Sequence[ItemPlan], view: ClusterView, limits: ShardLimits)
     for item, largest in zip(items, most, strict=True):
         numbers = range(1, largest + 1)
         held = frozenset(
-            number for number in numbers if all(part.content in view.held for part in cut_into(item, number))
+            number for number in numbers if all(part.content in pool.held for part in cut_into(item, number))
         )
         divisible.append(Divisible(item.units, held))
-    numbers_chosen = cut(divisible, view, limits)
+    numbers_chosen = cut(divisible, pool, limits)
     return tuple(part for item, number in zip(items, numbers_chosen, strict=True) for part in cut_into(item, number))
 
 
@@ -88,13 +88,13 @@ def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
     return tuple(parts)
 
 
-def cut(items: Sequence[Divisible], view: ClusterView, limits: ShardLimits) -> tuple[int, ...]:
+def cut(items: Sequence[Divisible], pool: Pool, limits: ShardLimits) -> tuple[int, ...]:
     """For each item the number of its shards, 1 where it stays whole.
 
     Pieces are made no larger than the largest item's share of 1, 2, 3 ... encoders, and placed as ``assign_items`` does:
     the largest first, where the least is pending. More pieces are taken while each step is worth it.
     """
-    pending = [encoder.pending_tokens for encoder in view.encoders if encoder.usable and not encoder.backoff]
+    pending = [one.pending_tokens for one in pool.candidates if one.usable and not one.backoff]
     chosen = tuple(min(item.held, default=1) for item in items)
     free = [item for item in items if not item.held]
     largest = max((item.tokens for item in free), default=0)

@@ -22,27 +22,22 @@ class Serves(Protocol):
 
 def server_of(
     settings: RpcServiceSettings,
-    service_name: str,
+    service_names: Sequence[str],
     register: Register,
     *,
     telemetry: Telemetry,
     tls: TlsIdentity | None,
-    also: Sequence[str] = (),
 ) -> RpcServer:
-    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken.
-
-    ``also`` names further services that ``register`` puts on it.
-    """
+    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken."""
     return RpcServer(
         host=settings.host,
         port=settings.port,
-        service_name=service_name,
+        service_names=service_names,
         register=register,
         max_message_nbytes=settings.max_message_bytes,
         max_concurrent_calls=settings.max_concurrent_calls,
         telemetry=telemetry,
         tls=tls,
-        also=also,
     )
 
 

@@ -24,9 +24,7 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 class RpcServer:
-    """Serves a Triptych service (``service_name`` in full, ``triptych.v1.Router``) on ``host:port``.
-
-    ``also`` names what else ``register`` puts on the same port.
+    """Serves what ``register`` puts on it on ``host:port``: ``service_names`` in full, ``triptych.v1.Router``.
 
     With ``tls`` only callers that show a certificate are answered. ``port`` 0 takes a free one; ``port`` tells which
     once the context is entered. Raises Unavailable when the port is taken.
@@ -37,17 +35,16 @@ class RpcServer:
         *,
         host: str,
         port: int,
-        service_name: str,
+        service_names: Sequence[str],
         register: Register,
         max_message_nbytes: int = limits.MAX_MESSAGE_NBYTES,
         max_concurrent_calls: int | None = None,
         telemetry: Telemetry | None = None,
         tls: TlsIdentity | None = None,
-        also: Sequence[str] = (),
     ) -> None:
         self._tls = tls
         self._host = host
-        self._service_names = (service_name, *also)
+        self._service_names = tuple(service_names)
         self._health = HealthServicer()
         interceptor = ErrorInterceptor(CallObserver(telemetry or Telemetry()))
         self._server = grpc.aio.server(

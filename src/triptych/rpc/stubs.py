@@ -8,21 +8,22 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
 from triptych.rpc.credentials import channel_credentials
 from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import (
-    common_pb2,
     encoder_pb2,
     encoder_pb2_grpc,
+    instance_pb2,
+    instance_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
     text_pb2_grpc,
 )
-from triptych.wire import common, encoder, router, text
+from triptych.wire import common, encoder, instance, router, text
 
 
 class _Channel:
@@ -81,55 +82,43 @@ class RouterStub(_Channel):
         return await calls.unary(call, router.READINESS.from_wire)
 
 
-class EncoderStub(_Channel):
-    """``ports.Encoder`` at ``target``."""
+class InstanceStub(_Channel):
+    """``ports.Encoder`` and ``ports.Text`` at ``target``, as far as the instance there serves their stages."""
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)
-        self._stub = encoder_pb2_grpc.EncoderStub(self._channel)
+        self._instance = instance_pb2_grpc.InstanceStub(self._channel)
+        self._encoder = encoder_pb2_grpc.EncoderStub(self._channel)
+        self._text = text_pb2_grpc.TextStub(self._channel)
 
     async def describe(self) -> InstanceInfo:
-        call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, common.INSTANCE.from_wire)
+        call = self._instance.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
+        return await calls.unary(call, instance.INSTANCE.from_wire)
+
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        call = self._instance.WatchLoad(instance_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
+        return calls.stream(call, instance.LOAD.from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        call = self._stub.Encode(
+        call = self._encoder.Encode(
             encoder.ENCODE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
         return await calls.unary(call, encoder.encode_result_from_wire)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        call = self._stub.Lease(encoder.LEASE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing())
+        call = self._encoder.Lease(
+            encoder.LEASE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing()
+        )
         return await calls.unary(call, encoder.lease_response_from_wire)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
         await calls.unary(
-            self._stub.Release(message, timeout=limits.RELEASE_TIMEOUT_S, metadata=outgoing()), lambda _: None
+            self._encoder.Release(message, timeout=limits.RELEASE_TIMEOUT_S, metadata=outgoing()), lambda _: None
         )
 
-    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
-        call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, encoder.ENCODER_LOAD.from_wire)
-
-
-class TextStub(_Channel):
-    """``ports.Text`` at ``target``."""
-
-    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
-        super().__init__(target, tls)
-        self._stub = text_pb2_grpc.TextStub(self._channel)
-
-    async def describe(self) -> InstanceInfo:
-        call = self._stub.Describe(common_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
-        return await calls.unary(call, common.INSTANCE.from_wire)
-
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        call = self._stub.Generate(
+        call = self._text.Generate(
             text.TEXT_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
         )
         return calls.stream(call, text.text_events_from_wire)
-
-    def watch_load(self) -> AsyncGenerator[TextLoad]:
-        call = self._stub.WatchLoad(common_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
-        return calls.stream(call, text.TEXT_LOAD.from_wire)

@@ -20,11 +20,18 @@ class Changes(Generic[T]):
         self._min_interval_s = min_interval_s
         self._max_interval_s = max_interval_s
         self._watchers: set[asyncio.Event] = set()
+        self._listeners: list[Callable[[], None]] = []
 
     def notify(self) -> None:
         """The value may have changed."""
         for changed in self._watchers:
             changed.set()
+        for listener in self._listeners:
+            listener()
+
+    def when_changed(self, listener: Callable[[], None]) -> None:
+        """Call ``listener``, too, from now on, whenever the value may have changed."""
+        self._listeners.append(listener)
 
     async def watch(self) -> AsyncGenerator[T]:
         changed = asyncio.Event()

@@ -15,7 +15,7 @@ from triptych import ports
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo, TextLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, TransportOffer
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 
 S = TypeVar("S")
@@ -172,14 +172,17 @@ class _Call:
             self._task.cancel()
 
 
-class LinkedEncoder:
-    """``ports.Encoder`` across a link."""
+class LinkedInstance:
+    """``ports.InstanceClient`` across a link, to whatever of it the target is."""
 
-    def __init__(self, link: Link[ports.Encoder]) -> None:
+    def __init__(self, link: Link[Any]) -> None:
         self._link = link
 
     async def describe(self) -> InstanceInfo:
-        return await self._link.call("describe", lambda encoder: encoder.describe())
+        return await self._link.call("describe", lambda instance: instance.describe())
+
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        return self._link.stream("watch_load", lambda instance: instance.watch_load())
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         return await self._link.call("encode", lambda encoder: encoder.encode(request), request.timeout_s)
@@ -190,27 +193,11 @@ class LinkedEncoder:
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await self._link.call("release", lambda encoder: encoder.release(lease_ids))
 
-    def watch_load(self) -> AsyncGenerator[EncoderLoad]:
-        return self._link.stream("watch_load", lambda encoder: encoder.watch_load())
-
-    async def close(self) -> None:
-        """As a stub has it; the link stays."""
-
-
-class LinkedText:
-    """``ports.Text`` across a link."""
-
-    def __init__(self, link: Link[ports.Text]) -> None:
-        self._link = link
-
-    async def describe(self) -> InstanceInfo:
-        return await self._link.call("describe", lambda text: text.describe())
-
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
 
-    def watch_load(self) -> AsyncGenerator[TextLoad]:
-        return self._link.stream("watch_load", lambda text: text.watch_load())
+    async def close(self) -> None:
+        """The link stays, for whoever connects next."""
 
 
 class DamagingTransport:

@@ -25,17 +25,6 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_U8: _ClassVar[DType]
     DTYPE_BOOL: _ClassVar[DType]
 
-class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ROLE_UNSPECIFIED: _ClassVar[Role]
-    ROLE_E: _ClassVar[Role]
-    ROLE_P: _ClassVar[Role]
-    ROLE_D: _ClassVar[Role]
-    ROLE_PD: _ClassVar[Role]
-    ROLE_EP: _ClassVar[Role]
-    ROLE_ED: _ClassVar[Role]
-    ROLE_EPD: _ClassVar[Role]
-
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -61,14 +50,6 @@ DTYPE_I64: DType
 DTYPE_I32: DType
 DTYPE_U8: DType
 DTYPE_BOOL: DType
-ROLE_UNSPECIFIED: Role
-ROLE_E: Role
-ROLE_P: Role
-ROLE_D: Role
-ROLE_PD: Role
-ROLE_EP: Role
-ROLE_ED: Role
-ROLE_EPD: Role
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -215,16 +196,6 @@ class SamplingParams(_message.Message):
     response_format: ResponseFormat
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., logprobs: _Optional[int] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ...) -> None: ...
 
-class TransportOffer(_message.Message):
-    __slots__ = ("backend", "host", "metadata")
-    BACKEND_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    METADATA_FIELD_NUMBER: _ClassVar[int]
-    backend: str
-    host: str
-    metadata: bytes
-    def __init__(self, backend: _Optional[str] = ..., host: _Optional[str] = ..., metadata: _Optional[bytes] = ...) -> None: ...
-
 class ModelInfo(_message.Message):
     __slots__ = ("model_id", "revision", "dtype", "hidden_size", "context_length")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -238,36 +209,6 @@ class ModelInfo(_message.Message):
     hidden_size: int
     context_length: int
     def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., hidden_size: _Optional[int] = ..., context_length: _Optional[int] = ...) -> None: ...
-
-class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens")
-    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OFFERS_FIELD_NUMBER: _ClassVar[int]
-    ENCODER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
-    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    instance_id: str
-    epoch: int
-    role: Role
-    model: ModelInfo
-    arena_bytes: int
-    offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
-    encoder_version: str
-    max_items: int
-    kv_tokens: int
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
-
-class WatchLoadRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

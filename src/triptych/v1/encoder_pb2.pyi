@@ -74,19 +74,3 @@ class ReleaseRequest(_message.Message):
 class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class EncoderLoad(_message.Message):
-    __slots__ = ("pending_tokens", "pending_items", "arena_bytes", "arena_leased_bytes", "cached_embeddings", "draining")
-    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PENDING_ITEMS_FIELD_NUMBER: _ClassVar[int]
-    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ARENA_LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CACHED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    pending_tokens: int
-    pending_items: int
-    arena_bytes: int
-    arena_leased_bytes: int
-    cached_embeddings: int
-    draining: bool
-    def __init__(self, pending_tokens: _Optional[int] = ..., pending_items: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., arena_leased_bytes: _Optional[int] = ..., cached_embeddings: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

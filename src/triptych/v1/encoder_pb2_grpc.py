@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import encoder_pb2 as triptych_dot_v1_dot_encoder__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -40,11 +39,6 @@ class EncoderStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Describe = channel.unary_unary(
-                '/triptych.v1.Encoder/Describe',
-                request_serializer=triptych_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_common__pb2.InstanceInfo.FromString,
-                _registered_method=True)
         self.Encode = channel.unary_unary(
                 '/triptych.v1.Encoder/Encode',
                 request_serializer=triptych_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
@@ -60,11 +54,6 @@ class EncoderStub:
                 request_serializer=triptych_dot_v1_dot_encoder__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_encoder__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
-        self.WatchLoad = channel.unary_stream(
-                '/triptych.v1.Encoder/WatchLoad',
-                request_serializer=triptych_dot_v1_dot_common__pb2.WatchLoadRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_encoder__pb2.EncoderLoad.FromString,
-                _registered_method=True)
 
 
 class EncoderServicer:
@@ -74,12 +63,6 @@ class EncoderServicer:
     text   ==pull====> encoder        not gRPC: one-sided, through the transport the ticket's holder offers
     text, router --Release--> encoder
     """
-
-    def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -100,20 +83,9 @@ class EncoderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_EncoderServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Describe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Describe,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.DescribeRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_common__pb2.InstanceInfo.SerializeToString,
-            ),
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
                     request_deserializer=triptych_dot_v1_dot_encoder__pb2.EncodeRequest.FromString,
@@ -128,11 +100,6 @@ def add_EncoderServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=triptych_dot_v1_dot_encoder__pb2.ReleaseRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_encoder__pb2.ReleaseResponse.SerializeToString,
-            ),
-            'WatchLoad': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchLoad,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.WatchLoadRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_encoder__pb2.EncoderLoad.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -149,33 +116,6 @@ class Encoder:
     text   ==pull====> encoder        not gRPC: one-sided, through the transport the ticket's holder offers
     text, router --Release--> encoder
     """
-
-    @staticmethod
-    def Describe(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/triptych.v1.Encoder/Describe',
-            triptych_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-            triptych_dot_v1_dot_common__pb2.InstanceInfo.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Encode(request,
@@ -248,33 +188,6 @@ class Encoder:
             '/triptych.v1.Encoder/Release',
             triptych_dot_v1_dot_encoder__pb2.ReleaseRequest.SerializeToString,
             triptych_dot_v1_dot_encoder__pb2.ReleaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchLoad(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/triptych.v1.Encoder/WatchLoad',
-            triptych_dot_v1_dot_common__pb2.WatchLoadRequest.SerializeToString,
-            triptych_dot_v1_dot_encoder__pb2.EncoderLoad.FromString,
             options,
             channel_credentials,
             insecure,

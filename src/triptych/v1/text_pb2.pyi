@@ -90,15 +90,3 @@ class TextEvents(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TextEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[TextEvent, _Mapping]]] = ...) -> None: ...
-
-class TextLoad(_message.Message):
-    __slots__ = ("pending_tokens", "waiting_requests", "running_requests", "draining")
-    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    pending_tokens: int
-    waiting_requests: int
-    running_requests: int
-    draining: bool
-    def __init__(self, pending_tokens: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

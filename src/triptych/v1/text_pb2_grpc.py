@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import text_pb2 as triptych_dot_v1_dot_text__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -39,20 +38,10 @@ class TextStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Describe = channel.unary_unary(
-                '/triptych.v1.Text/Describe',
-                request_serializer=triptych_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_common__pb2.InstanceInfo.FromString,
-                _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/triptych.v1.Text/Generate',
                 request_serializer=triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
-                _registered_method=True)
-        self.WatchLoad = channel.unary_stream(
-                '/triptych.v1.Text/WatchLoad',
-                request_serializer=triptych_dot_v1_dot_common__pb2.WatchLoadRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_text__pb2.TextLoad.FromString,
                 _registered_method=True)
 
 
@@ -63,12 +52,6 @@ class TextServicer:
     text   ==pull======> encoder
     """
 
-    def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Generate(self, request, context):
         """Ready, then the chunks of all choices with a Finished after the last of each; or an error. A message has what was
         ready together.
@@ -77,29 +60,13 @@ class TextServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_TextServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Describe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Describe,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.DescribeRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_common__pb2.InstanceInfo.SerializeToString,
-            ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=triptych_dot_v1_dot_text__pb2.TextRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_text__pb2.TextEvents.SerializeToString,
-            ),
-            'WatchLoad': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchLoad,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.WatchLoadRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_text__pb2.TextLoad.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -115,33 +82,6 @@ class Text:
     router --Generate--> text         token ids and tickets in, tokens out
     text   ==pull======> encoder
     """
-
-    @staticmethod
-    def Describe(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/triptych.v1.Text/Describe',
-            triptych_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-            triptych_dot_v1_dot_common__pb2.InstanceInfo.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Generate(request,
@@ -160,33 +100,6 @@ class Text:
             '/triptych.v1.Text/Generate',
             triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
             triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchLoad(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/triptych.v1.Text/WatchLoad',
-            triptych_dot_v1_dot_common__pb2.WatchLoadRequest.SerializeToString,
-            triptych_dot_v1_dot_text__pb2.TextLoad.FromString,
             options,
             channel_credentials,
             insecure,

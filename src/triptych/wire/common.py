@@ -1,8 +1,8 @@
-"""Messages that several services share: items, tickets, sampling parameters, instances, token chunks."""
+"""Messages that several services share: items, tickets, sampling parameters, models, token chunks."""
 
 from triptych.domain.embedding import TensorSpec, Ticket
 from triptych.domain.generation import Alternative, TokenChunk, TokenLogprobs
-from triptych.domain.instance import InstanceInfo, ModelInfo, TransportOffer
+from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.sampling import ResponseFormat, SamplingParams
 from triptych.v1 import common_pb2
@@ -27,6 +27,5 @@ SAMPLING = Pair(
     },
 )
 MODEL = Pair(ModelInfo, common_pb2.ModelInfo)
-INSTANCE = Pair(InstanceInfo, common_pb2.InstanceInfo, nested=(MODEL, Pair(TransportOffer, common_pb2.TransportOffer)))
 _LOGPROBS = Pair(TokenLogprobs, common_pb2.TokenLogprobs, nested=(Pair(Alternative, common_pb2.Alternative),))
 CHUNK = Pair(TokenChunk, common_pb2.TokenChunk, nested=(_LOGPROBS,))

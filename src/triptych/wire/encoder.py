@@ -2,7 +2,6 @@
 
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import EncoderLoad
 from triptych.v1 import common_pb2, encoder_pb2
 from triptych.wire.bounds import checker
 from triptych.wire.common import MEDIA_INFO, SHARD, TICKET
@@ -11,7 +10,6 @@ from triptych.wire.flat import Pair
 ENCODE_REQUEST = Pair(EncodeRequest, encoder_pb2.EncodeRequest, nested=(MEDIA_INFO, SHARD), given=("timeout_s",))
 ENCODE_RESULT = Pair(EncodeResult, encoder_pb2.EncodeResponse, nested=(TICKET,))
 LEASE_REQUEST = Pair(LeaseRequest, encoder_pb2.LeaseRequest, given=("timeout_s",))
-ENCODER_LOAD = Pair(EncoderLoad, encoder_pb2.EncoderLoad)
 
 _check_ticket = checker(common_pb2.Ticket.DESCRIPTOR)
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from triptych.domain.generation import Finished, Placement, PullReport, Ready, TextEvent, TextRequest
-from triptych.domain.instance import TextLoad
 from triptych.v1 import text_pb2
 from triptych.wire.common import CHUNK, SAMPLING, TICKET
 from triptych.wire.flat import Pair, Variants
@@ -14,7 +13,6 @@ TEXT_REQUEST = Pair(
     nested=(Pair(Placement, text_pb2.Placement, nested=(TICKET,)), SAMPLING),
     given=("timeout_s",),
 )
-TEXT_LOAD = Pair(TextLoad, text_pb2.TextLoad)
 _READY = Pair(Ready, text_pb2.Ready, nested=(Pair(PullReport, text_pb2.PullReport),))
 _EVENT = Variants(
     text_pb2.TextEvent, "event", {"chunk": CHUNK, "ready": _READY, "finished": Pair(Finished, text_pb2.Finished)}

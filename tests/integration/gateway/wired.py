@@ -4,14 +4,18 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import grpc.aio
+
 from services.encoder import servicer as encoder
 from services.gateway.app import app as gateway_app
 from services.gateway.settings import GatewaySettings
 from services.router import servicer as router
+from services.router.membership import FixedMembership
 from services.text import servicer as text
-from tests.simulation.cluster import SimCluster, World
+from tests.simulation.cluster import EncoderNode, HybridNode, SimCluster, TextNode, World
+from triptych.rpc import instance
 from triptych.rpc.server import Register, RpcServer
-from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.telemetry import Telemetry
 
 HOST = "127.0.0.1"
@@ -39,24 +43,27 @@ async def wired(world: World) -> AsyncIterator[Wired]:
     cluster, telemetry = SimCluster(world), Telemetry()
     async with AsyncExitStack() as stack:
 
-        async def listen(name: str, register: Register) -> str:
-            server = RpcServer(host=HOST, port=0, service_name=name, register=register)
+        async def listen(*servicers: tuple[str, Register]) -> str:
+            def register(server: grpc.aio.Server) -> None:
+                for _, each in servicers:
+                    each(server)
+
+            names = [name for name, _ in servicers]
+            server = RpcServer(host=HOST, port=0, service_names=names, register=register)
             return f"{HOST}:{(await stack.enter_async_context(server)).port}"
 
-        encoders: dict[str, EncoderStub] = {}
-        texts: dict[str, TextStub] = {}
-        for node in cluster.encoders:
-            target = await listen(encoder.SERVICE_NAME, encoder.EncoderServicer(node.service).register)
-            encoders[node.name] = EncoderStub(target)
-            stack.push_async_callback(encoders[node.name].close)
-        for each in cluster.texts:
-            target = await listen(text.SERVICE_NAME, text.TextServicer(each.service).register)
-            texts[each.name] = TextStub(target)
-            stack.push_async_callback(texts[each.name].close)
-        cluster.router = cluster.make_router(encoders, texts)
+        addresses = []
+        for node in cluster.processes.values():
+            servicers = [(instance.SERVICE_NAME, instance.InstanceServicer(node.instance).register)]
+            if isinstance(node, EncoderNode | HybridNode):
+                servicers.append((encoder.SERVICE_NAME, encoder.EncoderServicer(node.instance).register))
+            if isinstance(node, TextNode):
+                servicers.append((text.SERVICE_NAME, text.TextServicer(node.instance).register))
+            addresses.append(await listen(*servicers))
+        cluster.router = cluster.make_router(FixedMembership(addresses), InstanceStub)
         stack.push_async_callback(cluster.close)
         await cluster.start()
-        front = await listen(router.SERVICE_NAME, router.RouterServicer(cluster.router).register)
+        front = await listen((router.SERVICE_NAME, router.RouterServicer(cluster.router).register))
         settings = GatewaySettings(router=front, port=0)
         gateway = await stack.enter_async_context(gateway_app(settings, telemetry))
         yield Wired(cluster, telemetry, gateway.port)

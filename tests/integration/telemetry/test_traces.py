@@ -38,7 +38,7 @@ async def everything(telemetry: Telemetry) -> AsyncIterator[str]:
         text = await stack.enter_async_context(
             text_app(TextSettings(**model), Telemetry(tracing=telemetry.tracing))  # type: ignore[arg-type]
         )
-        routing = RouterSettings(model=demo.MODEL_DIR, encoders=encoders, text=(f"127.0.0.1:{text.port}",), port=0)
+        routing = RouterSettings(model=demo.MODEL_DIR, instances=(*encoders, f"127.0.0.1:{text.port}"), port=0)
         router = await stack.enter_async_context(router_app(routing, Telemetry(tracing=telemetry.tracing)))
         gateway = await stack.enter_async_context(
             gateway_app(

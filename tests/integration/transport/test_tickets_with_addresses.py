@@ -23,7 +23,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidRequest, TransferFailed
 from triptych.families.model_files import ModelFiles
 from triptych.media.sniff import MediaLimits
-from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.rpc.stubs import InstanceStub
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 class Site:
     """An encoder with one embedding, and a text instance that has never heard of it."""
 
-    text: TextStub
+    text: InstanceStub
     request: TextRequest
 
     def with_tickets(self, change: Mapping[str, object]) -> TextRequest:
@@ -56,7 +56,7 @@ async def site() -> AsyncIterator[Site]:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model, arena_bytes=MIB)))  # type: ignore[arg-type]
         small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "packed_weight_bytes": 0}
         running = await stack.enter_async_context(text_app(TextSettings(**model, **small)))  # type: ignore[arg-type]
-        stub, text = EncoderStub(f"127.0.0.1:{encoder.port}"), TextStub(f"127.0.0.1:{running.port}")
+        stub, text = (InstanceStub(f"127.0.0.1:{one.port}") for one in (encoder, running))
         stack.push_async_callback(stub.close)
         stack.push_async_callback(text.close)
         info = (await text.describe()).model

@@ -66,5 +66,5 @@ class ScriptedRouter:
 async def behind_grpc(router: ScriptedRouter) -> AsyncIterator[str]:
     """Serves the router; its ``host:port``."""
     register = RouterServicer(router).register
-    async with RpcServer(host="127.0.0.1", port=0, service_name=SERVICE_NAME, register=register) as server:
+    async with RpcServer(host="127.0.0.1", port=0, service_names=(SERVICE_NAME,), register=register) as server:
         yield f"127.0.0.1:{server.port}"

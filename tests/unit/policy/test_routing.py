@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.policy.routing import (
+    Candidate,
     Choice,
-    ClusterView,
-    EncoderView,
+    Pool,
     Shortage,
-    TextView,
     Want,
     Why,
     assign_items,
@@ -24,21 +23,27 @@ from triptych.policy.routing import (
 
 def encoder(
     name: str, tokens: int = 0, *, usable: bool = True, items: int = 0, arena: int = 1000, available: int = 1000
-) -> EncoderView:
-    return EncoderView(name, usable, tokens, items, arena, available)
+) -> Candidate:
+    return Candidate(name, usable, tokens, items, arena, available)
 
 
 def want(item: int = 0, tokens: int = 10, nbytes: int = 10, **fields: object) -> Want:
     return replace(Want(item, tokens, nbytes, (b"%d" % item, b"")), **fields)  # type: ignore[arg-type]
 
 
-def view(*encoders: EncoderView, turn: int = 0) -> ClusterView:
-    return ClusterView(encoders=encoders, encoder_turn=turn)
+def view(*encoders: Candidate, turn: int = 0) -> Pool:
+    return Pool(encoders, turn)
 
 
 def chosen(choice: Choice | None) -> str:
     assert isinstance(choice, Choice)
     return choice.encoder
+
+
+def text_chosen(pool: Pool, **wanted: frozenset[str]) -> str:
+    chosen = choose_text(pool, **wanted)
+    assert chosen is not None
+    return chosen.name
 
 
 def test_the_least_pending_image_tokens_win() -> None:
@@ -59,7 +64,7 @@ def test_ties_within_a_request_rotate_too() -> None:
     choices = assign_items(view(*pool), [want(item) for item in range(5)])
     assert not isinstance(choices, Shortage)
     assert [choice.encoder for choice in choices] == ["a", "b", "a", "b", "b"]
-    assert chosen(choose_encoder(ClusterView(tuple(pool[:2])), want())) == "a", "the first turn is the first one's"
+    assert chosen(choose_encoder(Pool(tuple(pool[:2])), want())) == "a", "the first turn is the first one's"
 
 
 def test_only_usable_encoders_with_room_are_considered() -> None:
@@ -77,7 +82,7 @@ def test_only_usable_encoders_with_room_are_considered() -> None:
         (view(encoder("a", arena=5, available=5), encoder("b", usable=False)), Shortage.NO_ENCODER),
     ],
 )
-def test_what_is_short_is_said(pool: ClusterView, shortage: Shortage) -> None:
+def test_what_is_short_is_said(pool: Pool, shortage: Shortage) -> None:
     assert choose_encoder(pool, want()) is None
     assert assign_items(pool, [want()]) is shortage
 
@@ -133,7 +138,7 @@ def test_a_packing_that_largest_first_misses_is_found() -> None:
     full = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=9))
     assert assign_items(full, wants) is Shortage.NO_CREDIT
     overdrawn = encoder("c", arena=2, available=-5)
-    assert not isinstance(assign_items(view(*pool.encoders, overdrawn), wants), Shortage)
+    assert not isinstance(assign_items(view(*pool.candidates, overdrawn), wants), Shortage)
     again = assign_items(pool, [*wants, want(5, 6, nbytes=6, content=wants[0].content)])
     assert not isinstance(again, Shortage)
     first, same = again[0], again[5]
@@ -209,39 +214,39 @@ def test_an_assignment_covers_every_item_within_the_room_there_is(
         assert choices is Shortage.NO_CREDIT or sum(sizes) > 2000 * len(loads)
         return
     assert [choice.item for choice in choices] == list(range(len(sizes)))
-    placed = {one.name: sum(c.tokens for c in choices if c.encoder == one.name) for one in pool.encoders}
+    placed = {one.name: sum(c.tokens for c in choices if c.encoder == one.name) for one in pool.candidates}
     assert all(tokens <= room for tokens in placed.values())
     if sum(sizes) <= room:
         # Least loaded first: without a shortage of room, no encoder is ahead by more than one item of its own.
-        ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.encoders}
+        ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.candidates}
         assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
 
 
 def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
-    texts = (TextView("a", True, 10, 0), TextView("b", True, 5, 0), TextView("c", False, 0, 0))
-    assert choose_text(ClusterView(texts=texts)) == "b"
-    assert choose_text(ClusterView(texts=texts), avoid=frozenset({"b"})) == "a"
-    assert choose_text(ClusterView(texts=texts), avoid=frozenset({"a", "b"})) is None
-    even = (TextView("a", True, 0, 0), TextView("b", True, 0, 0))
-    assert [choose_text(ClusterView(texts=even, text_turn=turn)) for turn in range(3)] == ["a", "b", "a"]
-    assert choose_text(ClusterView(texts=even)) == "a", "the first turn is the first one's"
-    assert choose_text(ClusterView(texts=(TextView("a", True, 0, 1), TextView("b", True, 0, 0)))) == "b"
+    texts = (Candidate("a", True, 10, 0), Candidate("b", True, 5, 0), Candidate("c", False, 0, 0))
+    assert text_chosen(Pool(texts)) == "b"
+    assert text_chosen(Pool(texts), avoid=frozenset({"b"})) == "a"
+    assert choose_text(Pool(texts), avoid=frozenset({"a", "b"})) is None
+    even = (Candidate("a", True, 0, 0), Candidate("b", True, 0, 0))
+    assert [text_chosen(Pool(candidates=even, turn=turn)) for turn in range(3)] == ["a", "b", "a"]
+    assert text_chosen(Pool(candidates=even)) == "a", "the first turn is the first one's"
+    assert text_chosen(Pool(candidates=(Candidate("a", True, 0, 1), Candidate("b", True, 0, 0)))) == "b"
 
 
 def test_of_equal_text_instances_one_that_holds_the_embeddings_is_taken() -> None:
-    even = tuple(TextView(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
+    even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
     for turn in range(3):
-        view = ClusterView(texts=even, text_turn=turn)
-        assert choose_text(view, holders=frozenset({"i-b", "elsewhere"})) == "b"
-    assert choose_text(ClusterView(texts=even), holders=frozenset({"i-b"}), avoid=frozenset({"b"})) == "a"
-    busy = (TextView("a", True, 4, 1, instance_id="i-a"), TextView("b", True, 5, 1, instance_id="i-b"))
-    assert choose_text(ClusterView(texts=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
+        view = Pool(candidates=even, turn=turn)
+        assert text_chosen(view, holders=frozenset({"i-b", "elsewhere"})) == "b"
+    assert text_chosen(Pool(candidates=even), holders=frozenset({"i-b"}), avoid=frozenset({"b"})) == "a"
+    busy = (Candidate("a", True, 4, 1, instance_id="i-a"), Candidate("b", True, 5, 1, instance_id="i-b"))
+    assert text_chosen(Pool(candidates=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
 
 
 def test_a_text_instance_in_backoff_is_avoided_while_there_is_another() -> None:
-    busy, backed_off = TextView("a", True, 5, 0), TextView("b", True, 0, 0, backoff=True)
-    assert choose_text(ClusterView(texts=(busy, backed_off))) == "a"
-    assert choose_text(ClusterView(texts=(busy, backed_off)), avoid=frozenset({"a"})) == "b"
+    busy, backed_off = Candidate("a", True, 5, 0), Candidate("b", True, 0, 0, backoff=True)
+    assert text_chosen(Pool(candidates=(busy, backed_off))) == "a"
+    assert text_chosen(Pool(candidates=(busy, backed_off)), avoid=frozenset({"a"})) == "b"
 
 
 def test_an_embedding_takes_whole_cache_lines_with_its_generation_words() -> None:

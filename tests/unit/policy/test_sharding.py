@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
-from triptych.policy.routing import ClusterView, EncoderView, slot_nbytes
+from triptych.policy.routing import Candidate, Pool, slot_nbytes
 from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
 
 LIMITS = ShardLimits(min_tokens=100, max_shards=8)
 
 
-def pool(*pending: int) -> ClusterView:
-    return ClusterView(
-        tuple(EncoderView(f"e{index}", True, tokens, 0, 1 << 20, 1 << 20) for index, tokens in enumerate(pending))
+def pool(*pending: int) -> Pool:
+    return Pool(
+        tuple(Candidate(f"e{index}", True, tokens, 0, 1 << 20, 1 << 20) for index, tokens in enumerate(pending))
     )
 
 
@@ -58,9 +58,9 @@ def test_items_are_cut_where_it_pays(items: tuple[Divisible, ...], pending: tupl
 
 def test_encoders_that_are_not_to_be_had_do_not_count() -> None:
     view = pool(0, 0, 0)
-    down = replace(view.encoders[1], usable=False)
-    backed_off = replace(view.encoders[2], backoff=True)
-    assert cut([item(1000)], replace(view, encoders=(view.encoders[0], down, backed_off)), LIMITS) == (1,)
+    down = replace(view.candidates[1], usable=False)
+    backed_off = replace(view.candidates[2], backoff=True)
+    assert cut([item(1000)], replace(view, candidates=(view.candidates[0], down, backed_off)), LIMITS) == (1,)
 
 
 def test_a_cut_that_was_made_before_is_made_again() -> None:

@@ -22,8 +22,10 @@ from services.text.stages import Stages, Tower
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
+from triptych.domain.instance import StageLoad
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import Stage
 from triptych.machine.encoder.arena import ArenaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
@@ -38,7 +40,7 @@ from triptych.testing.fakes import (
     answer_tokens,
 )
 from triptych.testing.fakes import fake_embedding as embedding_of
-from triptych.testing.links import DamagingTransport, Link, LinkedEncoder
+from triptych.testing.links import DamagingTransport, Link, LinkedInstance
 from triptych.testing.model import fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.testing.virtual_time import run
@@ -122,13 +124,13 @@ class EncoderPanel:
     async def settled(self) -> None:
         """No lease is out, nothing waits, and the books are in order."""
         for _ in range(200):
-            waits = self.holdings.memory.leases or self.service.load().pending_items
+            waits = self.holdings.memory.leases or self.service.load().at(Stage.ENCODE).pending
             if not waits and len(self.scope) == self.lasting_tasks:
                 break
             await asyncio.sleep(0.05)
         assert self.holdings.memory.leases == 0
         assert self.holdings.memory.leased_bytes == 0
-        assert self.service.load().pending_items == 0
+        assert self.service.load().at(Stage.ENCODE).pending == 0
         assert len(self.scope) == self.lasting_tasks
         self.service.validate()
 
@@ -189,8 +191,7 @@ class TextPanel:
             if not self.receiver.cache.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
                 break
             await asyncio.sleep(0.05)
-        load = self.service.load()
-        assert (load.waiting_requests, load.running_requests, load.pending_tokens) == (0, 0, 0)
+        assert set(self.service.load().stages.values()) == {StageLoad(0, 0)}
         assert self.receiver.cache.pinned_bytes == 0
         assert len(self.scope) == LASTING_TASKS
         self.service.validate()
@@ -254,9 +255,9 @@ async def text_panel(
     await peers.close()
 
 
-def _stub(encoder: Encoder) -> LinkedEncoder:
+def _stub(encoder: Encoder) -> LinkedInstance:
     near = Link("encoder", encoder, latency_s=lambda: 0.0)
-    return encoder if isinstance(encoder, LinkedEncoder) else LinkedEncoder(near)
+    return encoder if isinstance(encoder, LinkedInstance) else LinkedInstance(near)
 
 
 @dataclass

@@ -9,12 +9,13 @@ import pytest
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import EncoderLoad, InstanceInfo, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.stage import Stage
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.ports import Peer
 from triptych.testing import virtual_time
-from triptych.testing.links import DamagingTransport, Fault, Link, LinkedEncoder
+from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance
 from triptych.transport.arena import HostArena
 
 T = TypeVar("T")
@@ -48,19 +49,19 @@ class SlowEncoder:
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self.log.append(f"released {len(lease_ids)}")
 
-    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         try:
             for number in range(3):
                 await asyncio.sleep(1)
-                yield EncoderLoad(number, 0, 0, 0, 0)
+                yield InstanceLoad({Stage.ENCODE: StageLoad(number, 0)})
         finally:
             self.log.append("closed")
 
 
-def make(fault: Callable[[str], Fault] = lambda _: Fault.NONE) -> tuple[SlowEncoder, Link[Any], LinkedEncoder]:
+def make(fault: Callable[[str], Fault] = lambda _: Fault.NONE) -> tuple[SlowEncoder, Link[Any], LinkedInstance]:
     target = SlowEncoder()
     link: Link[Any] = Link("e0", target, latency_s=lambda: 0.1, fault=fault)
-    return target, link, LinkedEncoder(link)
+    return target, link, LinkedInstance(link)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -83,7 +84,7 @@ def test_calls_take_their_way_there_and_back() -> None:
 def test_streams_pass_on_everything_and_are_closed() -> None:
     async def main() -> None:
         target, link, encoder = make()
-        assert [load.pending_tokens async for load in encoder.watch_load()] == [0, 1, 2]
+        assert [load.at(Stage.ENCODE).pending_tokens async for load in encoder.watch_load()] == [0, 1, 2]
         assert link.in_flight == 0
         assert target.log == ["closed"]
 

@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from triptych.domain.sampling import PARAMETERS, SamplingParams
 from triptych.errors import InvalidRequest
-from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
+from triptych.v1 import common_pb2, encoder_pb2, instance_pb2, router_pb2, text_pb2
 from triptych.wire.bounds import TABLE, bound_of, checker
 from triptych.wire.common import SAMPLING
 from triptych.wire.decode import COUNTED_FROM_NBYTES, MAX_FIELDS, REQUESTS, decoder
@@ -25,7 +25,7 @@ NUL = float("nan")
 def test_every_rpc_has_its_request_decoded() -> None:
     services = [
         service
-        for module in (encoder_pb2, router_pb2, text_pb2)
+        for module in (encoder_pb2, instance_pb2, router_pb2, text_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     assert REQUESTS.keys() == {f"/{one.full_name}/{method.name}" for one in services for method in one.methods}
@@ -41,7 +41,7 @@ def test_every_row_of_the_table_is_a_field_of_a_request() -> None:
             if field.message_type is not None and not field.message_type.GetOptions().map_entry:
                 walk(field.message_type)
 
-    for module in (encoder_pb2, router_pb2, text_pb2):
+    for module in (encoder_pb2, instance_pb2, router_pb2, text_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 walk(method.input_type)

@@ -9,13 +9,13 @@ import pytest
 from triptych import errors
 from triptych.domain.embedding import Ticket
 from triptych.domain.generation import TokenChunk
-from triptych.domain.instance import EncoderLoad
 from triptych.domain.media import Shard
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
-from triptych.v1 import common_pb2, encoder_pb2, text_pb2
-from triptych.wire.common import CHUNK, INSTANCE, SHARD
+from triptych.v1 import common_pb2, instance_pb2, text_pb2
+from triptych.wire.common import CHUNK, SHARD
 from triptych.wire.flat import EnumPair, Pair, Variants
+from triptych.wire.instance import INSTANCE
 
 
 def shard_with(**kinds: Any) -> type:
@@ -75,11 +75,11 @@ class Short(Enum):
 
 
 def test_an_enum_has_the_members_of_the_wire() -> None:
-    pair = EnumPair.of(Role.__members__, common_pb2.Role.DESCRIPTOR)
-    assert pair.to_wire[Role.EPD] == common_pb2.ROLE_EPD
+    pair = EnumPair.of(Role.__members__, instance_pb2.Role.DESCRIPTOR)
+    assert pair.to_wire[Role.EPD] == instance_pb2.ROLE_EPD
     assert {pair.from_wire[number] for number in pair.to_wire.values()} == set(Role)
     with pytest.raises(ValueError, match="Role has"):
-        EnumPair.of(Short.__members__, common_pb2.Role.DESCRIPTOR)
+        EnumPair.of(Short.__members__, instance_pb2.Role.DESCRIPTOR)
     for unknown in (0, 99):
         with pytest.raises(errors.InvalidRequest, match=f"role is not set to a known value .got {unknown}.") as caught:
             pair.from_wire[unknown]
@@ -93,7 +93,7 @@ def test_values_of_another_type_do_not_get_onto_the_wire() -> None:
 
 
 def test_an_instance_of_an_unknown_role_is_refused() -> None:
-    message = common_pb2.InstanceInfo(model=common_pb2.ModelInfo(dtype=common_pb2.DTYPE_F32))
+    message = instance_pb2.InstanceInfo(model=common_pb2.ModelInfo(dtype=common_pb2.DTYPE_F32))
     with pytest.raises(errors.InvalidRequest, match="role"):
         INSTANCE.from_wire(message)
 
@@ -103,14 +103,14 @@ def test_variants_are_told_apart_by_their_class() -> None:
     chunk = TokenChunk((1, 2), "text", 3)
     assert variants.from_wire(variants.to_wire(chunk)) == chunk
     with pytest.raises(KeyError):
-        variants.to_wire(EncoderLoad(0, 0, 0, 0, 0))
+        variants.to_wire(Shard(0, 1, 1))
     with pytest.raises(errors.InternalError):
         variants.from_wire(text_pb2.TextEvent())
 
 
 def test_what_is_not_on_the_wire_is_given() -> None:
-    kinds = [*_kinds(EncoderLoad), ("heard_s", float)]
-    pair: Pair[Any, Any] = Pair(make_dataclass("Heard", kinds), encoder_pb2.EncoderLoad, given=("heard_s",))
-    heard = pair.from_wire(encoder_pb2.EncoderLoad(pending_items=3), 7.0)
-    assert (heard.pending_items, heard.heard_s) == (3, 7.0)
-    assert pair.to_wire(heard) == encoder_pb2.EncoderLoad(pending_items=3)
+    kinds = [*_kinds(Shard), ("heard_s", float)]
+    pair: Pair[Any, Any] = Pair(make_dataclass("Heard", kinds), common_pb2.Shard, given=("heard_s",))
+    heard = pair.from_wire(common_pb2.Shard(count=3), 7.0)
+    assert (heard.count, heard.heard_s) == (3, 7.0)
+    assert pair.to_wire(heard) == common_pb2.Shard(count=3)

@@ -26,13 +26,13 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
-from triptych.v1 import router_pb2, text_pb2
-from triptych.wire import common, encoder, router, text
+from triptych.v1 import instance_pb2, router_pb2, text_pb2
+from triptych.wire import common, encoder, instance, router, text
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -191,7 +191,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
     "ticket": (TICKET, common.TICKET.to_wire, common.TICKET.from_wire),
     "sampling": (SAMPLING, common.SAMPLING.to_wire, common.SAMPLING.from_wire),
     "model": (MODEL, common.MODEL.to_wire, common.MODEL.from_wire),
-    "instance": (INSTANCE, common.INSTANCE.to_wire, common.INSTANCE.from_wire),
+    "instance": (INSTANCE, instance.INSTANCE.to_wire, instance.INSTANCE.from_wire),
     "encode request": (ENCODE, encoder.ENCODE_REQUEST.to_wire, lambda m: encoder.ENCODE_REQUEST.from_wire(m, 9.0)),
     "encode result": (
         st.builds(EncodeResult, TICKET, LEASE, st.booleans(), SECONDS, SECONDS),
@@ -203,18 +203,17 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         encoder.LEASE_REQUEST.to_wire,
         lambda m: encoder.LEASE_REQUEST.from_wire(m, 9.0),
     ),
-    "encoder load": (
-        st.builds(EncoderLoad, U64, U32, U64, U64, U32, st.booleans()),
-        encoder.ENCODER_LOAD.to_wire,
-        encoder.ENCODER_LOAD.from_wire,
+    "load": (
+        st.builds(
+            InstanceLoad,
+            st.dictionaries(st.sampled_from(Stage), st.builds(StageLoad, U64, U32, U64)),
+            st.booleans(),
+        ),
+        instance.LOAD.to_wire,
+        instance.LOAD.from_wire,
     ),
     "text request": (TEXT_REQUEST, text.TEXT_REQUEST.to_wire, lambda m: text.TEXT_REQUEST.from_wire(m, 9.0)),
     "text events": (st.lists(TEXT_EVENT).map(tuple), text.text_events_to_wire, text.text_events_from_wire),
-    "text load": (
-        st.builds(TextLoad, U64, U32, U32, st.booleans()),
-        text.TEXT_LOAD.to_wire,
-        text.TEXT_LOAD.from_wire,
-    ),
     "chat request": (CHAT, router.chat_request_to_wire, lambda m: router.chat_request_from_wire(m, 9.0)),
     "chat events": (st.lists(CHAT_EVENT).map(tuple), router.chat_events_to_wire, router.chat_events_from_wire),
     "timeline": (TIMELINE, router.TIMELINE.to_wire, router.TIMELINE.from_wire),
@@ -248,3 +247,9 @@ def test_an_event_of_an_unknown_kind_is_an_internal_error() -> None:
         text.text_events_from_wire(text_pb2.TextEvents(events=[text_pb2.TextEvent()]))
     with pytest.raises(errors.InternalError):
         router.chat_events_from_wire(router_pb2.ChatEvents(events=[router_pb2.ChatEvent()]))
+
+
+def test_a_load_report_with_a_stage_twice_is_refused() -> None:
+    stage = instance_pb2.StageLoad(stage=instance_pb2.STAGE_DECODE, pending=1)
+    with pytest.raises(errors.InvalidRequest, match="names a stage twice"):
+        instance.LOAD.from_wire(instance_pb2.InstanceLoad(stages=[stage, stage]))

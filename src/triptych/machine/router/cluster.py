@@ -1,5 +1,9 @@
 """The router's memory of its instances: who is there, how loaded they are, and what the router itself has given them.
 
+Members join and leave at any time. One that is leaving gets nothing new and is forgotten when nothing of this router is
+there any more; one that has left is forgotten at once, with whatever was there. Events about what is forgotten change
+nothing. Pools are queries: the instances that serve all stages that are asked for.
+
 Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
 reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
 request at once or not at all; a request that cannot have them waits in a bounded queue, first come, first served
@@ -8,13 +12,14 @@ within its priority, and holds nothing meanwhile: no hold-and-wait.
 
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.item_plan import Content
-from triptych.domain.stage import Stage
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role, Stage
 from triptych.domain.timeline import Readiness
 from triptych.errors import (
     ArenaFull,
@@ -29,14 +34,19 @@ from triptych.machine.router.cluster_events import (
     AskAgain,
     ClusterEffect,
     ClusterEvent,
+    Connect,
+    Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    MemberJoined,
+    MemberLeaving,
+    MemberLeft,
     Noticed,
     Tick,
     WakeAt,
 )
-from triptych.machine.router.instance import Instance, InstanceState
+from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
@@ -51,12 +61,11 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.routing import (
-    ClusterView,
-    Shortage,
-    assign_items,
-    choose_text,
-)
+from triptych.policy.routing import Pool, Shortage, assign_items, choose_text
+
+ENCODE: Stages = (Stage.ENCODE,)
+TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
+"""A request is prefilled and decoded by one instance; its credit is of the first of the two stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +88,12 @@ class ClusterLimits:
 @dataclass(slots=True)
 class _Credit:
     name: str
+    stage: Stage
     content: Content | None
     """Of the item; None for a place at a text instance."""
     tokens: int
     nbytes: int
-    report: int
+    report: int = 0
     """Number of the instance's last report when the credit was given."""
     working: bool = True
 
@@ -97,29 +107,18 @@ class _Waiting:
 class ClusterMachine:
     """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
-    def __init__(
-        self,
-        encoders: Iterable[str],
-        texts: Iterable[str],
-        limits: ClusterLimits,
-        *,
-        hybrids: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """``hybrids`` are instances that are in both pools: what each is called as an encoder, and as a text instance."""
+    def __init__(self, limits: ClusterLimits) -> None:
         self._limits = limits
-        self._partners = {**hybrids, **{text: encoder for encoder, text in hybrids.items()}}
-        self._encoders = {name: Instance(name, Stage.ENCODE) for name in sorted(encoders)}
-        self._texts = {name: Instance(name, Stage.DECODE) for name in sorted(texts)}
-        self._instances = {**self._encoders, **self._texts}
-        if len(self._instances) != len(self._encoders) + len(self._texts):
-            raise ValueError("an encoder and a text instance have the same name")
+        self._instances: dict[str, Instance] = {}
+        """In the order of their names."""
+        self._pools: dict[Stages, list[Instance]] = {ENCODE: [], TEXT: []}
+        self._turns: dict[Stages, int] = {ENCODE: 0, TEXT: 0}
         self._model: ModelInfo | None = None
         self._credits: dict[int, _Credit] = {}
         self._next_credit = 0
         self._waiting: list[_Waiting] = []
         """In the order in which they are served."""
         self._hints: OrderedDict[Content, str] = OrderedDict()
-        self._encoder_turn = self._text_turn = 0
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
@@ -137,7 +136,7 @@ class ClusterMachine:
     @property
     def kv_tokens(self) -> int:
         """Most tokens that any usable text instance keeps for one request; 0 where one does not say, or there is none."""
-        kept = [text.info.kv_tokens for text in self._texts.values() if text.info is not None and text.usable]
+        kept = [text.info.kv_tokens for text in self._pools[TEXT] if text.info is not None and text.usable]
         return max(kept, default=0) if all(kept) else 0
 
     @property
@@ -151,43 +150,30 @@ class ClusterMachine:
         return len(self._credits)
 
     @property
+    def credits(self) -> AbstractSet[int]:
+        """The credits that have not come back."""
+        return self._credits.keys()
+
+    @property
     def text_lost(self) -> bool:
         """Whether there has been no text instance for the whole grace, and everyone was told."""
         return self._text_lost
 
-    def info(self, name: str) -> InstanceInfo | None:
-        """What the instance last said of itself."""
-        return self._instances[name].info
+    def pool(self, stages: Stages, now_s: float) -> Pool:
+        """The instances for these stages as the policies see them. For encoding, also those not seen yet: they may."""
+        instances = self._pools[stages]
+        candidates = tuple([instance.candidate(stages, now_s) for instance in instances])
+        return Pool(candidates, self._turns[stages], MappingProxyType(self._hints))
 
-    def snapshot(self, now_s: float) -> ClusterView:
-        """All instances as the policies see them."""
-        return ClusterView(
-            encoders=tuple(encoder.encoder_view(now_s) for encoder in self._encoders.values()),
-            texts=tuple(text.text_view(now_s) for text in self._texts.values()),
-            encoder_turn=self._encoder_turn,
-            text_turn=self._text_turn,
-            held=MappingProxyType(self._hints),
-        )
-
-    def states(self) -> dict[tuple[Stage, str], int]:
-        """How many instances are asked for each stage (of a text instance: decode) and in which state they are."""
-        return dict(Counter((instance.stage, instance.state) for instance in self._instances.values()))
+    def states(self) -> dict[tuple[Role | None, str], int]:
+        """How many instances there are of each role (None: not seen yet) and in which state they are."""
+        return dict(Counter((instance.role, instance.state.value) for instance in self._instances.values()))
 
     def readiness(self) -> Readiness:
-        """Whether every stage has a usable instance; an instance that serves another model says so in its line.
-
-        One that is in both pools has one line, which says ready when it is so in both.
-        """
-        states: dict[tuple[str, int], InstanceState] = {}
-        for instance in self._instances.values():
-            if (info := instance.info) is not None:
-                whose = info.instance_id, info.epoch
-                partner = self._partners.get(instance.name)
-                if partner is not None and self._instances[partner].info is None:
-                    states[whose] = InstanceState.NOT_SEEN
-                elif states.get(whose, InstanceState.READY) is InstanceState.READY:
-                    states[whose] = instance.state
-        lines = tuple(f"{instance_id}: {state}" for (instance_id, _), state in states.items())
+        """Whether every stage has a usable instance, and one line for each instance that was seen."""
+        lines = tuple(
+            f"{one.info.instance_id}: {one.state}" for one in self._instances.values() if one.info is not None
+        )
         missing: list[str] = []
         if not self._ready_encoders:
             missing.append(Stage.ENCODE.value)
@@ -197,13 +183,20 @@ class ClusterMachine:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        for instance in self._instances.values():
-            own = [credit for credit in self._credits.values() if credit.name == instance.name]
-            working = [credit for credit in own if credit.working]
-            assert instance.own_tokens == sum(credit.tokens for credit in working), f"{instance.name}: tokens"  # noqa: S101
-            assert instance.own_items == len(working), f"{instance.name}: items"  # noqa: S101
-            assert instance.own_bytes == sum(credit.nbytes for credit in own), f"{instance.name}: bytes"  # noqa: S101
-            assert instance.state == instance.state_under(self._model), f"{instance.name}: state"  # noqa: S101
+        for name, instance in self._instances.items():
+            out = [credit for credit in self._credits.values() if credit.name == name]
+            assert instance.credits == len(out), f"{name}: credits"  # noqa: S101
+            assert out or not instance.leaving, f"{name}: leaving with nothing left"  # noqa: S101
+            for stage, one in instance.stages.items():
+                own = [credit for credit in out if credit.stage is stage]
+                working = [credit for credit in own if credit.working]
+                assert one.own_tokens == sum(credit.tokens for credit in working), f"{name}: tokens"  # noqa: S101
+                assert one.own_pending == len(working), f"{name}: pending"  # noqa: S101
+                assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
+            assert instance.state == instance.state_under(self._model), f"{name}: state"  # noqa: S101
+        known = self._instances.keys()
+        assert {credit.name for credit in self._credits.values()} <= known, "credits of nobody"  # noqa: S101
+        assert set(self._hints.values()) <= known, "hints to nobody"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting, "queue above its bound"  # noqa: S101
         assert len(self._hints) <= self._limits.max_hints, "hints above their bound"  # noqa: S101
 
@@ -213,100 +206,155 @@ class ClusterMachine:
         """Take one event in and say what is to be done. Events about what is gone already change nothing."""
         return self._handle(event, now_s) + self._mind_texts(now_s)
 
-    def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
+    def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
         match event:
+            case MemberJoined(member):
+                return self._joined(member, now_s) + self._serve_waiting(now_s)
+            case MemberLeaving(name):
+                return self._leaving(name, now_s) + self._serve_waiting(now_s)
+            case MemberLeft(name):
+                return self._forget(name, "has left", now_s) + self._serve_waiting(now_s)
             case InstanceSeen(name, info):
-                return self._seen(self._instances[name], info, now_s) + self._serve_waiting(now_s)
+                return self._seen(name, info, now_s) + self._serve_waiting(now_s)
             case LoadReported(name, load):
-                self._reported(self._instances[name], load, now_s)
+                self._reported(name, load, now_s)
             case InstanceSuspected(name):
-                return self._suspected(self._instances[name], now_s) + self._serve_waiting(now_s)
+                return self._suspected(name, now_s) + self._serve_waiting(now_s)
             case CreditsWanted():
                 return self._wanted(event, now_s)
             case CreditsAbandoned(request):
                 self._waiting = [waiting for waiting in self._waiting if waiting.wanted.request != request]
             case TextWanted():
                 return self._text_wanted(event, now_s)
-            case ItemEncoded(credit, name):
-                self._instances[name].worked()
-                self._remember(credit)
-                self._stop_work(credit)
-            case CallFailed(credit, name, error):
-                self._stop_work(credit)
-                return self._failed(self._instances[name], error, now_s) + self._serve_waiting(now_s)
+            case ItemEncoded(credit):
+                self._encoded(credit)
+            case CallFailed():
+                return self._failed(event, now_s) + self._serve_waiting(now_s)
             case FirstToken(credit):
                 if (placed := self._credits.get(credit)) is not None:
-                    self._instances[placed.name].worked()
+                    self._instances[placed.name].worked(placed.stage)
             case EmbeddingGone(credit):
-                self._forget(credit)
+                self._embedding_gone(credit)
             case CreditReturned(credit):
-                self._return(credit)
+                return self._return(credit, now_s) + self._serve_waiting(now_s)
             case Tick():
                 self._wake_at_s = None
         return self._serve_waiting(now_s)
 
-    def _seen(self, instance: Instance, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
-        restarted = instance.info is not None and instance.info.epoch != info.epoch
+    # --- members -----------------------------------------------------------------------------------------------------
+
+    def _joined(self, member: Member, now_s: float) -> list[ClusterEffect]:
+        effects: list[ClusterEffect] = []
+        instance = self._instances.get(member.address)
+        if instance is None:
+            instance = self._instances[member.address] = Instance(member)
+            self._instances = dict(sorted(self._instances.items()))
+            effects.append(Connect(member.address))
+        instance.member, instance.leaving = member, False
+        self._review(now_s)
+        return effects
+
+    def _leaving(self, name: str, now_s: float) -> list[ClusterEffect]:
+        instance = self._instances.get(name)
+        if instance is None or instance.leaving:
+            return []
+        if not instance.credits:
+            return self._forget(name, "has left", now_s)
+        instance.leaving = True
+        self._forget_hints(name)
+        self._review(now_s)
+        return [Noticed(name, f"leaving, {instance.credits} credits are out")]
+
+    def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
+        if self._instances.pop(name, None) is None:
+            return []
+        self._forget_hints(name)
+        self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
+        self._review(now_s)
+        return [Noticed(name, what), Disconnect(name)]
+
+    def _forget_hints(self, name: str) -> None:
+        for content in [content for content, held_by in self._hints.items() if held_by == name]:
+            del self._hints[content]
+
+    def _seen(self, name: str, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
+        instance = self._instances.get(name)
+        if instance is None:
+            return []
+        restarted = instance.seen(info)
         if restarted:
-            for content in [content for content, name in self._hints.items() if name == instance.name]:
-                del self._hints[content]
-            instance.load, instance.full_until_s = None, float("-inf")
-            instance.worked()
-        instance.info, instance.reachable = info, True
+            self._forget_hints(name)
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
             # Nobody serves the model known so far any more: what is there now is the model.
             self._model = info.model
         self._review(now_s)
-        return [Noticed(instance.name, f"restarted, {instance.state}" if restarted else instance.state)]
+        return [Noticed(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
-    def _reported(self, instance: Instance, load: EncoderLoad | TextLoad, now_s: float) -> None:
-        if instance.info is None:
+    def _reported(self, name: str, load: InstanceLoad, now_s: float) -> None:
+        instance = self._instances.get(name)
+        if instance is None or instance.info is None:
             return  # a report is of the process that was seen
         instance.reported(load)
         if instance.state is not instance.state_under(self._model):
             self._review(now_s)
 
-    def _suspected(self, instance: Instance, now_s: float) -> list[ClusterEffect]:
-        if not instance.reachable:
+    def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
+        instance = self._instances.get(name)
+        if instance is None or not instance.reachable:
             return []
         instance.reachable = False
         self._review(now_s)
-        return [Noticed(instance.name, instance.state)]
-
-    def _failed(self, instance: Instance, error: TriptychError, now_s: float) -> list[ClusterEffect]:
-        """What a failed call says of its instance: full, its engine at fault, or down until it is seen again."""
-        if isinstance(error, ArenaFull) and instance.stage is Stage.ENCODE:
-            instance.full_until_s = now_s + self._limits.full_s
-        elif isinstance(error, EngineFailure):
-            instance.engine_failed(now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
-        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
-            return [*self._suspected(instance, now_s), AskAgain(instance.name)]
-        return []
-
-    def _remember(self, number: int) -> None:
-        credit = self._credits.get(number)
-        if credit is None or credit.content is None:
-            return
-        self._hints[credit.content] = credit.name
-        self._hints.move_to_end(credit.content)
-        while len(self._hints) > self._limits.max_hints:
-            self._hints.popitem(last=False)
-
-    def _forget(self, number: int) -> None:
-        credit = self._credits.get(number)
-        if credit is not None and credit.content is not None and self._hints.get(credit.content) == credit.name:
-            del self._hints[credit.content]
+        return [Noticed(name, instance.state)]
 
     def _review(self, now_s: float) -> None:
         """Where one instance changed, the model may have, and with it all states. No other event looks at them all."""
-        for instance in self._instances.values():
-            instance.state = instance.state_under(self._model)
-        ready = frozenset(name for name, encoder in self._encoders.items() if encoder.usable)
+        instances = self._instances.values()
+        for instance in instances:
+            instance.review(self._model)
+        self._pools = {
+            ENCODE: [one for one in instances if one.info is None or one.serves(ENCODE)],
+            TEXT: [one for one in instances if one.serves(TEXT)],
+        }
+        ready = frozenset(one.name for one in self._pools[ENCODE] if one.usable)
         if not self._ready_encoders <= ready:
             self._encoder_lost_s = now_s
         self._ready_encoders = ready
-        self._has_text = any(text.usable for text in self._texts.values())
+        self._has_text = any(one.usable for one in self._pools[TEXT])
+
+    # --- what calls tell ---------------------------------------------------------------------------------------------
+
+    def _failed(self, event: CallFailed, now_s: float) -> list[ClusterEffect]:
+        """What a failed call says of its instance: full, its engine at fault, or down until it is seen again."""
+        self._stop_work(event.credit)
+        credit, instance, error = self._credits.get(event.credit), self._instances.get(event.name), event.error
+        if instance is None:
+            return []
+        if isinstance(error, ArenaFull):
+            instance.refused_memory(now_s + self._limits.full_s)
+        elif isinstance(error, EngineFailure) and credit is not None:
+            instance.engine_failed(credit.stage, now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
+        elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
+            return [*self._suspected(event.name, now_s), AskAgain(event.name)]
+        return []
+
+    def _encoded(self, number: int) -> None:
+        credit = self._credits.get(number)
+        if credit is None:
+            return
+        instance = self._instances[credit.name]
+        instance.worked(credit.stage)
+        if credit.content is not None and not instance.leaving:
+            self._hints[credit.content] = credit.name
+            self._hints.move_to_end(credit.content)
+            while len(self._hints) > self._limits.max_hints:
+                self._hints.popitem(last=False)
+        self._stop_work(number)
+
+    def _embedding_gone(self, number: int) -> None:
+        credit = self._credits.get(number)
+        if credit is not None and credit.content is not None and self._hints.get(credit.content) == credit.name:
+            del self._hints[credit.content]
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
@@ -334,7 +382,7 @@ class ClusterMachine:
             if isinstance(outcome, Granted):
                 effects.append(outcome)
             elif outcome is Shortage.NO_CREDIT:
-                times = [at_s for e in self._encoders.values() for at_s in (e.full_until_s, e.backoff_until_s)]
+                times = [at_s for one in self._pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
                 full = [at_s for at_s in times if at_s > now_s]
                 return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
             elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
@@ -349,71 +397,50 @@ class ClusterMachine:
         return max(waiting.since_s, self._encoder_lost_s) + self._limits.grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
-        choices = assign_items(self.snapshot(now_s), wanted.wants)
+        choices = assign_items(self.pool(ENCODE, now_s), wanted.wants)
         if isinstance(choices, Shortage):
             return choices
-        self._encoder_turn += 1
+        self._turns[ENCODE] += 1
         content = {want.item: want.content for want in wanted.wants}
-        grants = tuple(
-            self._grant(
-                self._encoders[choice.encoder],
-                choice.item,
-                content[choice.item],
-                choice.tokens,
-                choice.nbytes,
-                choice.why.value,
-            )
-            for choice in choices
-        )
-        return Granted(wanted.request, grants)
+        grants = []
+        for choice in choices:
+            place = _Credit(choice.encoder, Stage.ENCODE, content[choice.item], choice.tokens, choice.nbytes)
+            grants.append(self._grant(place, choice.item, choice.why.value))
+        return Granted(wanted.request, tuple(grants))
 
-    def _grant(
-        self, instance: Instance, item: int | None, content: Content | None, tokens: int, nbytes: int, reason: str
-    ) -> Grant:
+    def _grant(self, credit: _Credit, item: int | None, reason: str) -> Grant:
+        instance = self._instances[credit.name]
         if instance.info is None:
             raise AssertionError("an instance that was chosen has been seen")
         self._next_credit += 1
-        self._credits[self._next_credit] = _Credit(instance.name, content, tokens, nbytes, instance.reports)
-        instance.own_tokens += tokens
-        instance.own_items += 1
-        instance.own_bytes += nbytes
-        instance.new_tokens += tokens
-        instance.new_items += 1
-        instance.new_bytes += nbytes
-        return Grant(self._next_credit, item, instance.name, instance.info.instance_id, reason)
+        credit.report = instance.reports
+        self._credits[self._next_credit] = credit
+        instance.give(credit.stage, credit.tokens, credit.nbytes)
+        return Grant(self._next_credit, item, credit.name, instance.info.instance_id, reason)
 
     def _stop_work(self, number: int) -> None:
         credit = self._credits.get(number)
         if credit is None or not credit.working:
             return
         credit.working = False
-        instance = self._instances[credit.name]
-        instance.own_tokens -= credit.tokens
-        instance.own_items -= 1
-        # A text instance's report shrinks token by token: what it still counted of this dispatch is not known.
-        if instance.stage is Stage.ENCODE or credit.report == instance.reports:
-            instance.new_tokens -= credit.tokens
-            instance.new_items -= 1
+        self._instances[credit.name].work_ended(credit.stage, credit.tokens, credit.report)
 
-    def _return(self, number: int) -> None:
+    def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._stop_work(number)
         credit = self._credits.pop(number, None)
         if credit is None:
-            return
+            return []
         instance = self._instances[credit.name]
-        instance.own_bytes -= credit.nbytes
-        instance.new_bytes -= credit.nbytes
+        instance.take_back(credit.stage, credit.nbytes)
+        return self._forget(credit.name, "has left", now_s) if instance.leaving and not instance.credits else []
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        pool = ClusterView(
-            texts=tuple(text.text_view(now_s) for text in self._texts.values()), text_turn=self._text_turn
-        )
-        name = choose_text(pool, avoid=event.avoid, holders=event.holders)
-        if name is None:
+        chosen = choose_text(self.pool(TEXT, now_s), avoid=event.avoid, holders=event.holders)
+        if chosen is None:
             return [Refused(event.request, self._no_text())]
-        self._text_turn += 1
-        grant = self._grant(self._texts[name], None, None, event.tokens, 0, "least pending tokens")
-        return [Granted(event.request, (grant,))]
+        self._turns[TEXT] += 1
+        place = _Credit(chosen.name, TEXT[0], None, event.tokens, 0)
+        return [Granted(event.request, (self._grant(place, None, "least pending tokens"),))]
 
     def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
         """Tell everyone, once, when there has been no text instance for the whole grace."""
@@ -440,7 +467,7 @@ class ClusterMachine:
 
     def _error(self, shortage: Shortage) -> TriptychError:
         if shortage is Shortage.NEVER_FITS:
-            arena_bytes = sum(encoder.info.arena_bytes for encoder in self._encoders.values() if encoder.info)
+            arena_bytes = sum(one.info.arena_bytes for one in self._pools[ENCODE] if one.info is not None)
             return InvalidRequest(
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
             )

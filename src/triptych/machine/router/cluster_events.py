@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.instance import EncoderLoad, InstanceInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.membership import Member
 from triptych.machine.router.shared_events import (
     Answer,
     CallFailed,
@@ -19,6 +20,27 @@ from triptych.machine.router.shared_events import (
 
 
 @dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """There is one more, or the source knows more about one, or it stays after all."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeaving:
+    """It gets nothing new. Once nothing of this router is there any more, it is forgotten."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """It is gone: its credits are returned, its calls are over."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSeen:
     """An instance answered; it is reachable again."""
 
@@ -29,7 +51,7 @@ class InstanceSeen:
 @dataclass(frozen=True, slots=True)
 class LoadReported:
     name: str
-    load: EncoderLoad | TextLoad
+    load: InstanceLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +67,10 @@ class Tick:
 
 
 ClusterEvent = (
-    InstanceSeen
+    MemberJoined
+    | MemberLeaving
+    | MemberLeft
+    | InstanceSeen
     | LoadReported
     | InstanceSuspected
     | CreditsWanted
@@ -60,6 +85,20 @@ ClusterEvent = (
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Watch this member from now on."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """The member is forgotten: give up the calls to it that still run, then let go of the connection."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +124,4 @@ class Noticed:
     what: str
 
 
-ClusterEffect = Answer | AskAgain | WakeAt | Noticed
+ClusterEffect = Answer | Connect | Disconnect | AskAgain | WakeAt | Noticed

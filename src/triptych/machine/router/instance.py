@@ -1,11 +1,16 @@
 """One instance as a router sees it: what it said of itself, what it last reported, and what was given to it since."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
-from triptych.domain.stage import Stage
-from triptych.policy.routing import EncoderView, TextView
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.membership import Member
+from triptych.domain.stage import Role, Stage
+from triptych.policy.routing import Candidate
+
+Stages = tuple[Stage, ...]
+"""What a pool is asked for: instances that serve all of these."""
 
 
 class InstanceState(StrEnum):
@@ -13,39 +18,68 @@ class InstanceState(StrEnum):
 
     NOT_SEEN = "not seen yet"
     NOT_REACHABLE = "not reachable"
-    OTHER_ROLE = "does not serve its stage"
+    OTHER_MEMBER = "is not the member that is expected there"
     OTHER_MODEL = "serves another model"
+    LEAVING = "leaving"
     DRAINING = "draining"
     READY = "ready"
+
+
+@dataclass(slots=True)
+class StageCredits:
+    """One stage of an instance: what it reported, what the router has given to it, and until when it is left alone."""
+
+    load: StageLoad | None = None
+    # What the router itself has there now ...
+    own_tokens: int = 0
+    own_pending: int = 0
+    own_bytes: int = 0
+    # ... and how that has changed since the last report.
+    new_tokens: int = 0
+    new_pending: int = 0
+    new_bytes: int = 0
+    full_until_s: float = -inf
+    """It had no memory, although its credits said so."""
+    engine_failures: int = 0
+    backoff_until_s: float = -inf
+
+    def reported(self, load: StageLoad) -> None:
+        self.load = load
+        self.new_tokens = self.new_pending = self.new_bytes = 0
 
 
 @dataclass(slots=True)
 class Instance:
     """A part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
 
-    name: str
-    stage: Stage
-    """What it is asked for; of a text instance: decode."""
+    member: Member
     info: InstanceInfo | None = None
     reachable: bool = False
+    leaving: bool = False
+    draining: bool = False
     state: InstanceState = InstanceState.NOT_SEEN
-    load: EncoderLoad | TextLoad | None = None
     reports: int = 0
-    full_until_s: float = float("-inf")
-    engine_failures: int = 0
-    backoff_until_s: float = float("-inf")
-    # What the router itself has there now ...
-    own_tokens: int = 0
-    own_items: int = 0
-    own_bytes: int = 0
-    # ... and how that has changed since the last report.
-    new_tokens: int = 0
-    new_items: int = 0
-    new_bytes: int = 0
+    credits: int = 0
+    """Credits that are out."""
+    stages: dict[Stage, StageCredits] = field(default_factory=lambda: {stage: StageCredits() for stage in Stage})
+    _candidates: dict[Stages, tuple[Candidate, float]] = field(default_factory=dict)
+    """Kept until something changes, or time has: how it looks in each pool, and until when."""
+
+    @property
+    def name(self) -> str:
+        return self.member.address
+
+    @property
+    def role(self) -> Role | None:
+        """None before it was seen."""
+        return None if self.info is None else self.info.role
 
     @property
     def usable(self) -> bool:
         return self.state is InstanceState.READY
+
+    def serves(self, stages: Stages) -> bool:
+        return self.info is not None and self.info.role.serves(*stages)
 
     def state_under(self, model: ModelInfo | None) -> InstanceState:
         """What its state is where ``model`` is the one that is served."""
@@ -54,56 +88,126 @@ class Instance:
             return InstanceState.NOT_SEEN
         if not self.reachable:
             return InstanceState.NOT_REACHABLE
-        if not info.role.serves(self.stage):
-            return InstanceState.OTHER_ROLE
+        if not self.member.agrees_with(info):
+            return InstanceState.OTHER_MEMBER
         if info.model is not model and info.model != model:
             return InstanceState.OTHER_MODEL
-        return InstanceState.DRAINING if self.load is not None and self.load.draining else InstanceState.READY
+        if self.leaving:
+            return InstanceState.LEAVING
+        return InstanceState.DRAINING if self.draining else InstanceState.READY
 
-    def reported(self, load: EncoderLoad | TextLoad) -> None:
-        self.load = load
+    def review(self, model: ModelInfo | None) -> None:
+        self.state = self.state_under(model)
+        self._candidates.clear()
+
+    def seen(self, info: InstanceInfo) -> bool:
+        """Whether it is another process than before: that one has reported nothing yet."""
+        restarted = self.info is not None and self.info.epoch != info.epoch
+        if restarted:
+            self.draining = False
+            for one in self.stages.values():
+                one.load, one.full_until_s = None, -inf
+                one.engine_failures, one.backoff_until_s = 0, -inf
+        self.info, self.reachable = info, True
+        return restarted
+
+    def reported(self, load: InstanceLoad) -> None:
+        self.draining = load.draining
         self.reports += 1
-        self.new_tokens = self.new_items = self.new_bytes = 0
+        for stage, one in load.stages.items():
+            self.stages[stage].reported(one)
+        self._candidates.clear()
 
-    def engine_failed(self, now_s: float, first_backoff_s: float, longest_backoff_s: float) -> None:
-        if now_s < self.backoff_until_s:
+    # --- credits -----------------------------------------------------------------------------------------------------
+
+    def give(self, stage: Stage, tokens: int, nbytes: int) -> None:
+        """Work for a stage, and arena bytes."""
+        one = self.stages[stage]
+        self.credits += 1
+        one.own_tokens += tokens
+        one.own_pending += 1
+        one.own_bytes += nbytes
+        one.new_tokens += tokens
+        one.new_pending += 1
+        one.new_bytes += nbytes
+        self._candidates.clear()
+
+    def work_ended(self, stage: Stage, tokens: int, report: int) -> None:
+        """The work of a credit that was given when there had been so many reports; its bytes are still taken."""
+        one = self.stages[stage]
+        one.own_tokens -= tokens
+        one.own_pending -= 1
+        # A report of prefill or decode shrinks token by token: what it still counted of this work is not known.
+        if stage is Stage.ENCODE or report == self.reports:
+            one.new_tokens -= tokens
+            one.new_pending -= 1
+        self._candidates.clear()
+
+    def take_back(self, stage: Stage, nbytes: int) -> None:
+        one = self.stages[stage]
+        self.credits -= 1
+        one.own_bytes -= nbytes
+        one.new_bytes -= nbytes
+        self._candidates.clear()
+
+    # --- what goes wrong there ---------------------------------------------------------------------------------------
+
+    def refused_memory(self, until_s: float) -> None:
+        self.stages[Stage.ENCODE].full_until_s = until_s
+        self._candidates.clear()
+
+    def engine_failed(self, stage: Stage, now_s: float, first_backoff_s: float, longest_backoff_s: float) -> None:
+        one = self.stages[stage]
+        if now_s < one.backoff_until_s:
             return  # one bad pass fails many requests at once
-        self.backoff_until_s = now_s + min(first_backoff_s * 2 ** min(self.engine_failures, 30), longest_backoff_s)
-        self.engine_failures += 1
+        one.backoff_until_s = now_s + min(first_backoff_s * 2 ** min(one.engine_failures, 30), longest_backoff_s)
+        one.engine_failures += 1
+        self._candidates.clear()
 
-    def worked(self) -> None:
-        self.engine_failures, self.backoff_until_s = 0, float("-inf")
+    def worked(self, stage: Stage) -> None:
+        one = self.stages[stage]
+        if one.engine_failures:
+            one.engine_failures, one.backoff_until_s = 0, -inf
+            self._candidates.clear()
 
-    def encoder_view(self, now_s: float) -> EncoderView:
-        arena_bytes = self.info.arena_bytes if self.info is not None else 0
-        tokens, items, available = self.own_tokens, self.own_items, arena_bytes - self.own_bytes
-        if isinstance(self.load, EncoderLoad):
-            # Other routers' load is in the report alone; what is under way to the encoder is in the own books alone.
-            tokens = max(tokens, self.load.pending_tokens + self.new_tokens)
-            items = max(items, self.load.pending_items + self.new_items)
-            available = min(available, self.load.arena_available_bytes - self.new_bytes)
-        return EncoderView(
+    def may_be_tried_s(self, stage: Stage) -> tuple[float, float]:
+        """When it has, or had, been left alone for long enough, for each reason."""
+        one = self.stages[stage]
+        return one.full_until_s, one.backoff_until_s
+
+    # --- as the policies see it --------------------------------------------------------------------------------------
+
+    def candidate(self, stages: Stages, now_s: float) -> Candidate:
+        kept = self._candidates.get(stages)
+        if kept is not None and now_s < kept[1]:
+            return kept[0]
+        times = [at_s for stage in stages for at_s in self.may_be_tried_s(stage) if at_s > now_s]
+        made = self._candidate([self.stages[stage] for stage in stages], now_s, encodes=Stage.ENCODE in stages)
+        self._candidates[stages] = made, min(times, default=inf)
+        return made
+
+    def _candidate(self, stages: list[StageCredits], now_s: float, *, encodes: bool) -> Candidate:
+        info = self.info
+        arena_bytes = info.arena_bytes if info is not None and encodes else 0
+        tokens = sum(one.own_tokens for one in stages)
+        pending = sum(one.own_pending for one in stages)
+        available = arena_bytes - sum(one.own_bytes for one in stages)
+        loads = [one.load for one in stages if one.load is not None]
+        if loads:
+            # Other routers' load is in the report alone; what is under way to the instance is in the own books alone.
+            told = sum(load.pending_tokens for load in loads) + sum(one.new_tokens for one in stages)
+            tokens = max(tokens, told) if encodes else told
+            pending = max(pending, sum(load.pending for load in loads) + sum(one.new_pending for one in stages))
+            leased = sum(load.leased_bytes for load in loads) + sum(one.new_bytes for one in stages)
+            available = min(available, arena_bytes - leased)
+        return Candidate(
             name=self.name,
             usable=self.usable,
             pending_tokens=tokens,
-            pending_items=items,
+            pending=pending,
             arena_bytes=arena_bytes,
-            available_bytes=0 if now_s < self.full_until_s else available,
-            max_items=self.info.max_items if self.info is not None else 0,
-            backoff=now_s < self.backoff_until_s,
-        )
-
-    def text_view(self, now_s: float) -> TextView:
-        tokens, requests = self.own_tokens, self.own_items
-        if isinstance(self.load, TextLoad):
-            tokens = self.load.pending_tokens + self.new_tokens
-            reported = self.load.waiting_requests + self.load.running_requests
-            requests = max(requests, reported + self.new_items)
-        return TextView(
-            self.name,
-            self.usable,
-            tokens,
-            requests,
-            backoff=now_s < self.backoff_until_s,
-            instance_id=self.info.instance_id if self.info is not None else "",
+            available_bytes=0 if any(now_s < one.full_until_s for one in stages) else available,
+            max_items=info.max_items if info is not None and encodes else 0,
+            backoff=any(now_s < one.backoff_until_s for one in stages),
+            instance_id="" if info is None else info.instance_id,
         )

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ArenaFull,
@@ -21,14 +22,19 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ENCODE, TEXT, ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
     AskAgain,
     ClusterEffect,
     ClusterEvent,
+    Connect,
+    Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    MemberJoined,
+    MemberLeaving,
+    MemberLeft,
     Noticed,
     Tick,
     WakeAt,
@@ -47,7 +53,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.routing import EncoderView, TextView, Want
+from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 LIMITS = ClusterLimits(
@@ -71,9 +77,13 @@ class Checked(ClusterMachine):
 
 
 def cluster(*seen: str) -> ClusterMachine:
-    machine = Checked(ENCODERS, TEXTS, LIMITS)
+    """With all members, of which these have been seen."""
+    machine = Checked(LIMITS)
+    for name in ENCODERS + TEXTS:
+        machine.handle(MemberJoined(Member(name)), 0)
     for name in seen:
         machine.handle(InstanceSeen(name, info(name)), 0)
+    machine.handle(Tick(), 0)  # asked for before there was any text instance
     return machine
 
 
@@ -91,16 +101,33 @@ def refused(effects: list[ClusterEffect]) -> Refused:
     return found
 
 
-def load(tokens: int = 0, *, leased: int = 0, draining: bool = False) -> EncoderLoad:
-    return EncoderLoad(tokens, tokens and 1, 100, leased, 0, draining)
+def load(tokens: int = 0, *, items: int | None = None, leased: int = 0, draining: bool = False) -> InstanceLoad:
+    one = StageLoad(tokens, (tokens and 1) if items is None else items, leased)
+    return InstanceLoad({Stage.ENCODE: one}, draining)
 
 
-def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> EncoderView:
-    return next(view for view in machine.snapshot(now_s).encoders if view.name == name)
+def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
+    return InstanceLoad({Stage.PREFILL: StageLoad(tokens, waiting), Stage.DECODE: StageLoad(0, running)})
 
 
-def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> TextView:
-    return next(view for view in machine.snapshot(now_s).texts if view.name == name)
+def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
+    return next(one for one in machine.pool(ENCODE, now_s).candidates if one.name == name)
+
+
+def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
+    return next(one for one in machine.pool(TEXT, now_s).candidates if one.name == name)
+
+
+def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
+    """At the first thing that this instance is given."""
+    others = frozenset(ENCODERS + TEXTS) - {name}
+    if name in ENCODERS:
+        want = Want(0, 1, 1, (b"fails", b""), exclude=others)
+        grant = granted(machine.handle(CreditsWanted(99, (want,), wait=False), now_s)).grants[0]
+    else:
+        grant = text_granted(machine.handle(TextWanted(99, 1, avoid=others), now_s))
+    machine.handle(CallFailed(grant.credit, name, EngineFailure("failed")), now_s)
+    machine.handle(CreditReturned(grant.credit), now_s)
 
 
 def text_granted(effects: list[ClusterEffect]) -> Grant:
@@ -119,37 +146,37 @@ def wakes(effects: list[ClusterEffect]) -> list[float]:
 
 def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None:
     machine = cluster("a")
-    machine.handle(LoadReported("a", EncoderLoad(5, 1, 100, 20, 0)), 0)
+    machine.handle(LoadReported("a", load(5, leased=20)), 0)
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     view = encoder(machine, "a")
-    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (15, 2, 70)
+    assert (view.pending_tokens, view.pending, view.available_bytes) == (15, 2, 70)
     machine.handle(encoded(grant), 0)
     machine.handle(encoded(grant), 0)
     view = encoder(machine, "a")
-    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 70)
+    assert (view.pending_tokens, view.pending, view.available_bytes) == (5, 1, 70)
     machine.handle(CreditReturned(grant.credit), 0)
     machine.handle(CreditReturned(grant.credit), 0)
     view = encoder(machine, "a")
-    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (5, 1, 80)
+    assert (view.pending_tokens, view.pending, view.available_bytes) == (5, 1, 80)
 
 
 def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_not_taken_off_again() -> None:
     machine = cluster("t")
-    machine.handle(LoadReported("t", TextLoad(100, 1, 2)), 0)
+    machine.handle(LoadReported("t", text_load(100, 1, 2)), 0)
     first = text_granted(machine.handle(TextWanted(1, 60), 0))
-    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (160, 4)
     second = text_granted(machine.handle(TextWanted(2, 10), 0))
     machine.handle(CreditReturned(second.credit), 0)
-    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (160, 4)
-    machine.handle(LoadReported("t", TextLoad(40, 0, 1)), 0)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (160, 4)
+    machine.handle(LoadReported("t", text_load(40, 0, 1)), 0)
     machine.handle(CreditReturned(first.credit), 0)
-    assert (text(machine, "t").pending_tokens, text(machine, "t").pending_requests) == (40, 1)
+    assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (40, 1)
 
 
 def test_a_restarted_process_starts_from_nothing() -> None:
     machine = cluster("a")
     machine.handle(LoadReported("a", load(50, leased=60)), 0)
-    machine.handle(CallFailed(0, "a", EngineFailure("failed")), 0)
+    engine_fails(machine, "a")
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     assert not granted_at_once(machine, 1)
     [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
@@ -171,22 +198,22 @@ def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until
     for name, view, worked in ((item.name, encoder, encoded(item)), (place.name, text, FirstToken(place.credit))):
         now_s = 0.0
         for backoff_s in (1.0, 2.0, 4.0, 8.0, 8.0):
-            machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
-            machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s + backoff_s / 2)  # of the same bad pass
+            engine_fails(machine, name, now_s)
+            engine_fails(machine, name, now_s + backoff_s / 2)  # of the same bad pass
             assert view(machine, name, now_s + backoff_s - 0.01).backoff
             now_s += backoff_s
             assert not view(machine, name, now_s).backoff
-        machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
+        engine_fails(machine, name, now_s)
         machine.handle(worked, now_s)
         assert not view(machine, name, now_s).backoff
-        machine.handle(CallFailed(0, name, EngineFailure("failed")), now_s)
+        engine_fails(machine, name, now_s)
         assert view(machine, name, now_s + 0.99).backoff
         assert not view(machine, name, now_s + 1.0).backoff, "it starts over"
 
 
 def test_one_that_waits_for_a_backed_off_encoder_is_woken_when_that_is_over() -> None:
     machine = cluster("t", "a", "b")
-    machine.handle(CallFailed(0, "a", EngineFailure("failed")), 0)
+    engine_fails(machine, "a")
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     effects = machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
     assert wakes(effects) == [1.0]
@@ -238,17 +265,15 @@ def test_an_encoder_says_how_many_items_it_takes() -> None:
     assert (encoder(machine, "a").max_items, encoder(machine, "b").max_items) == (1, 0)
 
 
-def test_instances_are_counted_by_stage_and_state() -> None:
+def test_instances_are_counted_by_role_and_state() -> None:
     machine = cluster("a", "t", "u")
     machine.handle(InstanceSuspected("u"), 0)
     assert machine.states() == {
-        (Stage.ENCODE, "ready"): 1,
-        (Stage.ENCODE, "not seen yet"): 1,
-        (Stage.DECODE, "ready"): 1,
-        (Stage.DECODE, "not reachable"): 1,
+        (Role.E, "ready"): 1,
+        (None, "not seen yet"): 1,
+        (Role.PD, "ready"): 1,
+        (Role.PD, "not reachable"): 1,
     }
-    assert machine.info("a") == info("a")
-    assert machine.info("b") is None
 
 
 def test_what_is_missing_is_named() -> None:
@@ -295,10 +320,10 @@ def test_what_has_ended_no_longer_counts_and_other_routers_load_does() -> None:
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     assert grant.name == "b"
     machine.handle(encoded(grant), 0)
-    view = {encoder.name: encoder for encoder in machine.snapshot(0).encoders}
+    view = {one.name: one for one in machine.pool(ENCODE, 0).candidates}
     assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
     machine.handle(CreditReturned(grant.credit), 0)
-    assert machine.snapshot(0).encoders[1].available_bytes == 100
+    assert encoder(machine, "b").available_bytes == 100
     assert machine.outstanding == 0
 
 
@@ -369,7 +394,7 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_what_can_never_fit_is_refused_for_good() -> None:
-    error = refused(cluster("a", "b").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
+    error = refused(cluster("a", "b", "t", "u").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
     assert isinstance(error, InvalidRequest)
     assert "arenas of 200 bytes" in error.message
 
@@ -430,24 +455,134 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
     assert granted(machine.handle(Tick(), 0.5)).request == 1
 
 
-def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() -> None:
-    machine = Checked(("h/encoder",), ("h/text",), LIMITS, hybrids={"h/encoder": "h/text"})
-    whole = replace(info("h"), role=Role.EPD)
-    machine.handle(InstanceSeen("h/encoder", whole), 0)
-    assert machine.readiness().missing == ("prefill", "decode")
-    assert machine.readiness().instances == ("i-h: not seen yet",), "half of it was seen"
-    machine.handle(InstanceSeen("h/text", whole), 0)
+def test_an_instance_of_all_stages_is_one_with_a_load_for_each() -> None:
+    machine = Checked(LIMITS)
+    machine.handle(MemberJoined(Member("h")), 0)
+    machine.handle(InstanceSeen("h", replace(info("h"), role=Role.EPD)), 0)
     readiness = machine.readiness()
     assert (readiness.ready, readiness.instances) == (True, ("i-h: ready",))
-    assert machine.states() == {(Stage.ENCODE, "ready"): 1, (Stage.DECODE, "ready"): 1}
-    machine.handle(LoadReported("h/encoder", load(40)), 0)
-    machine.handle(LoadReported("h/text", TextLoad(7, 1, 0)), 0)
-    view = machine.snapshot(0.0)
-    assert ([e.pending_tokens for e in view.encoders], [t.pending_tokens for t in view.texts]) == ([40], [7])
-    machine.handle(InstanceSuspected("h/text"), 0)
+    assert machine.states() == {(Role.EPD, "ready"): 1}
+    machine.handle(LoadReported("h", InstanceLoad({**load(40).stages, **text_load(7, 1, 0).stages})), 0)
+    assert (encoder(machine, "h").pending_tokens, text(machine, "h").pending_tokens) == (40, 7)
+    engine_fails_at = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0].credit
+    machine.handle(CallFailed(engine_fails_at, "h", EngineFailure("failed")), 0)
+    assert encoder(machine, "h").backoff
+    assert not text(machine, "h").backoff, "the other engine works"
+    machine.handle(InstanceSuspected("h"), 0)
     assert machine.readiness().instances == ("i-h: not reachable",)
-    machine.handle(InstanceSeen("h/text", replace(whole, epoch=2)), 0)
-    assert machine.readiness().instances == ("i-h: ready", "i-h: ready"), "one of them is not the process it was"
+    assert not encoder(machine, "h").usable
+    assert not text(machine, "h").usable
+
+
+def test_an_instance_that_comes_back_in_another_role_is_in_that_roles_pools() -> None:
+    machine = cluster("a", "t")
+    machine.handle(InstanceSeen("a", replace(info("a", epoch=2), role=Role.PD)), 0)
+    assert machine.readiness().missing == ("encode",)
+    assert text(machine, "a").usable
+    assert [one.name for one in machine.pool(ENCODE, 0).candidates] == ["b", "u"], "those not seen may encode"
+
+
+@pytest.mark.parametrize("role", [Role.P, Role.D, Role.EP, Role.ED])
+def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> None:
+    machine = cluster("a")
+    machine.handle(InstanceSeen("t", replace(info("t"), role=role)), 0)
+    assert machine.readiness().missing == ("prefill", "decode")
+    assert isinstance(machine.handle(TextWanted(1, 10), 0)[0], Refused)
+
+
+# --- membership ------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_joins_is_connected_to_once_and_gets_work_when_it_was_seen() -> None:
+    machine = Checked(LIMITS)
+    assert Connect("a") in machine.handle(MemberJoined(Member("a")), 0)
+    assert Connect("a") not in machine.handle(MemberJoined(Member("a", epoch=1)), 0)
+    machine.handle(MemberJoined(Member("t")), 0)
+    machine.handle(InstanceSeen("t", info("t")), 0)
+    machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
+    assert granted(machine.handle(InstanceSeen("a", info("a")), 0.5)).request == 1
+
+
+@pytest.mark.parametrize("member", [Member("a", role=Role.PD), Member("a", model="n"), Member("a", epoch=2)])
+def test_one_that_is_not_what_its_member_is_said_to_be_gets_nothing(member: Member) -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(MemberJoined(member), 0)
+    assert "i-a: is not the member that is expected there" in machine.readiness().instances
+    grants = granted(machine.handle(CreditsWanted(1, wants(9, 9), wait=True), 0)).grants
+    assert {grant.name for grant in grants} == {"b"}
+    machine.handle(MemberJoined(Member("a", role=Role.E, model="m", epoch=1)), 0)
+    assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
+
+
+def test_one_that_leaves_without_work_is_forgotten_at_once() -> None:
+    machine = cluster("a", "b", "t")
+    machine.handle(CreditReturned(hold(machine, "a", b"0").credit), 0)
+    assert Disconnect("a") in machine.handle(MemberLeaving("a"), 0)
+    assert not machine.pool(ENCODE, 0).held
+    assert machine.readiness().instances == ("i-b: ready", "i-t: ready")
+
+
+def test_one_that_leaves_with_work_gets_nothing_new_and_is_forgotten_when_it_is_done() -> None:
+    machine = cluster("a", "t")
+    grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
+    dispatch = text_granted(machine.handle(TextWanted(1, 10), 0))
+    for name in ("a", "t"):
+        assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
+        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Noticed)], "once is enough"
+    assert machine.readiness().instances == ("i-a: leaving", "i-t: leaving")
+    assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
+    assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
+    machine.handle(encoded(grants[0]), 0)
+    assert not machine.pool(ENCODE, 0).held, "nobody is to go there for it"
+    machine.handle(CreditReturned(grants[0].credit), 0)
+    assert Disconnect("a") in machine.handle(CreditReturned(grants[1].credit), 0)
+    machine.handle(CallFailed(dispatch.credit, "t", Unavailable("draining")), 0)
+    assert Disconnect("t") in machine.handle(CreditReturned(dispatch.credit), 0), "reachable or not"
+    assert machine.outstanding == 0
+
+
+def test_one_that_stays_after_all_gets_work_again() -> None:
+    machine = cluster("a", "t")
+    grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
+    machine.handle(MemberLeaving("a"), 0)
+    assert Connect("a") not in machine.handle(MemberJoined(Member("a")), 0)
+    assert granted(machine.handle(CreditsWanted(2, wants(10, first=2), wait=True), 0))
+    assert Disconnect("a") not in machine.handle(CreditReturned(grant.credit), 0)
+
+
+def test_one_that_has_left_takes_its_credits_and_hints_along() -> None:
+    machine = cluster("a", "t")
+    first, second = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
+    machine.handle(encoded(first), 0)
+    assert Disconnect("a") in machine.handle(MemberLeft("a"), 0)
+    assert (machine.outstanding, dict(machine.pool(ENCODE, 0).held)) == (0, {})
+    for event in (
+        CreditReturned(first.credit),
+        encoded(second),
+        EmbeddingGone(first.credit),
+        FirstToken(second.credit),
+        CallFailed(second.credit, "a", EngineFailure("failed")),
+        CallFailed(second.credit, "a", InstanceLost("gone")),
+        InstanceSeen("a", info("a")),
+        InstanceSuspected("a"),
+        LoadReported("a", load(5)),
+        MemberLeaving("a"),
+        MemberLeft("a"),
+    ):
+        assert machine.handle(event, 0) == [], "nobody is there any more"
+    machine.handle(MemberJoined(Member("a")), 1)
+    machine.handle(InstanceSeen("a", info("a", epoch=2)), 1)
+    machine.handle(CreditReturned(second.credit), 1)
+    assert encoder(machine, "a").available_bytes == 100, "credits of its former life are not the new one's"
+
+
+def test_whoever_waits_for_the_last_encoder_is_told_when_none_comes() -> None:
+    machine = cluster("a", "t")
+    machine.handle(MemberLeft("b"), 0)
+    granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
+    machine.handle(CreditsWanted(2, wants(90, first=1), wait=True), 0)
+    assert wakes(machine.handle(MemberLeft("a"), 5)) == [6.0]
+    assert isinstance(refused(machine.handle(Tick(), 6.0)).error, Unavailable)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +591,7 @@ def test_an_instance_in_both_pools_is_one_that_is_ready_when_it_is_so_in_both() 
         InstanceSuspected("a"),
         LoadReported("a", load(draining=True)),
         InstanceSeen("a", info("a", model=replace(MODEL, revision="other"))),
-        InstanceSeen("a", replace(info("a"), role=Role.PD)),
+        MemberLeaving("a"),
     ],
 )
 def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSuspected) -> None:
@@ -531,7 +666,7 @@ def test_hints_are_bounded() -> None:
     machine = cluster("a", "b")
 
     def known() -> list[bytes]:
-        return sorted(digest for digest, _ in machine.snapshot(0).held)
+        return sorted(digest for digest, _ in machine.pool(ENCODE, 0).held)
 
     for number in range(5):
         hold(machine, "a", b"%d" % number)
@@ -547,7 +682,7 @@ def test_hints_are_bounded() -> None:
     machine.handle(CreditReturned(elsewhere.credit), 0)
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
     machine.handle(encoded(elsewhere), 0)
-    assert machine.snapshot(0).held[b"0", b""] == "a", "nor does what is told of a place given back"
+    assert machine.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does what is told of a place given back"
 
 
 @pytest.mark.parametrize(
@@ -578,18 +713,18 @@ def test_an_arena_that_is_full_is_a_matter_of_encoders_alone() -> None:
 
 def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
     machine = cluster("t", "u")
-    machine.handle(LoadReported("t", TextLoad(100, 0, 1)), 0)
-    machine.handle(LoadReported("u", TextLoad(0, 0, 0)), 0)
+    machine.handle(LoadReported("t", text_load(100, 0, 1)), 0)
+    machine.handle(LoadReported("u", text_load(0, 0, 0)), 0)
     chosen = []
     for run in range(4):
         last = text_granted(machine.handle(TextWanted(run, 60), 0))
         chosen.append(last.name)
     assert chosen == ["u", "u", "t", "u"]
     machine.handle(CreditReturned(last.credit), 0)
-    assert machine.snapshot(0).texts[1].pending_tokens == 120
+    assert text(machine, "u").pending_tokens == 120
     # A report replaces what was counted up to it.
-    machine.handle(LoadReported("u", TextLoad(10, 0, 2)), 0)
-    assert machine.snapshot(0).texts[1].pending_tokens == 10
+    machine.handle(LoadReported("u", text_load(10, 0, 2)), 0)
+    assert text(machine, "u").pending_tokens == 10
 
 
 def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_after_the_grace() -> None:
@@ -614,17 +749,13 @@ def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost(
     assert machine.handle(Tick(), 6.0) == []
 
 
-def test_two_instances_of_one_name_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="same name"):
-        ClusterMachine(["a"], ["a"], LIMITS)
-
-
 class Traffic(RuleBasedStateMachine):
     """Anything may happen in any order; credits never exceed the arenas, and in the end none is left."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = ClusterMachine(ENCODERS, TEXTS, LIMITS)
+        self.machine = ClusterMachine(LIMITS)
+        self.members: set[str] = set()
         self.now_s = 0.0
         self.run = 0
         self.waiting: set[int] = set()
@@ -637,6 +768,26 @@ class Traffic(RuleBasedStateMachine):
                 self.credits |= {grant.credit for grant in effect.grants}
             elif isinstance(effect, Refused):
                 self.waiting.discard(effect.request)
+            elif isinstance(effect, Connect):
+                assert effect.name not in self.members
+                self.members.add(effect.name)
+            elif isinstance(effect, Disconnect):
+                self.members.remove(effect.name)
+        self.credits &= self.machine.credits
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.sampled_from([None, None, 1]))
+    def join(self, name: str, epoch: int | None) -> None:
+        self.feed(self.machine.handle(MemberJoined(Member(name, epoch=epoch)), self.now_s))
+        assert name in self.members
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS))
+    def leave(self, name: str) -> None:
+        self.feed(self.machine.handle(MemberLeaving(name), self.now_s))
+
+    @rule(name=st.sampled_from(ENCODERS + TEXTS))
+    def left(self, name: str) -> None:
+        self.feed(self.machine.handle(MemberLeft(name), self.now_s))
+        assert name not in self.members
 
     @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
     def see(self, name: str, epoch: int) -> None:
@@ -652,7 +803,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(TEXTS), tokens=st.integers(0, 50))
     def report_text(self, name: str, tokens: int) -> None:
-        self.feed(self.machine.handle(LoadReported(name, TextLoad(tokens, 0, 0)), self.now_s))
+        self.feed(self.machine.handle(LoadReported(name, text_load(tokens, 0, 0)), self.now_s))
 
     @rule(sizes=st.lists(st.integers(1, 120), min_size=1, max_size=4), wait=st.booleans())
     def want(self, sizes: list[int], wait: bool) -> None:
@@ -695,13 +846,14 @@ class Traffic(RuleBasedStateMachine):
         self.machine.validate()
         assert self.machine.waiting == len(self.waiting)
         assert self.machine.outstanding == len(self.credits)
-        for encoder in self.machine.snapshot(self.now_s).encoders:
+        for encoder in self.machine.pool(ENCODE, self.now_s).candidates:
             assert encoder.pending_tokens >= 0
             assert encoder.available_bytes <= encoder.arena_bytes
 
     def teardown(self) -> None:
         """Once everything comes back, whoever waits is served, or told that it cannot be."""
         for name in ENCODERS:
+            self.feed(self.machine.handle(MemberJoined(Member(name)), self.now_s))
             self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))
         self.now_s += 10
         for _ in range(len(self.waiting) + 1):

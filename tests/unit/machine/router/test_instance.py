@@ -1,72 +1,106 @@
 """One instance as a router sees it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from triptych.domain.embedding import DType
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.instance import Instance, InstanceState
 
+ENCODE, TEXT = (Stage.ENCODE,), (Stage.PREFILL, Stage.DECODE)
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 INFO = InstanceInfo("i-a", 1, Role.E, MODEL, 1000, (), max_items=4)
 
 
+def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
+    made = Instance(Member("a", epoch=changes.pop("epoch", None)))
+    if info is not None:
+        made.seen(info)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    made.review(MODEL)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("instance", "state"),
+    ("changes", "state"),
     [
-        (Instance("a", Stage.ENCODE), InstanceState.NOT_SEEN),
-        (Instance("a", Stage.ENCODE, INFO), InstanceState.NOT_REACHABLE),
-        (Instance("a", Stage.DECODE, INFO, reachable=True), InstanceState.OTHER_ROLE),
-        (
-            Instance("a", Stage.ENCODE, replace(INFO, model=replace(MODEL, revision="s")), True),
-            InstanceState.OTHER_MODEL,
-        ),
-        (Instance("a", Stage.ENCODE, INFO, True, load=EncoderLoad(0, 0, 9, 0, 0, True)), InstanceState.DRAINING),
-        (Instance("a", Stage.ENCODE, INFO, True), InstanceState.READY),
+        ({"info": None}, InstanceState.NOT_SEEN),
+        ({"reachable": False}, InstanceState.NOT_REACHABLE),
+        ({"epoch": 2}, InstanceState.OTHER_MEMBER),
+        ({"info": replace(INFO, model=replace(MODEL, revision="s"))}, InstanceState.OTHER_MODEL),
+        ({"leaving": True, "draining": True}, InstanceState.LEAVING),
+        ({"draining": True}, InstanceState.DRAINING),
+        ({}, InstanceState.READY),
     ],
     ids=str,
 )
-def test_its_state_says_why_it_gets_nothing(instance: Instance, state: InstanceState) -> None:
-    assert instance.state_under(MODEL) is state
+def test_its_state_says_why_it_gets_nothing(changes: dict[str, Any], state: InstanceState) -> None:
+    made = instance(**changes)
+    assert made.state is state
+    assert made.candidate(ENCODE, 0.0).usable is (state is InstanceState.READY)
 
 
 def test_an_engine_that_fails_again_is_avoided_for_longer_until_it_works() -> None:
-    instance = Instance("a", Stage.ENCODE, INFO, True)
-    ends_s = []
-    for now_s in (0.0, 0.5, 1.0, 3.0, 7.0):  # the second is of the same bad pass
-        instance.engine_failed(now_s, 1.0, 5.0)
-        ends_s.append(instance.backoff_until_s)
-    assert ends_s == [1.0, 1.0, 3.0, 7.0, 12.0]
-    assert instance.encoder_view(11.9).backoff
-    instance.worked()
-    assert not instance.encoder_view(11.9).backoff
-    instance.engine_failed(20.0, 1.0, 5.0)
-    assert instance.backoff_until_s == 21.0
+    made = instance()
+    for failed_s, until_s in ((0.0, 1.0), (0.5, 1.0), (1.0, 3.0), (3.0, 7.0), (7.0, 12.0)):  # the second: same bad pass
+        made.engine_failed(Stage.ENCODE, failed_s, 1.0, 5.0)
+        assert made.candidate(ENCODE, until_s - 0.1).backoff
+    assert not made.candidate(TEXT, 11.9).backoff
+    made.worked(Stage.PREFILL)
+    assert made.candidate(ENCODE, 11.9).backoff
+    made.worked(Stage.ENCODE)
+    assert not made.candidate(ENCODE, 11.9).backoff
+    made.engine_failed(Stage.ENCODE, 20.0, 1.0, 5.0)
+    assert made.candidate(ENCODE, 20.9).backoff
+    assert not made.candidate(ENCODE, 21.0).backoff
 
 
 def test_a_report_and_what_was_given_since_make_up_an_encoders_load() -> None:
-    instance = Instance("a", Stage.ENCODE, INFO, True, state=InstanceState.READY)
-    instance.own_tokens = instance.new_tokens = 10
-    instance.own_items = instance.new_items = 1
-    instance.own_bytes = instance.new_bytes = 300
-    view = instance.encoder_view(0.0)
-    assert (view.usable, view.pending_tokens, view.pending_items, view.available_bytes) == (True, 10, 1, 700)
-    assert (view.arena_bytes, view.max_items) == (1000, 4)
-    instance.reported(EncoderLoad(50, 5, 400, 0, 0))
-    instance.new_tokens, instance.new_items, instance.new_bytes = 7, 1, 100
-    view = instance.encoder_view(0.0)
-    assert (view.pending_tokens, view.pending_items, view.available_bytes) == (57, 6, 300)
-    instance.full_until_s = 1.0
-    assert instance.encoder_view(0.9).available_bytes == 0
-    assert instance.encoder_view(1.0).available_bytes == 300
+    made = instance()
+    made.give(Stage.ENCODE, 10, 300)
+    view = made.candidate(ENCODE, 0.0)
+    assert (view.usable, view.pending_tokens, view.pending, view.available_bytes) == (True, 10, 1, 700)
+    assert (view.arena_bytes, view.max_items, view.instance_id) == (1000, 4, "i-a")
+    made.reported(InstanceLoad({Stage.ENCODE: StageLoad(50, 5, 400)}))
+    made.give(Stage.ENCODE, 7, 100)
+    view = made.candidate(ENCODE, 0.0)
+    assert (view.pending_tokens, view.pending, view.available_bytes) == (57, 6, 500)
+    made.refused_memory(1.0)
+    assert made.candidate(ENCODE, 0.9).available_bytes == 0
+    assert made.candidate(ENCODE, 1.0).available_bytes == 500
+    made.work_ended(Stage.ENCODE, 7, made.reports)
+    made.take_back(Stage.ENCODE, 100)
+    view = made.candidate(ENCODE, 1.0)
+    assert (view.pending_tokens, view.pending, view.available_bytes, made.credits) == (50, 5, 600, 1)
 
 
 def test_a_text_instances_report_replaces_what_was_given_before_it() -> None:
-    instance = Instance("t", Stage.DECODE, replace(INFO, role=Role.PD), True, state=InstanceState.READY)
-    instance.own_tokens, instance.own_items = 90, 3
-    assert (instance.text_view(0.0).pending_tokens, instance.text_view(0.0).pending_requests) == (90, 3)
-    instance.reported(TextLoad(40, 1, 1))
-    instance.new_tokens, instance.new_items = 5, 1
-    assert (instance.text_view(0.0).pending_tokens, instance.text_view(0.0).pending_requests) == (45, 3)
+    made = instance(replace(INFO, role=Role.PD))
+    for _ in range(3):
+        made.give(Stage.PREFILL, 30, 0)
+    view = made.candidate(TEXT, 0.0)
+    assert (view.pending_tokens, view.pending, view.arena_bytes) == (90, 3, 0)
+    made.reported(InstanceLoad({Stage.PREFILL: StageLoad(10, 1), Stage.DECODE: StageLoad(30, 1)}))
+    made.give(Stage.PREFILL, 5, 0)
+    view = made.candidate(TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (45, 4)
+    made.work_ended(Stage.PREFILL, 30, report=0)
+    view = made.candidate(TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (45, 3), "what the report still counted of it is not known"
+
+
+def test_how_it_looks_is_computed_again_only_when_something_has_changed() -> None:
+    made = instance()
+    made.engine_failed(Stage.ENCODE, 0.0, 1.0, 5.0)
+    first = made.candidate(ENCODE, 0.0)
+    assert made.candidate(ENCODE, 0.9) is first
+    second = made.candidate(ENCODE, 1.0)
+    assert second is not first
+    assert made.candidate(ENCODE, 100.0) is second
+    made.reported(InstanceLoad({}))
+    assert made.candidate(ENCODE, 100.0) is not second

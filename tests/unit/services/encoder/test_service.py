@@ -13,7 +13,7 @@ from tests.unit.services.panels import encode_request, encoder_panel, new_lease,
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeResult, LeaseRequest
 from triptych.domain.media import MediaInfo, Shard
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ArenaFull,
     DeadlineExceeded,
@@ -127,7 +127,7 @@ def test_an_item_that_everybody_left_while_it_waited_is_not_encoded() -> None:
             first = group.create_task(panel.service.encode(encode_request("first")))
             second = group.create_task(panel.service.encode(encode_request("second")))
             await asyncio.sleep(0.004)  # the first is in the tower, the second waits for it
-            assert panel.service.load().pending_items == 2
+            assert panel.service.load().at(Stage.ENCODE).pending == 2
             second.cancel()
             await panel.service.release(leases_of(await first))
             assert panel.engine.encoded_items == 1
@@ -401,10 +401,10 @@ def test_watchers_see_the_load_at_a_bounded_rate() -> None:
                 async for load in watch:
                     times.append(clock())
                     loads.append(load)
-                    if len(loads) > 3 and load.pending_items == 0:
+                    if len(loads) > 3 and load.at(Stage.ENCODE).pending == 0:
                         break
-            assert max(load.pending_items for load in loads) > 0
-            assert loads[-1].cached_embeddings == 30
+            assert max(load.at(Stage.ENCODE).pending for load in loads) > 0
+            assert panel.holdings.memory.cached == 30
             assert all(b - a >= 0.0199 for a, b in pairwise(times))
             await panel.service.release(leases_of(*[await call for call in calls]))
 

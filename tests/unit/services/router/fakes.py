@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
+from services.router.membership import FixedMembership
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
@@ -22,10 +24,10 @@ from triptych.domain.generation import (
     TextRequest,
     TokenChunk,
 )
-from triptych.domain.instance import EncoderLoad, InstanceInfo, ModelInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
 from triptych.media.sniff import MediaLimits
 from triptych.runtime.changes import Changes
@@ -66,6 +68,9 @@ class Mortal:
             return
         raise InstanceLost(f"{self.instance_id} is dead")
 
+    async def close(self) -> None:
+        """As a stub has it."""
+
     async def describe(self) -> InstanceInfo:
         await self.spend(0.001)
         return InstanceInfo(
@@ -96,8 +101,8 @@ class FakeEncoder(Mortal):
     def leased_bytes(self) -> int:
         return sum({ticket.key: ticket.slot_nbytes for ticket in self.leases.values()}.values())
 
-    def _load(self) -> EncoderLoad:
-        return EncoderLoad(self.working * 4, self.working, self.arena_bytes, self.leased_bytes, 0)
+    def _load(self) -> InstanceLoad:
+        return InstanceLoad({Stage.ENCODE: StageLoad(self.working * 4, self.working, self.leased_bytes)})
 
     def restart(self) -> None:
         super().restart()
@@ -156,7 +161,7 @@ class FakeEncoder(Mortal):
             self.leases.pop(one, None)
         self._changes.notify()
 
-    async def watch_load(self) -> AsyncGenerator[EncoderLoad]:
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
             yield self._load()
             await self.spend(0.05)
@@ -202,9 +207,9 @@ class FakeText(Mortal):
         encoder = self.encoders[ticket.holder]
         return encoder.epoch == ticket.epoch and not encoder._died.is_set() and ticket.lease_id in encoder.leases
 
-    async def watch_load(self) -> AsyncGenerator[TextLoad]:
+    async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
-            yield TextLoad(self.running * 10, 0, self.running)
+            yield InstanceLoad({Stage.DECODE: StageLoad(self.running * 10, self.running)})
             await self.spend(0.05)
 
 
@@ -238,10 +243,11 @@ async def bench(
     """All instances seen. Afterwards nothing may be held anywhere by those that live."""
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
+    instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
     async with TaskScope("router") as scope:
         router = RouterService(
-            {encoder.instance_id: encoder for encoder in pool},
-            {text.instance_id: text for text in text_pool},
+            FixedMembership(instances),
+            instances.__getitem__,
             settings=settings or RouterSettings(),
             prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(),

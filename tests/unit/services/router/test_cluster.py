@@ -12,7 +12,7 @@ from tests.unit.services.router.fakes import Bench, FakeEncoder, FakeText, ask, 
 from tests.unit.services.router.test_service import now_s, virtual
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, TextLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded, Unavailable
 from triptych.machine.router.shared_events import CallFailed
@@ -46,7 +46,7 @@ async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> 
         text = made.texts[0]
         watch, watches = text.watch_load, 0
 
-        async def watch_for_a_while() -> AsyncGenerator[TextLoad]:
+        async def watch_for_a_while() -> AsyncGenerator[InstanceLoad]:
             nonlocal watches
             watches += 1
             async with aclosing(watch()) as loads:
@@ -58,7 +58,7 @@ async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> 
         made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
         await asyncio.sleep(0.2)
         for _ in range(1000):
-            assert any(text.usable for text in made.router.cluster.view.texts)
+            assert any(text.usable for text in made.router.cluster.texts.candidates)
             await asyncio.sleep(0.001)
         assert watches > 5
 
@@ -167,7 +167,7 @@ async def test_a_short_absence_of_the_text_pool_fails_nobody() -> None:
         text = made.texts[0]
         text.kill()
         await asyncio.sleep(0.1)
-        assert not any(text.usable for text in made.router.cluster.view.texts)
+        assert not any(text.usable for text in made.router.cluster.texts.candidates)
         answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)] if n % 2 else []))) for n in range(6)]
         await asyncio.sleep(0.3)
         text.restart()

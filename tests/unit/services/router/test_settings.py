@@ -8,9 +8,9 @@ from services.router.settings import RouterSettings
 from triptych.runtime.settings import SettingsError
 
 
-def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> None:
-    settings = RouterSettings.load(["--text", "c:3"], {"TRIPTYCH_ROUTER_ENCODERS": "a:1,b:2"})
-    assert (settings.encoders, settings.text) == (("a:1", "b:2"), ("c:3",))
+def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> None:
+    assert RouterSettings.load(["--instances", "a:1,b:2"], {}).instances == ("a:1", "b:2")
+    assert RouterSettings.load([], {"TRIPTYCH_ROUTER_INSTANCES": "c:3"}).instances == ("c:3",)
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,7 @@ def test_endpoints_are_lists_in_the_environment_and_on_the_command_line() -> Non
         (["--first-backoff-s", "70"], "exceeds longest_backoff_s"),
         (["--min-lease-s", "70"], "exceeds max_lease_s"),
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
-        (["--encoders", "a:1", "--text", "a:1"], "as an encoder and as a text instance"),
-        (["--hybrid", "a:1,b:2", "--text", "b:2"], "b:2 is named as a hybrid instance and once more"),
-        (["--hybrid", "a:1", "--encoders", "a:1"], "a:1 is named as a hybrid instance and once more"),
+        (["--instances", "a:1,b:2,a:1"], "instances names a:1 twice"),
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
     ],
 )

@@ -1,6 +1,7 @@
 """The whole model in one process, wired up from its settings: two services on one port, one end."""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.text.mounted import app, settings_of_encoder
 from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
-from triptych.domain.stage import Role
-from triptych.rpc.stubs import EncoderStub, TextStub
+from triptych.domain.stage import Role, Stage
+from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.process import CannotStart
 
 MIB = 1 << 20
@@ -54,13 +55,16 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
     small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "transports": ("shm",), "packed_weight_bytes": 0}
     settings = told(**small, mount_encoder=f"--arena-bytes {MIB}", tpot_slo_s=0.05, max_sequences=4)
     async with app(settings) as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
-        encoder, text = (stub(f"127.0.0.1:{running.port}") for stub in (EncoderStub, TextStub))
-        one, other = await encoder.describe(), await text.describe()
-        assert one.role is other.role is Role.EPD
-        assert (one.instance_id, one.epoch, one.model) == (other.instance_id, other.epoch, other.model)
-        assert {offer.backend for offer in one.offers} == {"shm"}, "others do not read from memory to memory"
+        stub = InstanceStub(f"127.0.0.1:{running.port}")
+        info = await stub.describe()
+        assert info.role is Role.EPD
+        assert info.max_items
+        assert info.kv_tokens
+        assert {offer.backend for offer in info.offers} == {"shm"}, "others do not read from memory to memory"
+        async with aclosing(stub.watch_load()) as loads:
+            assert set((await anext(loads)).stages) == set(Stage)
         health: Any = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "triptych.v1.Text", "triptych.v1.Encoder"):
+        for name in ("", "triptych.v1.Text", "triptych.v1.Encoder", "triptych.v1.Instance"):
             status = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
             assert status.status == health_pb2.HealthCheckResponse.SERVING
         assert await running.missing() == ()
@@ -69,8 +73,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
         assert await running.missing() == ("it is draining",)
         status = await health.Check(health_pb2.HealthCheckRequest(service="triptych.v1.Encoder"), timeout=5)
         assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        for stub in (encoder, text):
-            await stub.close()
+        await stub.close()
 
 
 @pytest.mark.parametrize("side", ["text", "encoder"])

@@ -12,11 +12,11 @@ from tests.unit.services.panels import address_of, encode_and_keep_only_tickets,
 from triptych.domain.embedding import LeaseId
 from triptych.ports import Encoder, Peer
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.links import Link, LinkedEncoder
+from triptych.testing.links import Link, LinkedInstance
 from triptych.transport.peer_pool import PeerPool
 
 
-class Listening(LinkedEncoder):
+class Listening(LinkedInstance):
     """Writes down what it was given back."""
 
     def __init__(self, link: Link[Encoder]) -> None:
@@ -28,7 +28,7 @@ class Listening(LinkedEncoder):
         await super().release(lease_ids)
 
 
-def pool(**encoders: LinkedEncoder) -> PeerPool:
+def pool(**encoders: LinkedInstance) -> PeerPool:
     """Of encoders by their instance ids. Nothing is read: giving back needs no link."""
     stubs = {address_of(instance_id): encoder for instance_id, encoder in encoders.items()}
 
@@ -65,7 +65,7 @@ def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_the
             TaskScope("test") as scope,
         ):
             link = Link[Encoder]("bad", bad.service)
-            peers = pool(bad=LinkedEncoder(link), good=LinkedEncoder(Link("good", good.service)))
+            peers = pool(bad=LinkedInstance(link), good=LinkedInstance(Link("good", good.service)))
             back = Releases(peers, scope=scope, timeout_s=1.0)
             [[_, lost]] = await encode_and_keep_only_tickets(bad, "cat")
             [[_, kept]] = await encode_and_keep_only_tickets(good, "dog")

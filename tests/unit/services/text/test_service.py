@@ -26,7 +26,7 @@ from tests.unit.services.panels import (
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.sampling import Grammar, ResponseFormat
-from triptych.domain.stage import Role
+from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -40,7 +40,7 @@ from triptych.errors import (
 )
 from triptych.ports import Encoder, EngineOutput
 from triptych.testing.fakes import FakeTextEngine
-from triptych.testing.links import Link, LinkedEncoder
+from triptych.testing.links import Link, LinkedInstance
 from triptych.transport.memory import MemoryNetwork
 
 
@@ -272,7 +272,7 @@ def test_one_encoder_that_hangs_delays_nobody_who_needs_another() -> None:
             encoder_panel(network=network, instance_id="hung", settle=False) as hung,
         ):
             link: Link[Encoder] = Link("hung", hung.service)
-            encoders: list[Encoder] = [LinkedEncoder(link), good.service]
+            encoders: list[Encoder] = [LinkedInstance(link), good.service]
             async with text_panel(network, encoders) as text:
                 link.stall()
                 asked = question("who", await encode_and_keep_only_tickets(good, "cat"))
@@ -462,7 +462,7 @@ def test_several_answers_come_of_one_pull_and_one_place() -> None:
                 answers[choice] = tuple(tokens)
             assert answers[0] == asked.expected
             assert len(set(answers.values())) == 3
-            assert p.text.service.load().running_requests == 0
+            assert p.text.service.load().at(Stage.DECODE).pending == 0
 
     under_virtual_time(scenario)
 
@@ -483,7 +483,7 @@ def test_a_stop_string_ends_its_choice_alone() -> None:
                 for choice, events in stopped.items()
             }
             assert cut == texts | {1: texts[1][: texts[1].index(stop)]}
-            assert text.service.load().pending_tokens == 0
+            assert text.service.load().at(Stage.DECODE).pending_tokens == 0
 
     under_virtual_time(scenario)
 
@@ -758,12 +758,15 @@ def test_load_counts_what_waits_and_runs() -> None:
                 loads = []
                 async for load in watch:
                     loads.append(load)
-                    if len(loads) > 2 and not load.running_requests:
+                    if len(loads) > 2 and not load.at(Stage.DECODE).pending:
                         break
-            assert max(load.waiting_requests for load in loads) == 3
-            assert max(load.running_requests for load in loads) == 1
-            assert max(load.pending_tokens for load in loads) > 64
-            assert loads[-1].pending_tokens == 0
+            waiting, running = ([load.at(stage) for load in loads] for stage in (Stage.PREFILL, Stage.DECODE))
+            assert max(load.pending for load in waiting) == 3
+            assert max(load.pending for load in running) == 1
+            assert (
+                max(one.pending_tokens + other.pending_tokens for one, other in zip(waiting, running, strict=True)) > 64
+            )
+            assert (waiting[-1].pending_tokens, running[-1].pending_tokens) == (0, 0)
 
     under_virtual_time(scenario)
 

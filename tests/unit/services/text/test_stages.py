@@ -2,10 +2,14 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from services.text.hybrid import HybridInstance
+from services.text.settings import TextSettings
 from services.text.stages import Stages
 from tests.unit.services.panels import (
     ITEM_TOKENS,
@@ -19,7 +23,8 @@ from tests.unit.services.panels import (
     under_virtual_time,
 )
 from triptych.domain.encoding import EncodeResult
-from triptych.domain.stage import Role
+from triptych.domain.instance import StageLoad
+from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import EngineOutput
@@ -36,10 +41,18 @@ async def encode(p: Panels, *names: str) -> list[EncodeResult]:
     return results
 
 
-def test_both_services_say_that_they_are_one_instance_of_all_stages() -> None:
+def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
     async def scenario() -> None:
         async with hybrid_panels() as p:
-            assert (await p.text.service.describe()).role is Role.EPD
+            whole = HybridInstance(p.text.service, p.encoder.service, TextSettings(model=Path()))
+            info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
+            assert (encoder.role, text.role, info.role) == (Role.E, Role.PD, Role.EPD)
+            assert info == replace(encoder, role=Role.EPD, kv_tokens=text.kv_tokens)
+            async with aclosing(whole.watch_load()) as loads:
+                assert (await anext(loads)).stages == dict.fromkeys(Stage, StageLoad(0, 0))
+                kept = await p.encoder.service.encode(encode_request("bird"))
+                assert (await anext(loads)).at(Stage.ENCODE).leased_bytes > 0
+                await p.encoder.service.release([kept.ticket.lease_id, kept.router_lease])
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
             assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
 

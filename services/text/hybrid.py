@@ -1,0 +1,63 @@
+"""A text service and an encoder's in one process, as the one instance that they are."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from triptych import ports
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.generation import TextEvent, TextRequest
+from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.stage import Role
+from triptych.runtime.changes import Changes
+from triptych.runtime.settings import InstanceSettings
+
+
+class _Reporting(Protocol):
+    def load(self) -> InstanceLoad: ...
+
+    def when_changed(self, listener: Callable[[], None]) -> None: ...
+
+
+class ReportingEncoder(ports.Encoder, _Reporting, Protocol): ...
+
+
+class ReportingText(ports.Text, _Reporting, Protocol): ...
+
+
+class HybridInstance:
+    """``ports.Encoder`` and ``ports.Text``: one description and one load report, over the stages of both."""
+
+    def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
+        self._text = text
+        self._encoder = encoder
+        self._changes = Changes(
+            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
+        )
+        text.when_changed(self._changes.notify)
+        encoder.when_changed(self._changes.notify)
+
+    async def describe(self) -> InstanceInfo:
+        """What others read lies in the encoder's arena."""
+        text, encoder = await self._text.describe(), await self._encoder.describe()
+        return replace(encoder, role=Role.of(text.role.stages | encoder.role.stages), kv_tokens=text.kv_tokens)
+
+    def load(self) -> InstanceLoad:
+        text, encoder = self._text.load(), self._encoder.load()
+        return InstanceLoad({**encoder.stages, **text.stages}, text.draining or encoder.draining)
+
+    def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+        return self._changes.watch()
+
+    async def encode(self, request: EncodeRequest) -> EncodeResult:
+        return await self._encoder.encode(request)
+
+    async def lease(self, request: LeaseRequest) -> Ticket:
+        return await self._encoder.lease(request)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self._encoder.release(lease_ids)
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+        return self._text.generate(request)

@@ -1,0 +1,99 @@
+from triptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGE_UNSPECIFIED: _ClassVar[Stage]
+    STAGE_ENCODE: _ClassVar[Stage]
+    STAGE_PREFILL: _ClassVar[Stage]
+    STAGE_DECODE: _ClassVar[Stage]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_E: _ClassVar[Role]
+    ROLE_P: _ClassVar[Role]
+    ROLE_D: _ClassVar[Role]
+    ROLE_PD: _ClassVar[Role]
+    ROLE_EP: _ClassVar[Role]
+    ROLE_ED: _ClassVar[Role]
+    ROLE_EPD: _ClassVar[Role]
+STAGE_UNSPECIFIED: Stage
+STAGE_ENCODE: Stage
+STAGE_PREFILL: Stage
+STAGE_DECODE: Stage
+ROLE_UNSPECIFIED: Role
+ROLE_E: Role
+ROLE_P: Role
+ROLE_D: Role
+ROLE_PD: Role
+ROLE_EP: Role
+ROLE_ED: Role
+ROLE_EPD: Role
+
+class TransportOffer(_message.Message):
+    __slots__ = ("backend", "host", "metadata")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    host: str
+    metadata: bytes
+    def __init__(self, backend: _Optional[str] = ..., host: _Optional[str] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InstanceInfo(_message.Message):
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    epoch: int
+    role: Role
+    model: _common_pb2.ModelInfo
+    arena_bytes: int
+    offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
+    encoder_version: str
+    max_items: int
+    kv_tokens: int
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
+
+class WatchLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageLoad(_message.Message):
+    __slots__ = ("stage", "pending_tokens", "pending", "leased_bytes")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stage: Stage
+    pending_tokens: int
+    pending: int
+    leased_bytes: int
+    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., pending_tokens: _Optional[int] = ..., pending: _Optional[int] = ..., leased_bytes: _Optional[int] = ...) -> None: ...
+
+class InstanceLoad(_message.Message):
+    __slots__ = ("stages", "draining")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
+    draining: bool
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,41 @@
+"""What an instance says of itself, and of its load."""
+
+from collections.abc import Mapping
+
+from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
+from triptych.domain.stage import Stage
+from triptych.errors import InvalidRequest
+from triptych.v1 import instance_pb2
+from triptych.wire.common import MODEL
+from triptych.wire.flat import EnumPair, Pair
+
+_STAGE = EnumPair.of(Stage.__members__, instance_pb2.Stage.DESCRIPTOR)
+
+
+def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
+    return [
+        instance_pb2.StageLoad(
+            stage=_STAGE.to_wire[stage],
+            pending_tokens=one.pending_tokens,
+            pending=one.pending,
+            leased_bytes=one.leased_bytes,
+        )
+        for stage, one in load.stages.items()
+    ]
+
+
+def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, StageLoad]:
+    stages = {
+        _STAGE.from_wire[one.stage]: StageLoad(one.pending_tokens, one.pending, one.leased_bytes)
+        for one in message.stages
+    }
+    if len(stages) != len(message.stages):
+        raise InvalidRequest("a load report names a stage twice", param="stages")
+    return stages
+
+
+INSTANCE = Pair(
+    InstanceInfo, instance_pb2.InstanceInfo, nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer))
+)
+LOAD = Pair(InstanceLoad, instance_pb2.InstanceLoad, special={"stages": (_stages_to_wire, _stages_from_wire)})
+"""Raises InvalidRequest for a stage that is not known, or is there twice."""
