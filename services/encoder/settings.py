@@ -46,4 +46,9 @@ class EncoderSettings(InstanceSettings):
                 f"max_item_bytes ({self.max_item_bytes}) exceeds max_received_bytes ({self.max_received_bytes}): "
                 "such an item could never be taken"
             )
+        if self.max_item_bytes + MIB > self.max_message_bytes:
+            raise ValueError(
+                f"max_message_bytes ({self.max_message_bytes}) leaves less than 1 MiB beside an item of max_item_bytes "
+                f"({self.max_item_bytes}): such an item could never be received"
+            )
         return self

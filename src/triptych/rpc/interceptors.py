@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from triptych import errors
 from triptych.rpc.observer import CallObserver
-from triptych.wire.decode import REQUESTS
+from triptych.wire.decode import OWN_SERVICES, REQUESTS
 from triptych.wire.status import Status, error_to_status
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        decode = REQUESTS.get(handler_call_details.method) or _standard(handler.request_deserializer)
-        if handler.request_streaming:
-            return _streams(handler, decode, handler_call_details.method)
         method, metadata, observer = (
             handler_call_details.method,
             handler_call_details.invocation_metadata,
             self._observer,
         )
+        decode = REQUESTS[method] if method.startswith(OWN_SERVICES) else _standard(handler.request_deserializer)
+        if handler.request_streaming:
+            return _streams(handler, decode, method)
         if handler.response_streaming:
             inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.unary_stream)
 

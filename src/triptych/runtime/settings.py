@@ -164,6 +164,8 @@ class RpcServiceSettings(ServiceSettings):
 class InstanceSettings(RpcServiceSettings):
     """What every instance can be told that runs a half of the model and keeps embeddings in registered memory."""
 
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=256 << 20)
+    """Largest message of a call: one item, or one prompt. It is received whole before anything in it can be checked."""
     advertise_host: str = ""
     """Address under which peers reach this instance's memory over TCP; empty takes ``host``, which it then has to be."""
     instance_id: str = Field(default="", max_length=128)

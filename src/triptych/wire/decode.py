@@ -23,6 +23,8 @@ MAX_FIELDS = 1 << 17
 _VARINT_NBYTES = 10
 _CHAR_NBYTES = 4
 
+OWN_SERVICES = "/triptych."
+
 MessageT = TypeVar("MessageT", bound=Message)
 Decode = Callable[[bytes], Any]
 

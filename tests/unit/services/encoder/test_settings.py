@@ -20,6 +20,7 @@ def test_every_setting_is_described() -> None:
         [],
         ["--model", "m", "--host", "nowhere"],
         ["--model", "m", "--max-item-bytes", "100", "--max-received-bytes", "99"],
+        ["--model", "m", "--max-item-bytes", str(64 << 20)],
         ["--model", "m", "--dtype", "int8"],
     ],
 )
