@@ -82,9 +82,9 @@ class ChatForm:
         self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        # A chunk of text is the same but for its choice and its text: it is written once, and filled in per token.
-        opening, self._closing = self._chunk(0, {"content": ""}).rsplit(b'""', 1)
-        self._before_index, self._before_text = opening.rsplit(b'"index":0', 1)
+        # Chunks differ in little: one is written, the others fill it in.
+        self._opening, rest = self._chunk(0, {}).rsplit(b'"index":0', 1)
+        self._closing = rest[rest.index(b"}]") :]
 
     def whole(self, answer: WholeAnswer) -> api.ChatCompletion:
         choices: list[api.ChatChoice] = [
@@ -106,25 +106,29 @@ class ChatForm:
         }
 
     def begin(self, choices: int) -> bytes:
-        return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(choices))
+        return b"".join(self._plain(choice, b'{"role":"assistant","content":""}') for choice in range(choices))
 
     def chunk(self, event: TokenChunk) -> bytes:
         if not event.text and not (self._logprobs and event.logprobs):
             return b""
         if self._logprobs:
             return self._chunk(event.choice, {"content": event.text}, self._told(event.logprobs))
-        text = json.dumps(event.text).encode()
-        return b'%b"index":%d%b%b%b' % (self._before_index, event.choice, self._before_text, text, self._closing)
+        return self._plain(event.choice, b'{"content":%b}' % json.dumps(event.text).encode())
 
     def call(self, event: ToolCallMade) -> bytes:
         """In one piece: whether it is a call is known at its end."""
         return self._chunk(event.choice, {"tool_calls": [{"index": event.index, **_call(event.call)}]})
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        return self._chunk(event.choice, {}, finish_reason=event.reason.value)
+        return self._plain(event.choice, b"{}", b'"%b"' % event.reason.value.encode())
 
     def usage(self, usage: Usage) -> bytes:
         return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
+
+    def _plain(self, index: int, delta: bytes, reason: bytes = b"null") -> bytes:
+        """What ``_chunk`` writes of a choice without logprobs."""
+        choice = b'"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b' % (index, delta, reason)
+        return self._opening + choice + self._closing
 
     def _told(self, logprobs: Sequence[TokenLogprobs]) -> api.ChatLogprobs | None:
         if not self._logprobs:
@@ -140,11 +144,8 @@ class ChatForm:
         index: int,
         delta: api.Delta,
         logprobs: api.ChatLogprobs | None = None,
-        finish_reason: str | None = None,
     ) -> bytes:
-        return _event(
-            self._around([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
-        )
+        return _event(self._around([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}]))
 
     def _around(self, choices: list[api.ChatChunkChoice]) -> api.ChatCompletionChunk:
         chunk: api.ChatCompletionChunk = {
@@ -233,6 +234,7 @@ class CompletionForm:
         }
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
 
 
@@ -241,7 +243,7 @@ def error_event(error: TriptychError) -> bytes:
 
 
 def _event(document: Mapping[str, object]) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(document).encode() + b"\n\n"
 
 
 def _message(choice: WholeChoice) -> api.AssistantMessage:

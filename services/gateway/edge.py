@@ -3,9 +3,11 @@
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from http import HTTPStatus
 from math import isfinite
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from triptych.errors import (
     ExpectationFailed,
     InternalError,
     InvalidRequest,
+    NotFound,
     PermissionDenied,
     TriptychError,
     UnsupportedEncoding,
@@ -65,7 +68,8 @@ class Edge:
         began_s = self._clock()
         headers = Headers(scope=scope)
         request_id = self._request_id(headers)
-        scope.setdefault("state", {})["request_id"] = canonical(request_id)
+        scope.setdefault("state", {}).update(request_id=canonical(request_id), headers=headers)
+        scope["app"] = self  # without it the router answers what it has no route for by itself
         logs.request_id.set(canonical(request_id))
         status = 0
 
@@ -85,6 +89,8 @@ class Edge:
                 return
             self._check_headers(headers)
             await self._app(scope, receive, send_with_id)
+        except HTTPException as error:
+            await _no_route(error, scope)(scope, receive, send_with_id)
         except Exception as error:
             known = as_known(error, request_id)
             if status:  # the answer has begun and cannot be taken back: the server cuts it
@@ -125,7 +131,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
             source = scope["client"][0] if scope.get("client") else ""
-            scope["state"]["caller"] = self._keys.caller(Headers(scope=scope).getlist("authorization"), source)
+            scope["state"]["caller"] = self._keys.caller(scope["state"]["headers"].getlist("authorization"), source)
         await self._app(scope, receive, send)
 
 
@@ -135,6 +141,15 @@ def as_known(error: Exception, request_id: str) -> TriptychError:
         return error
     logger.error("request %s failed", request_id, exc_info=error)
     return InternalError(f"internal error; the server's log has the details under {request_id}")
+
+
+def _no_route(error: HTTPException, scope: Scope) -> JSONResponse:
+    """404 and 405 of the router, in the body of all errors."""
+    path = scope["path"][:200]
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return error_response(NotFound(f"there is nothing at {path!r}"))
+    known = InvalidRequest(f"{scope['method'][:20]} is not possible at {path!r}")
+    return JSONResponse(error_body(known), error.status_code, error.headers)
 
 
 def error_response(error: TriptychError, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -7,17 +7,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
-from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError
+from triptych.errors import Overloaded, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 
@@ -28,7 +25,6 @@ from .answers import (
     ChatForm,
     CompletionForm,
     Form,
-    error_body,
     error_event,
     model_body,
     tokens_body,
@@ -58,9 +54,8 @@ def create_app(
     new_id: Callable[[], str] = lambda: secrets.token_hex(16),
     connections: Callable[[], int] = lambda: 0,
     metrics: Metrics | None = None,
-) -> Starlette:
+) -> ASGIApp:
     """The ASGI application. ``new_id`` names requests whose client did not; ``connections`` counts the open ones."""
-    endpoints = Endpoints(gateway)
     limit = gateway.settings.max_connections
 
     def refused() -> TriptychError | None:
@@ -68,46 +63,31 @@ def create_app(
             return None
         return Overloaded(f"{limit} connections are open, which is the limit")
 
-    app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", Post(gateway, parse_chat, Generate(gateway, ChatForm)), methods=["POST"]),
-            Route(
-                "/v1/completions", Post(gateway, parse_completion, Generate(gateway, CompletionForm)), methods=["POST"]
-            ),
-            Route("/tokenize", Post(gateway, parse_tokenize, Tokenize(gateway)), methods=["POST"]),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{model_id:path}", endpoints.model),
-            Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
-            Route("/openapi.json", endpoints.openapi),
-            Route("/health", endpoints.health),
-            Route("/ready", endpoints.ready),
-            Route("/metrics", MetricsEndpoint(metrics or Metrics()).__call__),
-        ],
-        middleware=[
-            Middleware(
-                edge.Edge,
-                new_id=new_id,
-                taken=gateway.admission.is_running,
-                refused=refused,
-                hosts=gateway.settings.hosts,
-                clock=clock,
-            ),
-            Middleware(edge.AuthMiddleware, keys=gateway.keys),
-        ],
-        exception_handlers={HTTPException: _http_error},
+    router = Router(make_routes(gateway, metrics or Metrics()), redirect_slashes=False)
+    return edge.Edge(
+        edge.AuthMiddleware(router, keys=gateway.keys),
+        new_id=new_id,
+        taken=gateway.admission.is_running,
+        refused=refused,
+        hosts=gateway.settings.hosts,
+        clock=clock,
     )
-    app.router.redirect_slashes = False
-    return app
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the routing itself, in the body of all errors."""
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == 404:
-        return edge.error_response(NotFound(f"there is nothing at {request.url.path[:200]!r}"))
-    known = InvalidRequest(f"{request.method[:20]} is not possible at {request.url.path[:200]!r}")
-    return JSONResponse(error_body(known), error.status_code, error.headers)
+def make_routes(gateway: Gateway, metrics: Metrics) -> list[Route]:
+    endpoints = Endpoints(gateway)
+    return [
+        Route("/v1/chat/completions", Post(gateway, parse_chat, Generate(gateway, ChatForm)), methods=["POST"]),
+        Route("/v1/completions", Post(gateway, parse_completion, Generate(gateway, CompletionForm)), methods=["POST"]),
+        Route("/tokenize", Post(gateway, parse_tokenize, Tokenize(gateway)), methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{model_id:path}", endpoints.model),
+        Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
+        Route("/openapi.json", endpoints.openapi),
+        Route("/health", endpoints.health),
+        Route("/ready", endpoints.ready),
+        Route("/metrics", MetricsEndpoint(metrics).__call__),
+    ]
 
 
 class Endpoints:
@@ -176,7 +156,7 @@ class Post:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id: str = scope["state"]["request_id"]
         caller: Caller = scope["state"]["caller"]
-        headers = Headers(scope=scope)
+        headers: Headers = scope["state"]["headers"]
         edge.check_encoding(headers)
         settings = self._gateway.settings
         timeout_s = edge.timeout_s(headers, settings.request_timeout_s, settings.max_request_timeout_s)

@@ -11,7 +11,9 @@ import pytest
 
 from services.gateway.app import serve
 from services.gateway.keys import new_key
+from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
+from tests.integration.gateway.door import make_gateway
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
 from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
@@ -28,7 +30,10 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.errors import DeadlineExceeded, InvalidMedia, InvalidRequest, Unavailable
+from triptych.runtime.clock import monotonic
+from triptych.runtime.metrics import Metrics
 from triptych.runtime.process import CannotStart
+from triptych.testing.offload import InlineOffload
 
 COMPLETIONS = "/v1/completions"
 END = ChatFinished(Usage(prompt_tokens=4, completion_tokens=3))
@@ -435,8 +440,8 @@ async def test_a_connection_too_many_gets_an_error_in_the_body_of_all_errors(rou
 async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         document = (await client.get("/openapi.json")).json()
-        app = client._transport.app  # type: ignore[attr-defined]
-    routes = {route.path.replace(":path", "") for route in app.routes}
+    gateway = make_gateway(router, InlineOffload(), monotonic)
+    routes = {route.path.replace(":path", "") for route in make_routes(gateway, Metrics())}
     assert routes - {"/openapi.json"} == set(document["paths"])
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert {"n", "logprobs", "logit_bias", "response_format", "tools", "cache_salt"} <= set(fields)
