@@ -57,6 +57,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.transport --json benchmarks/results/transport.json
 	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
+	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (makes a 3.5 GB environment under build/)
 	scripts/vllm_client.sh

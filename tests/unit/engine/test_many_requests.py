@@ -155,7 +155,7 @@ def serve(model_dir: Path, contiguous: bool) -> Served:
         engine.prefix_hits_tokens,
         engine.kv_free_tokens,
         engine.kv_tokens,
-        (engine.embedding_nbytes, engine.pending_tokens, len(engine._sequences)),
+        (engine.embedding_nbytes, engine.pending_tokens, engine.has_work),
         *resident,
     )
 

@@ -1,166 +1,378 @@
-"""How the next token is chosen from logits, and what is told about it.
+"""Sampling: the next tokens of all sequences of a step, in one batch on the device of their logits.
 
-The order is vLLM's: the grammar and the ends that may not come yet, logit bias, penalties; then, unless the choice is
-greedy, temperature, min-p, top-k, top-p and the draw. Log-probabilities are those of the logits as the model gave
-them, before any of it (vLLM's ``raw_logprobs``).
+The order is vLLM's: the grammar and the ends that may not come yet, logit bias, penalties; then, unless a sequence is
+greedy, temperature, min-p, top-k, top-p and the draw. Log-probabilities are those of the logits as the model gave them,
+before any of it (vLLM's ``raw_logprobs``). Ties go to the lower token id, and one token always stays.
+
+A draw depends on (seed, choice, position) alone, so neither the sequences that share a batch nor a preemption change an
+answer. ``tests/unit/engine/decoder/reference_sampling.py`` has the same by definition, row by row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from triptych.domain.sampling import SamplingParams
-from triptych.ports import ScoredToken, Scores, TokenGrammar
+from triptych.engine.decoder.sequence import EngineSequence
+from triptych.engine.tensors import argmax
+from triptych.ports import ScoredToken, Scores
 
-_WORD = (1 << 64) - 1
-_LIKELY = (1024, 16_384)
-"""As many of the likeliest tokens are ranked before a whole vocabulary is sorted for top-p."""
-
-Logits = npt.NDArray[np.float32]
-
-
-class Sampler:
-    """Chooses the tokens of one choice. It remembers nothing between two tokens but the grammar's place."""
-
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        *,
-        prompt: Sequence[int],
-        eos_ids: frozenset[int],
-        choice: int = 0,
-        grammar: TokenGrammar | None = None,
-    ) -> None:
-        """``prompt`` counts for the repetition penalty alone."""
-        self._sampling = sampling
-        self._choice = choice
-        self._grammar = grammar
-        self._end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
-        self._ends = np.array(sorted(self._end_ids), dtype=np.intp)
-        self._biased = np.array([token_id for token_id, _ in sampling.logit_bias], dtype=np.intp)
-        self._bias = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
-        self._prompt = np.unique(np.array(prompt, dtype=np.intp))
-        self._repeats = sampling.repetition_penalty != 1
-        self._counts = bool(sampling.frequency_penalty or sampling.presence_penalty)
-        self._adjusts = bool(sampling.logit_bias) or self._repeats or self._counts or grammar is not None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is always the likeliest token, and nothing else is asked for."""
-        waits = self._sampling.min_tokens > 0 and len(self._ends) > 0
-        return self._sampling.temperature <= 0 and self._sampling.logprobs is None and not self._adjusts and not waits
-
-    def is_end(self, token_id: int) -> bool:
-        """Whether the answer ends with this token."""
-        return token_id in self._end_ids
-
-    def choose(self, logits: Logits, answer: Sequence[int], position: int) -> tuple[int, Scores | None]:
-        """The token at ``position`` of the sequence, after ``answer``, from its finite ``logits`` [vocabulary].
-
-        Raises ValueError when the grammar leaves no token.
-        """
-        early = len(answer) < self._sampling.min_tokens and len(self._ends)
-        adjusted = self._adjust(logits.copy(), answer, early=bool(early)) if self._adjusts or early else logits
-        token = choose(adjusted, self._sampling, position, self._choice)
-        if self._grammar is not None:
-            self._grammar.accept(token)
-        if self._sampling.logprobs is None:
-            return token, None
-        return token, score(logits, token, self._sampling.logprobs)
-
-    def _adjust(self, logits: Logits, answer: Sequence[int], *, early: bool) -> Logits:
-        """What is allowed, then bias, then penalties; changes ``logits``."""
-        if self._grammar is not None:
-            logits[~_bits(self._grammar.allowed(), len(logits))] = -np.inf
-            if not np.isfinite(logits).any():
-                raise ValueError("the grammar leaves no token")
-        if early:
-            ends = logits[self._ends]
-            logits[self._ends] = -np.inf
-            if not np.isfinite(logits).any():
-                logits[self._ends] = ends  # the grammar has come to its end: it goes before min_tokens
-        logits[self._biased] += self._bias
-        if self._repeats:
-            seen = np.union1d(self._prompt, np.array(answer, dtype=np.intp))
-            penalty = np.float32(self._sampling.repetition_penalty)
-            logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-        if self._counts:
-            said, times = np.unique(np.array(answer, dtype=np.intp), return_counts=True)
-            logits[said] -= (self._sampling.frequency_penalty * times + self._sampling.presence_penalty).astype("f4")
-        return logits
+_CHUNK = 1 << 17
+"""Float64 values that are computed at once on a CPU: they stay in its cache."""
+_SLACK = 1e-6
+"""By how much of itself a bound on logits is lowered: more than it is rounded by."""
 
 
-def choose(logits: Logits, sampling: SamplingParams, position: int, choice: int = 0) -> int:
-    """Greedy, or drawn from what temperature, min-p, top-k and top-p leave.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of one sequence, with log-probabilities where they were asked for."""
 
-    ``logits`` [vocabulary] are finite, or -inf for what is not allowed. The draw depends on (seed, choice, position)
-    alone (a counter-based generator), so neither the sequences that happen to share a batch nor a restart in the
-    middle of an answer change it.
+    token_id: int
+    scores: Scores | None = None
+
+
+def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sampled | Exception]:
+    """The next token of each sequence, from its row of finite ``logits`` [n, vocabulary], float32; changes ``logits``.
+
+    Grammars go on by the tokens that are chosen. An exception takes the place of a token where a grammar raises it or
+    leaves no token; it concerns that sequence alone.
     """
-    if sampling.temperature <= 0:
-        return int(logits.argmax())
-    tokens, weights = candidates(logits, sampling)
-    cumulative = weights.cumsum()
-    drawn = uniform(sampling.seed or 0, choice, position) * cumulative[-1]
-    return int(tokens[min(int(cumulative.searchsorted(drawn, side="right")), len(tokens) - 1)])
+    scored = [row for row, one in enumerate(sequences) if one.sampling.logprobs is not None]
+    raw = _rows(logits, scored).clone() if scored else logits
+    failures = _adjust(logits, sequences)
+    tokens = argmax(logits)
+    random = [row for row, one in enumerate(sequences) if one.sampling.temperature > 0 and row not in failures]
+    if random:
+        for row, token in zip(random, _draw(_rows(logits, random), [sequences[row] for row in random]), strict=True):
+            tokens[row] = token
+    scores = dict(zip(scored, _scores(raw, scored, tokens, sequences), strict=True)) if scored else {}
+    for row, one in enumerate(sequences):
+        if one.grammar is not None and row not in failures:
+            try:
+                one.grammar.accept(tokens[row])
+            except Exception as error:  # noqa: BLE001 - returned: it concerns one sequence
+                failures[row] = error
+    return [failures[row] if row in failures else Sampled(token, scores.get(row)) for row, token in enumerate(tokens)]
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that (seed, choice, position) decides."""
-    key = np.array([seed & _WORD, choice & _WORD], dtype=np.uint64)
-    counter = np.array([0, position & _WORD, 0, 0], dtype=np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+# --- what changes logits ----------------------------------------------------------------------------------------------
 
 
-def candidates(logits: Logits, sampling: SamplingParams) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """Token ids that may be drawn, in the order of the vocabulary, and their weights (the likeliest has 1).
+def _adjust(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> dict[int, Exception]:
+    """Grammar masks, early ends, bias, penalties, in place; returns the failures of grammars by row."""
+    failures: dict[int, Exception] = {}
+    if not any(one.is_adjusted for one in sequences):
+        return failures
+    _mask(logits, sequences, failures)
+    _forbid_ends(logits, sequences)
+    bias, repetition, counts = _Cells(), _Cells(), _Cells()
+    for row, one in enumerate(sequences):
+        sampling = one.sampling
+        if sampling.logit_bias:
+            bias.add(
+                row,
+                [token_id for token_id, _ in sampling.logit_bias],
+                np.array([value for _, value in sampling.logit_bias], dtype=np.float32),
+            )
+        answer = np.empty(0, dtype=np.intp)
+        if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
+            answer = np.array(one.answer, dtype=np.intp)
+        if sampling.repetition_penalty != 1:
+            repetition.add(row, np.concatenate((one.prompt_ids, answer)), np.float32(sampling.repetition_penalty))
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            there, times = np.unique(answer, return_counts=True)
+            penalty = sampling.frequency_penalty * times + sampling.presence_penalty
+            counts.add(row, there, penalty.astype(np.float32))
+    bias.change(logits, torch.add)
+    repetition.change(logits, lambda now, penalty: torch.where(now > 0, now / penalty, now * penalty))
+    counts.change(logits, torch.sub)
+    return failures
 
-    Temperature first, then min-p, then the k most likely, then the smallest set that holds ``top_p`` of what is left;
-    ties go to the lower id, and one token always stays.
-    """
-    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
-    tokens = np.flatnonzero(weights >= sampling.min_p if sampling.min_p else weights)
-    if 0 < sampling.top_k < len(tokens):
-        tokens = np.sort(tokens[_ranked(weights[tokens], sampling.top_k)])
-    if sampling.top_p < 1:
-        tokens = np.sort(tokens[_nucleus(weights[tokens], sampling.top_p)])
-    return tokens, weights[tokens]
+
+class _Cells:
+    """Values for some tokens of some rows, to be applied to logits in one go."""
+
+    def __init__(self) -> None:
+        self._rows: list[npt.NDArray[np.intp]] = []
+        self._token_ids: list[npt.NDArray[np.intp]] = []
+        self._values: list[npt.NDArray[np.float32]] = []
+
+    def add(self, row: int, token_ids: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """``values`` is one for each token, or one for all."""
+        columns = np.asarray(token_ids, dtype=np.intp)
+        self._rows.append(np.full(len(columns), row, dtype=np.intp))
+        self._token_ids.append(columns)
+        self._values.append(np.broadcast_to(np.asarray(values, dtype=np.float32), len(columns)))
+
+    def change(self, logits: torch.Tensor, how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        if self._rows:
+            cells = [
+                torch.from_numpy(np.concatenate(parts)).to(logits.device, non_blocking=True)
+                for parts in (self._rows, self._token_ids)
+            ]
+            values = torch.from_numpy(np.concatenate(self._values)).to(logits.device, non_blocking=True)
+            at = (cells[0], cells[1])
+            logits[at] = how(logits[at], values)
 
 
-def score(logits: Logits, token: int, alternatives: int) -> Scores:
-    """Log-softmax of ``logits`` for ``token`` and for the likeliest ``alternatives``, best first."""
-    highest = float(logits.max())
-    total = highest + float(np.log(np.exp(logits.astype(np.float64) - highest).sum()))
-    top = _ranked(logits, alternatives) if alternatives else ()
-    return Scores(
-        ScoredToken(token, float(logits[token]) - total),
-        tuple(ScoredToken(int(other), float(logits[other]) - total) for other in top),
+def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: dict[int, Exception]) -> None:
+    """Only what grammars allow. A mask has a bit for each token, the least significant first; what it lacks is 0."""
+    vocabulary = logits.shape[1]
+    width = -(-vocabulary // 8)
+    masks: dict[int, bytes] = {}
+    for row, one in enumerate(sequences):
+        if one.grammar is not None:
+            try:
+                masks[row] = one.grammar.allowed()[:width].ljust(width, b"\0")
+            except Exception as error:  # noqa: BLE001 - returned: it concerns one sequence
+                failures[row] = error
+    if not masks:
+        return
+    rows = torch.tensor(list(masks), device=logits.device)
+    packed = torch.frombuffer(bytearray().join(masks.values()), dtype=torch.uint8).view(len(masks), width, 1)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (packed.to(logits.device) >> shifts & 1).flatten(1)[:, :vocabulary].bool()
+    logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+    for row, possible in zip(masks, allowed.any(-1).tolist(), strict=True):
+        if not possible:
+            failures[row] = ValueError("the grammar leaves no token")
+
+
+def _forbid_ends(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> None:
+    """No end before ``min_tokens``, unless nothing else is left: a grammar that has come to its end goes first."""
+    for row, one in enumerate(sequences):
+        if one.is_early:
+            ends = torch.tensor(sorted(one.end_ids), device=logits.device)
+            before = logits[row, ends]
+            logits[row, ends] = -torch.inf
+            if one.grammar is not None and not logits[row].isfinite().any():
+                logits[row, ends] = before
+
+
+# --- the draw ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """What decides the draws of some rows, each [n, 1] in float64."""
+
+    highest: torch.Tensor
+    temperature: torch.Tensor
+    min_p: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    """int64; the vocabulary's size where there is none."""
+    uniform: torch.Tensor
+
+    def rows(self, index: Any) -> "_Draws":
+        return _Draws(
+            self.highest[index],
+            self.temperature[index],
+            self.min_p[index],
+            self.top_p[index],
+            self.top_k[index],
+            self.uniform[index],
+        )
+
+    def weights(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of some logits of these rows; the likeliest token has 1."""
+        return logits.double().sub_(self.highest).div_(self.temperature).exp_()
+
+    def pick(self, weights: torch.Tensor) -> torch.Tensor:
+        """[n, 1] indices of ``weights`` [n, m], each with the probability of its weight."""
+        cumulative = weights.cumsum(-1)
+        total = cumulative[:, -1:].contiguous()
+        at = torch.searchsorted(cumulative, self.uniform * total, right=True)
+        return torch.minimum(at, torch.searchsorted(cumulative, total))  # where u * total is rounded to the total
+
+
+def _draw(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[int]:
+    """A token for each row, by its temperature, min-p, top-k, top-p, seed and position."""
+    vocabulary, device = logits.shape[1], logits.device
+    drawn = uniform(
+        [one.sampling.seed or 0 for one in sequences],
+        [one.choice for one in sequences],
+        [one.length for one in sequences],
     )
+    numbers = [
+        (one.sampling.temperature, one.sampling.min_p, one.sampling.top_p, at)
+        for one, at in zip(sequences, drawn.tolist(), strict=True)
+    ]
+    temperature, min_p, top_p, chances = torch.tensor(numbers, dtype=torch.float64).to(device)[:, :, None].unbind(1)
+    top_k = [one.sampling.top_k if 0 < one.sampling.top_k < vocabulary else vocabulary for one in sequences]
+    highest = logits.amax(-1, keepdim=True).double()
+    draws = _Draws(highest, temperature, min_p, top_p, torch.tensor(top_k, device=device)[:, None], chances)
+    is_filtered = [m > 0 or p < 1 or k < vocabulary for (_, m, p, _), k in zip(numbers, top_k, strict=True)]
+    tokens = torch.empty(len(logits), dtype=torch.long, device=device)
+    for draw, wanted in ((_draw_from_all, False), (_draw_filtered, True)):
+        rows = [row for row, filtered in enumerate(is_filtered) if filtered == wanted]
+        if len(rows) == len(logits):
+            return draw(logits, draws).tolist()
+        if rows:
+            index = torch.tensor(rows, device=device)
+            tokens[index] = draw(logits[index], draws.rows(index))
+    return tokens.tolist()
 
 
-def _ranked(values: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the ``count`` largest, largest first; of equal ones the lower index comes first."""
-    if count >= len(values):
-        return np.argsort(-values, kind="stable")
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    indices = np.flatnonzero(values >= least)
-    return indices[np.argsort(-values[indices], kind="stable")][:count]
+def _draw_from_all(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Tokens [n], drawn from the whole vocabulary."""
+    chunks = ((draws.rows(part), logits[part]) for part in _chunks(logits))
+    return torch.cat([some.pick(some.weights(part)) for some, part in chunks])[:, 0]
 
 
-def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
-    """Indices of the smallest set of largest weights that holds ``top_p`` of their sum."""
-    wanted = top_p * float(weights.sum())
-    for count in (*_LIKELY, len(weights)):
-        ranked = _ranked(weights, count)
-        share = weights[ranked].cumsum()
-        if share[-1] >= wanted:
-            break
-    before = np.concatenate(([0.0], share[:-1]))
-    return ranked[: max(1, int((before < wanted).sum()))]
+def _draw_filtered(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Tokens [n], drawn from what min-p, top-k and top-p leave.
+
+    A lower bound on the logits of what they can leave takes the place of a sort of the whole vocabulary: the largest that
+    top-k or min-p allows, else that below which all tokens together have less than 1 - ``top_p`` of the weight.
+    """
+    vocabulary = logits.shape[1]
+    total = torch.full_like(draws.highest, torch.nan)
+    bound = draws.highest + draws.temperature * draws.min_p.log()
+    limited = (draws.top_k < vocabulary)[:, 0].nonzero()[:, 0]
+    if len(limited):
+        top_k = draws.top_k[limited]
+        best = logits[limited].topk(int(top_k.amax())).values.double()
+        bound[limited] = bound[limited].maximum(best.gather(1, top_k - 1))
+    open_ended = bound.isneginf()[:, 0].nonzero()[:, 0]
+    if len(open_ended):
+        some, rows = draws.rows(open_ended), logits[open_ended]
+        sums = [some.rows(part).weights(rows[part]).sum(-1, keepdim=True) for part in _chunks(rows)]
+        total[open_ended] = torch.cat(sums)
+        outside = (1 - some.top_p) * total[open_ended] / vocabulary
+        bound[open_ended] = some.highest + some.temperature * outside.log()
+    candidates = _at_least(logits, (bound - bound.abs() * _SLACK).float())
+    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    for rows in candidates.alike(1 if logits.device.type == "cpu" else len(logits)):
+        ids = candidates.padded(rows)
+        values = logits[rows[:, None], ids.clamp(min=0)].masked_fill_(ids < 0, -torch.inf)
+        tokens[rows] = _draw_ranked(values, ids, draws.rows(rows), total[rows])
+    return tokens
 
 
-def _bits(mask: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """A bit mask, least significant bit first, as ``count`` booleans; what it does not reach is False."""
-    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=min(count, 8 * len(mask)), bitorder="little")
-    return np.pad(bits, (0, count - len(bits))).astype(bool)
+def _draw_ranked(values: torch.Tensor, ids: torch.Tensor, draws: _Draws, total: torch.Tensor) -> torch.Tensor:
+    """Tokens [n], drawn from candidates: their logits and their ids, in ascending order, [n, m].
+
+    ``total`` is the weight that ``top_p`` is a share of; NaN where it is that of the candidates which min-p and top-k leave.
+    """
+    values, order = values.sort(dim=-1, descending=True, stable=True)
+    weights = draws.weights(values)
+    weights.masked_fill_(weights < draws.min_p, 0)
+    weights.masked_fill_(torch.arange(ids.shape[1], device=ids.device) >= draws.top_k, 0)
+    total = torch.where(total.isnan(), weights.sum(-1, keepdim=True), total)
+    before = weights.cumsum(-1)[:, :-1]
+    weights[:, 1:].masked_fill_((before >= draws.top_p * total) & (draws.top_p < 1), 0)
+    by_id = torch.zeros_like(weights).scatter_(1, order, weights)
+    return ids.gather(1, draws.pick(by_id))[:, 0]
+
+
+def uniform(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) that (seed, choice, position) decide: the first of numpy's ``Philox`` with that key and counter."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    word = (1 << 64) - 1
+    key = np.array([[seed & word for seed in seeds], [choice & word for choice in choices]], dtype=np.uint64)
+    step = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.uint64)
+    factors = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], dtype=np.uint64)
+    factors_low, factors_high = factors & low, factors >> half
+    even = np.zeros_like(key)  # words 0 and 2 of the counter; 1 and 3 are ``odd``
+    even[0] = 1
+    odd = np.zeros_like(key)
+    odd[0] = [position & word for position in positions]
+    for _ in range(10):
+        even_low, even_high = even & low, even >> half
+        middle = even_high * factors_low + (even_low * factors_low >> half)
+        carried = even_low * factors_high + (middle & low)
+        high = even_high * factors_high + (middle >> half) + (carried >> half)
+        even, odd = (high[::-1] ^ odd ^ key), (even * factors)[::-1]
+        key = key + step
+    numbers: npt.NDArray[np.float64] = (even[0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def _scores(
+    raw: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], sequences: Sequence[EngineSequence]
+) -> list[Scores]:
+    """Log-softmax of ``raw`` [n, vocabulary], the logits of ``rows``: of the chosen tokens, and of the likeliest."""
+    asked = [sequences[row].sampling.logprobs or 0 for row in rows]
+    highest = raw.amax(-1, keepdim=True).double()
+    sums = [(raw[part].double() - highest[part]).exp_().sum(-1, keepdim=True) for part in _chunks(raw)]
+    totals = torch.cat(sums).log_()
+    totals += highest
+    top_ids, top = _best(raw, max(asked), totals)
+    chosen = torch.tensor([tokens[row] for row in rows], device=raw.device)
+    logprobs = (raw.gather(1, chosen[:, None]).double() - totals)[:, 0].tolist()
+    return [
+        Scores(
+            ScoredToken(tokens[row], logprobs[at]),
+            tuple(map(ScoredToken, top_ids[at][: asked[at]], top[at][: asked[at]])),
+        )
+        for at, row in enumerate(rows)
+    ]
+
+
+def _best(raw: torch.Tensor, count: int, totals: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and log-probabilities of the ``count`` likeliest of each row, best first."""
+    count = min(count, raw.shape[1])
+    if not count:
+        return [[]] * len(raw), [[]] * len(raw)
+    candidates = _at_least(raw, raw.topk(count).values[:, -1:])
+    ids = candidates.padded(torch.arange(len(raw), device=raw.device))
+    values = raw.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, -torch.inf)
+    values, order = values.sort(dim=-1, descending=True, stable=True)
+    return ids.gather(1, order)[:, :count].tolist(), (values[:, :count].double() - totals).tolist()
+
+
+# --- rows and columns -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Some columns of each row, in ascending order: row after row in ``columns``, of row i from ``starts[i]`` on."""
+
+    columns: torch.Tensor
+    starts: torch.Tensor
+    counts: torch.Tensor
+
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of some rows, [n, most columns]; -1 behind the last of each."""
+        counts = self.counts[rows, None]
+        offsets = torch.arange(int(counts.amax()), device=rows.device)
+        at = (self.starts[rows, None] + offsets).clamp_(max=len(self.columns) - 1)
+        return self.columns[at].masked_fill_(offsets >= counts, -1)
+
+    def alike(self, chunks: int) -> Iterator[torch.Tensor]:
+        """All rows, those with like counts together: little is padded, to so many times a chunk of values at most."""
+        counts, rows = self.counts.sort()
+        widths = counts.tolist()
+        begin = 0
+        for end in range(1, len(widths) + 1):
+            if end == len(widths) or (end + 1 - begin) * widths[end] > chunks * _CHUNK:
+                yield rows[begin:end]
+                begin = end
+
+
+def _at_least(values: torch.Tensor, bound: torch.Tensor) -> _Candidates:
+    """Of [n, m]: the columns of each row with values of at least ``bound`` [n, 1]."""
+    mask = (values >= bound).flatten()
+    # Much faster than torch's on a CPU.
+    flat = torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
+    counts = torch.bincount(flat // values.shape[1], minlength=len(values))
+    return _Candidates(flat % values.shape[1], counts.cumsum(0) - counts, counts)
+
+
+def _chunks(values: torch.Tensor) -> Iterator[slice]:
+    """Rows that are computed at a time: as many as stay in a CPU's cache, all on a GPU."""
+    size = max(1, _CHUNK // values.shape[1]) if values.device.type == "cpu" else len(values)
+    for begin in range(0, len(values), size):
+        yield slice(begin, begin + size)
+
+
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]

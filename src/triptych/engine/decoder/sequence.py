@@ -1,54 +1,51 @@
-"""One sequence of the text engine: what it brings, and what may not enter at all."""
+"""A sequence of the text engine, and the checks that a request passes before it becomes one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from triptych.engine.decoder.sampling import Sampler
+from triptych.domain.sampling import SamplingParams
 from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
 from triptych.engine.tensors import from_bytes, is_finite
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
 from triptych.families.base import Span, filled_positions
-from triptych.machine.text.prefix_hashes import KeyedItem
-from triptych.machine.text.running_batch import sequence_id
-from triptych.ports import EmbeddingInput, EngineRequest
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
+from triptych.machine.text.sequence import Sequence as Scheduled
+from triptych.ports import EmbeddingInput, EngineRequest, TokenGrammar
 
 
-@dataclass(eq=False, slots=True)
-class RunningSequence:
-    """One choice of a request. ``token_ids`` are prompt and answer; how far it is says ``machine/text/running_batch.py``."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class EngineSequence(Scheduled):
+    """One choice of a request: what the scheduler knows of it, its inputs, and how its tokens are sampled."""
 
-    request_id: str
-    choice: int
-    sampler: Sampler
-    prompt_length: int
-    max_tokens: int
-    token_ids: list[int]
     plan: PromptPlan
+    sampling: SamplingParams
+    end_ids: frozenset[int]
+    """The answer ends with any of these."""
+    prompt_ids: npt.NDArray[np.intp]
+    """Unique tokens of the prompt, for the repetition penalty; empty without one."""
+    grammar: TokenGrammar | None = None
 
     @property
-    def sequence_id(self) -> str:
-        return sequence_id(self.request_id, self.choice)
+    def is_early(self) -> bool:
+        """Whether it may not end with its next token."""
+        return self.generated < self.sampling.min_tokens and bool(self.end_ids)
 
     @property
-    def answer(self) -> list[int]:
-        return self.token_ids[self.prompt_length :]
+    def is_adjusted(self) -> bool:
+        """Whether its logits are changed before a token is chosen."""
+        sampling = self.sampling
+        penalized = sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
+        return bool(penalized or sampling.logit_bias or self.grammar is not None or self.is_early)
 
     @property
-    def generated(self) -> int:
-        return len(self.token_ids) - self.prompt_length
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedRequest:
-    sequences: tuple[RunningSequence, ...]
-    plan: PromptPlan
-    items: tuple[KeyedItem, ...] | None
-    """What the identity of its prompt needs beside tokens; None where an item's is not known."""
-    nbytes: int
-    """Of the copies of its tensors."""
+    def takes_argmax(self) -> bool:
+        """Whether its next token is the argmax of its logits, and nothing else is asked for."""
+        return self.sampling.temperature <= 0 and self.sampling.logprobs is None and not self.is_adjusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,7 @@ class Limits:
     blocks_for: Callable[[int], int]
     """Blocks that a sequence of so many tokens takes."""
     max_sequences: int
+    shares_prefixes: bool
     max_embedding_nbytes: int
     vocabulary: int
     """Tokens that can be chosen."""
@@ -68,8 +66,10 @@ class Limits:
     eos_ids: frozenset[int]
 
 
-def accept(request: EngineRequest, adapter: DecoderAdapter, limits: Limits, device: torch.device) -> AcceptedRequest:
-    """Check a request and copy its tensors.
+def accept(
+    request: EngineRequest, adapter: DecoderAdapter, limits: Limits, device: torch.device
+) -> tuple[list[EngineSequence], int]:
+    """Check a request and copy its tensors; returns a sequence for each choice, and the bytes of the copies.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
     """
@@ -108,30 +108,44 @@ def accept(request: EngineRequest, adapter: DecoderAdapter, limits: Limits, devi
         raise InvalidRequest(f"token {outside} of the prompt is outside of the vocabulary of {limits.embeddings}")
     items = _place(request.embeddings, token_ids, limits.placeholder_ids, adapter, device)
     plan = adapter.plan(token_ids, items)
-    # Some vocabularies lack the placeholder; what stands for an item is replaced anyway.
+    # Some vocabularies lack the placeholder; its embedding is replaced anyway.
     embeddable = [token if 0 <= token < limits.embeddings else 0 for token in token_ids]
-    sequences = tuple(
-        RunningSequence(
+    prefix_hashes = _prefix_hashes(request, embeddable, items, plan, limits)
+    penalized = [token for token in known if token < limits.vocabulary] if sampling.repetition_penalty != 1 else []
+    prompt_ids = np.unique(np.array(penalized, dtype=np.intp))
+    end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else limits.eos_ids)
+    sequences = [
+        EngineSequence(
             request_id=request.request_id,
             choice=choice,
-            sampler=Sampler(
-                sampling,
-                prompt=[token for token in known if token < limits.vocabulary],
-                eos_ids=limits.eos_ids,
-                choice=choice,
-                grammar=request.grammar.fork() if request.grammar is not None else None,
-            ),
-            prompt_length=prompt,
-            max_tokens=max_tokens,
             token_ids=list(embeddable),
+            prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            bidirectional=plan.bidirectional,
+            prefix_hashes=prefix_hashes.fork() if prefix_hashes is not None else None,
             plan=plan,
+            sampling=sampling,
+            end_ids=end_ids,
+            prompt_ids=prompt_ids,
+            grammar=request.grammar.fork() if request.grammar is not None else None,
         )
         for choice in range(sampling.n)
-    )
-    keyed = tuple(
-        KeyedItem(given.key, item.positions) for given, item in zip(request.embeddings, items, strict=True) if given.key
-    )
-    return AcceptedRequest(sequences, plan, keyed if len(keyed) == len(items) else None, nbytes)
+    ]
+    return sequences, nbytes
+
+
+def _prefix_hashes(
+    request: EngineRequest, token_ids: Sequence[int], items: Sequence[PlacedItem], plan: PromptPlan, limits: Limits
+) -> PrefixHashes | None:
+    """None where prefixes are not shared, or an item's identity is not known."""
+    keys = [given.key for given in request.embeddings]
+    if not limits.shares_prefixes or not all(keys):
+        return None
+    keyed = [KeyedItem(key, item.positions) for key, item in zip(keys, items, strict=True)]
+    salt = request.tenant_salt
+    if plan.looks_ahead:
+        salt = b"".join((salt, *(b"%d:" % len(key) + key for key in keys)))
+    return PrefixHashes(limits.block_tokens, token_ids, keyed, salt=salt)
 
 
 def _place(

@@ -1,7 +1,7 @@
 """The text engine: continuous batching over an unmodified transformers decoder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner, Result
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.packed_weights import pack
-from triptych.engine.decoder.sequence import AcceptedRequest, Limits, RunningSequence, accept
+from triptych.engine.decoder.sampling import Sampled, sample
+from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner, measured_budget, measured_forward_s
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
@@ -22,7 +23,6 @@ from triptych.engine.heap import keep_freed
 from triptych.engine.weight_loading import ModelPart, load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.machine.text.running_batch import BatchLimits, Part, RunningBatch, Step
 from triptych.ports import EngineOutput, EngineRequest
 
@@ -90,7 +90,7 @@ class TransformersTextEngine:
                 max_sequences,
                 measured_budget(made, self._adapter, tpot_slo_s, most=most, least=min(max_sequences, most)),
             )
-        self._batch = RunningBatch(
+        self._batch: RunningBatch[EngineSequence] = RunningBatch(
             KvBlocks(made.blocks, contiguous=made.contiguous),
             BatchLimits(
                 made.block_tokens,
@@ -106,13 +106,13 @@ class TransformersTextEngine:
             block_tokens=made.block_tokens,
             blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
+            shares_prefixes=self._batch.shares_prefixes,
             max_embedding_nbytes=max_embedding_bytes,
             eos_ids=_eos_ids(model),
             placeholder_ids=checkpoint.family.placeholder_ids,
             vocabulary=self._vocabulary(),
             embeddings=decoder.get_input_embeddings().num_embeddings,
         )
-        self._sequences: dict[str, dict[int, RunningSequence]] = {}
         self._embedding_nbytes: dict[str, int] = {}
 
     @property
@@ -133,7 +133,7 @@ class TransformersTextEngine:
 
     @property
     def kv_free_tokens(self) -> int:
-        """Tokens that the KV cache has room for now, of ``kv_tokens``; what is only kept for later counts as room."""
+        """Tokens that the KV cache has room for now, of ``kv_tokens``; cached prefixes without an owner count as room."""
         return self._batch.blocks.available * self._limits.block_tokens
 
     @property
@@ -142,17 +142,17 @@ class TransformersTextEngine:
 
     @property
     def prefix_queries_tokens(self) -> int:
-        """Tokens of all requests so far whose beginning was looked up."""
+        """Prompt tokens so far that were looked up in the prefix cache."""
         return self._batch.prefix_queries_tokens
 
     @property
     def prefix_hits_tokens(self) -> int:
-        """... and was there, so that it was not computed."""
+        """... and were found there, so that they were not computed."""
         return self._batch.prefix_hits_tokens
 
     @property
     def preemptions(self) -> int:
-        """How often a sequence was put back so far, to be computed again."""
+        """How often a sequence was preempted so far."""
         return self._batch.preemptions
 
     @property
@@ -178,36 +178,25 @@ class TransformersTextEngine:
         Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the copies of others leave no
         room, EngineFailure for non-finite embeddings.
         """
-        if request.request_id in self._sequences:
+        if request.request_id in self._batch:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        accepted = accept(request, self._adapter, self._limits, self._device)
-        if self.embedding_nbytes + accepted.nbytes > self._limits.max_embedding_nbytes:
+        sequences, nbytes = accept(request, self._adapter, self._limits, self._device)
+        if self.embedding_nbytes + nbytes > self._limits.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
-        first = accepted.sequences[0]
-        self._batch.add(
-            request.request_id,
-            choices=len(accepted.sequences),
-            prompt_tokens=first.prompt_length,
-            max_tokens=first.max_tokens,
-            bidirectional=accepted.plan.bidirectional,
-            prefix_hashes=self._prefix_hashes(accepted, request.tenant_salt),
-        )
-        self._sequences[request.request_id] = {one.choice: one for one in accepted.sequences}
-        self._embedding_nbytes[request.request_id] = accepted.nbytes
+        self._batch.add(sequences)
+        self._embedding_nbytes[request.request_id] = nbytes
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Forget a request, or one choice of it, and free its memory at once; what is unknown or over is fine."""
         self._remove(request_id, choice, is_sound=True)
 
     def _remove(self, request_id: str, choice: int | None, *, is_sound: bool) -> None:
-        self._runner.drop(self._batch.remove(request_id, choice, is_sound=is_sound))
-        left = self._batch.choices(request_id)
-        sequences = self._sequences.get(request_id, {})
-        for gone in set(sequences).difference(left):
-            del sequences[gone]
-        if not sequences:
-            self._sequences.pop(request_id, None)
+        self._drop(self._batch.remove(request_id, choice, is_sound=is_sound))
+        if request_id not in self._batch:
             self._embedding_nbytes.pop(request_id, None)
+
+    def _drop(self, sequences: Iterable[EngineSequence]) -> None:
+        self._runner.drop([one.sequence_id for one in sequences])
 
     def full_decode_s(self) -> float:
         """How long a step of as many sequences takes as can run, measured now: to be asked before the first request."""
@@ -221,17 +210,30 @@ class TransformersTextEngine:
         """One pass. Tells of the choices that got a token (an end-of-sequence token included) and of what failed."""
         return self._run(self._batch.plan())
 
-    def _run(self, step: Step) -> list[EngineOutput]:
-        self._runner.drop(step.preempted)
+    def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
+        self._drop(step.preempted)
         self._runner.copy(step.copies)
         if not step.parts:
             return []
-        sequences = [self._sequences[part.request_id][part.choice] for part in step.parts]
-        work = [self._work(part, one) for part, one in zip(step.parts, sequences, strict=True)]
+        results = self._runner.run([self._forward_input(part) for part in step.parts])
         outputs: list[EngineOutput] = []
-        for part, one, result in zip(step.parts, sequences, self._runner.run(work), strict=True):
-            if part.request_id in self._sequences:  # unless another choice of it has failed just now
-                outputs += self._conclude(part, one, result)
+        extended: list[tuple[EngineSequence, ForwardOutput]] = []
+        for part, result in zip(step.parts, results, strict=True):
+            if part.sequence.request_id not in self._batch:
+                continue  # another choice of it has failed just now
+            if isinstance(result, EngineFailure):
+                outputs.append(self._fail(part.sequence, result))
+                continue
+            self._batch.advance(part.sequence, part.count)
+            if result is not None and result.is_finite:
+                extended += [(one, result) for one in self._fork(part.sequence)]
+            elif result is not None:
+                logger.error("sequence %s has logits that are not finite", part.sequence.sequence_id)
+                error = EngineFailure("the model's output for this request is not finite")
+                outputs.append(self._fail(part.sequence, error))
+        for (one, _), token in zip(extended, self._sample(extended), strict=True):
+            if one.request_id in self._batch:
+                outputs.append(self._extend(one, token))
         return outputs
 
     @torch.inference_mode()
@@ -240,58 +242,65 @@ class TransformersTextEngine:
         nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._adapter.decoder.dtype, device=self._device)
         return int(self._adapter.logits(nothing).shape[1])
 
-    def _work(self, part: Part, one: RunningSequence) -> ForwardInput:
-        name = one.sequence_id
+    def _forward_input(self, part: Part[EngineSequence]) -> ForwardInput:
+        one = part.sequence
         return ForwardInput(
-            name,
+            one.sequence_id,
             one.token_ids[part.first : part.first + part.count],
             one.plan,
             part.first,
-            self._batch.blocks.table(name),
-            self._batch.blocks.is_contiguous(name),
+            self._batch.blocks.table(one.sequence_id),
+            self._batch.blocks.is_contiguous(one.sequence_id),
             part.reaches_end,
-            wants_logits=not one.sampler.is_plain or len(self._batch.choices(part.request_id)) > 1,
+            wants_logits=not one.takes_argmax or bool(one.followers),
         )
 
-    def _conclude(self, part: Part, one: RunningSequence, result: Result) -> list[EngineOutput]:
-        """Advance a sequence by what was computed; the first of a request takes the others along past the prompt."""
-        if isinstance(result, EngineFailure):
-            return [self._fail(one, result)]
-        self._batch.advance(part.request_id, part.choice, part.count)
-        if result is None:
-            return []
-        if not result.is_finite:
-            logger.error("sequence %s has logits that are not finite", one.sequence_id)
-            return [self._fail(one, EngineFailure("the model's output for this request is not finite"))]
-        others, copies = self._batch.fork(part.request_id, part.choice)
-        following = [self._sequences[part.request_id][choice] for choice in others]
+    def _fork(self, leader: EngineSequence) -> list[EngineSequence]:
+        """A sequence that gets its next token, and the choices that begin with what it has computed."""
+        followers, copies = self._batch.fork(leader)
         self._runner.copy(copies)
-        self._runner.fork(one.sequence_id, [other.sequence_id for other in following])
-        outputs: list[EngineOutput] = []
-        for each in (one, *following):
-            outputs.append(self._extend(each, result))
-            if outputs[-1].error is not None:
-                break
-        return outputs
+        self._runner.fork(leader.sequence_id, [one.sequence_id for one in followers])
+        return [leader, *followers]
 
-    def _extend(self, one: RunningSequence, outcome: ForwardOutput) -> EngineOutput:
-        """Give a sequence its next token; let it go when that was its last."""
-        scores = None
+    @torch.inference_mode()
+    def _sample(self, extended: Sequence[tuple[EngineSequence, ForwardOutput]]) -> list[Sampled | Exception]:
+        """The next token of each: the argmax that the pass has given, or sampled in one batch."""
+        tokens: list[Sampled | Exception] = [Sampled(output.argmax) for _, output in extended]
+        rows, logits = list[int](), list[torch.Tensor]()
+        for row, (one, output) in enumerate(extended):
+            if output.logits is not None and not one.takes_argmax:
+                rows.append(row)
+                logits.append(output.logits)
+        if rows:
+            sampled = self._sample_batch([extended[row][0] for row in rows], logits)
+            for row, token in zip(rows, sampled, strict=True):
+                tokens[row] = token
+        return tokens
+
+    def _sample_batch(
+        self, sequences: Sequence[EngineSequence], logits: Sequence[torch.Tensor]
+    ) -> list[Sampled | Exception]:
+        """One batch; when it fails, each row by itself, so that only the culprit fails."""
         try:
-            token = outcome.likeliest
-            if not one.sampler.is_plain:
-                if outcome.logits is None:
-                    raise AssertionError("logits were wanted")  # noqa: TRY301 - ends the request, as any defect here
-                token, scores = one.sampler.choose(outcome.logits, one.answer, len(one.token_ids))
-        except TriptychError as error:
-            return self._fail(one, error)
-        except Exception:
-            logger.exception("no token can be chosen for sequence %s", one.sequence_id)
+            return sample(torch.stack(list(logits)), sequences)
+        except Exception as error:
+            if len(sequences) == 1:
+                return [error]
+            logger.warning("sampling %d sequences failed: trying them one by one", len(sequences), exc_info=True)
+            return [
+                token for one, row in zip(sequences, logits, strict=True) for token in self._sample_batch([one], [row])
+            ]
+
+    def _extend(self, one: EngineSequence, token: Sampled | Exception) -> EngineOutput:
+        """Append a sequence's next token; remove it when that was its last."""
+        if isinstance(token, TriptychError):
+            return self._fail(one, token)
+        if isinstance(token, Exception):
+            logger.error("no token can be chosen for sequence %s", one.sequence_id, exc_info=token)
             return self._fail(one, EngineFailure("the engine failed on this request"))
-        one.token_ids.append(token)
-        self._batch.extend(one.request_id, one.choice, token)
+        one.append(token.token_id)
         finish_reason = None
-        if one.sampler.is_end(token):
+        if token.token_id in one.end_ids:
             finish_reason = FinishReason.STOP
         elif one.generated == one.max_tokens:
             finish_reason = FinishReason.LENGTH
@@ -299,24 +308,16 @@ class TransformersTextEngine:
             self.cancel(one.request_id, one.choice)
         return EngineOutput(
             one.request_id,
-            (token,),
+            (token.token_id,),
             finish_reason,
             choice=one.choice,
-            scores=() if scores is None else (scores,),
+            scores=() if token.scores is None else (token.scores,),
         )
 
-    def _fail(self, one: RunningSequence, error: TriptychError) -> EngineOutput:
-        """Give up all choices of a request; nobody is to make use of what was computed of it."""
+    def _fail(self, one: EngineSequence, error: TriptychError) -> EngineOutput:
+        """Give up all choices of a request; what was computed of it is not shared."""
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
-
-    def _prefix_hashes(self, accepted: AcceptedRequest, salt: bytes) -> PrefixHashes | None:
-        """What the prompt is, where that is known of all its items."""
-        if accepted.items is None or not self._batch.shares_beginnings:
-            return None
-        if accepted.plan.looks_ahead:
-            salt = b"".join((salt, *(b"%d:" % len(item.key) + item.key for item in accepted.items)))
-        return PrefixHashes(self._limits.block_tokens, accepted.sequences[0].token_ids, accepted.items, salt=salt)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:

@@ -51,9 +51,9 @@ def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | 
             assert torch.allclose(made[0, row, head], weights @ values, atol=1e-5)
 
 
-def test_the_first_of_equal_logits_is_the_likeliest() -> None:
+def test_the_first_of_equal_logits_is_the_argmax() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -4.0]])
-    assert [one.likeliest for one in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
+    assert [one.argmax for one in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
 
 
 def test_logits_that_are_not_finite_are_told() -> None:

@@ -1,19 +1,23 @@
-"""Choosing tokens: by the definitions, and as transformers' own processors do it."""
+"""Sampling in one batch: equal to its reference, which is held against definitions and transformers' own processors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as untyped_hf
 
+from tests.unit.engine.decoder.reference_sampling import Logits, Sampler, candidates, choose
+from tests.unit.engine.decoder.reference_sampling import uniform as reference_uniform
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.decoder.sampling import Logits, Sampler, candidates, choose, uniform
+from triptych.engine.decoder.sampling import Sampled, sample, uniform
+from triptych.engine.decoder.sequence import EngineSequence
+from triptych.engine.families.adapters import PromptPlan
 from triptych.ports import TokenGrammar
 
 hf: Any = untyped_hf
@@ -21,9 +25,35 @@ hf: Any = untyped_hf
 LOGITS = np.log(np.array([0.5, 0.05, 0.3, 0.15], dtype=np.float32))
 
 
+def sequence(
+    sampling: SamplingParams,
+    prompt: Sequence[int],
+    answer: Sequence[int] = (),
+    *,
+    choice: int = 0,
+    eos_ids: frozenset[int] = frozenset(),
+    grammar: TokenGrammar | None = None,
+) -> EngineSequence:
+    return EngineSequence(
+        request_id="r",
+        choice=choice,
+        token_ids=[*prompt, *answer],
+        prompt_tokens=len(prompt),
+        max_tokens=1000,
+        plan=PromptPlan(),
+        sampling=sampling,
+        end_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_ids),
+        prompt_ids=np.unique(np.array(prompt, dtype=np.intp)),
+        grammar=grammar,
+    )
+
+
 def drawn(sampling: SamplingParams, logits: npt.NDArray[np.float32] = LOGITS, draws: int = 400) -> list[float]:
-    """How often each token comes, over many positions."""
-    tokens = [choose(logits, sampling, position) for position in range(draws)]
+    """How often each token comes, over many positions in one batch; each as the reference says."""
+    rows = torch.from_numpy(np.tile(logits, (draws, 1)))
+    sampled = sample(rows, [sequence(sampling, [0] * position) for position in range(draws)])
+    tokens = [one.token_id for one in sampled if isinstance(one, Sampled)]
+    assert tokens == [choose(logits, sampling, position) for position in range(draws)]
     return [tokens.count(token) / draws for token in range(len(logits))]
 
 
@@ -68,13 +98,16 @@ def test_ties_go_to_the_lower_id() -> None:
     assert drawn(SamplingParams(top_k=1, seed=1), equal) == [1, 0, 0, 0]
 
 
-@given(st.integers(-(2**70), 2**70), st.integers(0, 2**40))
-def test_draws_depend_on_seed_and_position_alone(seed: int, position: int) -> None:
-    value = uniform(seed, 0, position)
-    assert value == uniform(seed, 0, position)
-    assert 0 <= value < 1
-    assert value != uniform(seed, 0, position + 1)
-    assert value != uniform(seed + 1, 0, position)
+@given(st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 128), st.integers(0, 2**40)), min_size=1))
+def test_draws_depend_on_seed_choice_and_position_alone(draws: list[tuple[int, int, int]]) -> None:
+    numbers = uniform(*zip(*draws, strict=True))
+    assert numbers.tolist() == [reference_uniform(*one) for one in draws]
+    assert all(0 <= number < 1 for number in numbers)
+    for seed, choice, position in draws:
+        others = uniform(
+            [seed, seed + 1, seed, seed], [choice, choice, choice + 1, choice], [position] * 3 + [position + 1]
+        )
+        assert len(set(others.tolist())) == 4
 
 
 @given(
@@ -96,10 +129,12 @@ def test_min_p_is_a_fraction_of_the_likeliest() -> None:
 
 
 def test_choices_of_one_seed_draw_apart() -> None:
-    answers = {
-        tuple(choose(LOGITS, SamplingParams(seed=1), position, choice) for position in range(40)) for choice in range(8)
-    }
-    assert len(answers) == 8
+    sequences = [
+        sequence(SamplingParams(seed=1), [0] * position, choice=choice) for choice in range(8) for position in range(40)
+    ]
+    sampled = sample(torch.from_numpy(np.tile(LOGITS, (len(sequences), 1))), sequences)
+    answers = [tuple(sampled[at : at + 40]) for at in range(0, len(sampled), 40)]
+    assert len({str(answer) for answer in answers}) == 8
 
 
 # --- against transformers' own processors ----------------------------------------------------------------------------
@@ -157,11 +192,19 @@ RAW = np.random.default_rng(5).standard_normal(VOCABULARY).astype(np.float32)
 PROMPT, ANSWER = [3, 4, 4, 9], [4, 7, 7, 7]
 
 
-def chosen(sampling: SamplingParams, answer: Sequence[int] = (), *, grammar: TokenGrammar | None = None) -> int:
-    sampler = Sampler(sampling, prompt=PROMPT, eos_ids=frozenset({1}), grammar=grammar)
-    before = RAW.copy()
-    token, _ = sampler.choose(RAW, answer, len(PROMPT) + len(answer))
-    assert (before == RAW).all()
+def chosen(
+    sampling: SamplingParams, answer: Sequence[int] = (), *, grammar: Callable[[], TokenGrammar] | None = None
+) -> int:
+    """The token after an answer, in a batch of its own; as the reference says."""
+    ours, theirs = (None, None) if grammar is None else (grammar(), grammar())
+    one = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
+    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [one])
+    if isinstance(sampled, Exception):
+        raise sampled
+    token, _ = Sampler(sampling, prompt=PROMPT, eos_ids=frozenset({1}), grammar=theirs).choose(
+        RAW, answer, len(PROMPT) + len(answer)
+    )
+    assert sampled.token_id == token
     return token
 
 
@@ -210,8 +253,6 @@ def test_no_end_comes_before_min_tokens() -> None:
     assert chosen(ends, [5]) not in (1, 8)
     assert chosen(ends, [5, 6]) == 1
     assert chosen(replace(ends, ignore_eos=True), [5]) == 1  # which is then no end
-    sampler = Sampler(ends, prompt=PROMPT, eos_ids=frozenset({1}))
-    assert [sampler.is_end(token) for token in (1, 8, 9)] == [True, True, False]
 
 
 # --- grammar ---------------------------------------------------------------------------------------------------------
@@ -224,8 +265,8 @@ class Only:
         self.tokens = tokens
         self.accepted: list[int] = []
 
-    def fork(self) -> "Only":
-        return Only(*self.tokens)
+    def fork(self) -> Self:
+        return type(self)(*self.tokens)
 
     def allowed(self) -> bytes:
         return sum(1 << token for token in self.tokens).to_bytes(4, "little")  # reaches token 31 of 50
@@ -238,19 +279,19 @@ class Only:
 def test_only_what_the_grammar_allows_is_chosen(temperature: float) -> None:
     grammar = Only(11, 23)
     sampling = SamplingParams(temperature=temperature, seed=1, logit_bias=((40, 100.0),))
-    tokens = [chosen(sampling, [0] * length, grammar=grammar) for length in range(30)]
+    tokens = [chosen(sampling, [0] * length, grammar=lambda: grammar) for length in range(30)]
     assert set(tokens) <= {11, 23}
-    assert grammar.accepted == tokens
+    assert grammar.accepted == [token for token in tokens for _ in range(2)], "by the batch, and by its reference"
 
 
 def test_a_grammar_that_has_come_to_its_end_goes_before_min_tokens() -> None:
-    assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=Only(1)) == 1
-    assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=Only(1, 6)) == 6
+    assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=lambda: Only(1)) == 1
+    assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=lambda: Only(1, 6)) == 6
 
 
 def test_a_grammar_that_leaves_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="no token"):
-        chosen(SamplingParams(temperature=0), grammar=Only())
+        chosen(SamplingParams(temperature=0), grammar=Only)
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------
@@ -259,8 +300,9 @@ def test_a_grammar_that_leaves_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("alternatives", [0, 1, 20, 60])
 def test_log_probabilities_are_those_of_the_raw_logits(alternatives: int) -> None:
     sampling = SamplingParams(temperature=0.5, seed=3, logprobs=alternatives, logit_bias=((17, 100.0),))
-    sampler = Sampler(sampling, prompt=PROMPT, eos_ids=frozenset())
-    token, scores = sampler.choose(RAW, (), 4)
+    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [sequence(sampling, PROMPT)])
+    assert isinstance(sampled, Sampled)
+    token, scores = sampled.token_id, sampled.scores
     expected = torch.from_numpy(RAW).double().log_softmax(-1)
     assert scores is not None
     assert (token, scores.chosen.token_id) == (17, 17)
@@ -271,5 +313,122 @@ def test_log_probabilities_are_those_of_the_raw_logits(alternatives: int) -> Non
 
 
 def test_log_probabilities_are_told_only_when_asked_for() -> None:
-    sampler = Sampler(SamplingParams(temperature=0), prompt=PROMPT, eos_ids=frozenset())
-    assert sampler.choose(RAW, (), 4) == (int(RAW.argmax()), None)
+    rows = torch.from_numpy(np.tile(RAW, (2, 1)))
+    greedy = SamplingParams(temperature=0)
+    plain, scored = sample(rows, [sequence(greedy, PROMPT), sequence(replace(greedy, logprobs=0), PROMPT)])
+    assert isinstance(plain, Sampled)
+    assert isinstance(scored, Sampled)
+    assert plain == Sampled(int(RAW.argmax()), None)
+    assert scored.scores is not None
+
+
+# --- a batch equals its rows ------------------------------------------------------------------------------------------
+
+
+class Allowing(Only):
+    """Allows a set of tokens by a mask that reaches the whole vocabulary, and fails where it is told to."""
+
+    def __init__(self, *tokens: int, error: Exception | None = None) -> None:
+        super().__init__(*tokens)
+        self.error = error
+
+    def allowed(self) -> bytes:
+        if self.error is not None:
+            raise self.error
+        return sum(1 << token for token in self.tokens).to_bytes(40, "little")
+
+
+SIZE = 300
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, 64, 299, 300, 10_000]),
+    min_p=st.sampled_from([0.0, 1e-3, 0.1, 0.9, 1.0]),
+    seed=st.none() | st.integers(-5, 2**64),
+    min_tokens=st.integers(0, 4),
+    stop_token_ids=st.sampled_from([(), (7,), (7, 9)]),
+    ignore_eos=st.booleans(),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.7]),
+    frequency_penalty=st.sampled_from([0.0, -1.5, 0.4]),
+    presence_penalty=st.sampled_from([0.0, -0.7, 2.0]),
+    logit_bias=st.sampled_from([(), ((3, 5.0),), ((3, -100.0), (299, 100.0))]),
+    logprobs=st.sampled_from([None, 0, 1, 20]),
+)
+rows = st.tuples(
+    params,
+    st.lists(st.integers(0, SIZE - 1), max_size=8),
+    st.lists(st.integers(0, SIZE - 1), max_size=8),
+    st.integers(0, 3),
+    st.none() | st.sets(st.integers(0, SIZE - 1), max_size=5),
+    st.sampled_from(["normal", "peaked", "flat", "equal", "coarse"]),
+)
+
+
+def logits_of(kind: str, generator: np.random.Generator) -> Logits:
+    values = generator.standard_normal(SIZE) * {"peaked": 12, "flat": 0.01, "equal": 0}.get(kind, 3)
+    return (np.round(values) if kind == "coarse" else values).astype(np.float32)  # coarse: many are equal
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(rows, min_size=1, max_size=12), st.integers(0, 2**32))
+def test_a_mixed_batch_equals_its_rows_one_by_one(
+    batch: list[tuple[SamplingParams, list[int], list[int], int, set[int] | None, str]], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    logits = np.stack([logits_of(kind, generator) for *_, kind in batch])
+    eos_ids = frozenset({1, 2})
+    sequences, expected = list[EngineSequence](), list[Any]()
+    for row, (sampling, prompt, answer, choice, allowed, _) in zip(logits, batch, strict=True):
+        ours, theirs = (None if allowed is None else Allowing(*allowed) for _ in range(2))
+        sequences.append(sequence(sampling, prompt, answer, choice=choice, eos_ids=eos_ids, grammar=ours))
+        reference = Sampler(sampling, prompt=prompt, eos_ids=eos_ids, choice=choice, grammar=theirs)
+        try:
+            expected.append(reference.choose(row, answer, len(prompt) + len(answer)))
+        except ValueError as error:
+            expected.append(error)
+    for one, wanted in zip(sample(torch.from_numpy(logits), sequences), expected, strict=True):
+        if isinstance(wanted, Exception):
+            assert isinstance(one, ValueError)
+            assert str(one) == str(wanted)
+            continue
+        assert isinstance(one, Sampled)
+        token, scores = wanted
+        assert one.token_id == token
+        assert (one.scores is None) == (scores is None)
+        if one.scores is not None:
+            assert [each.token_id for each in one.scores.top] == [each.token_id for each in scores.top]
+            told = [each.logprob for each in (one.scores.chosen, *one.scores.top)]
+            assert told == pytest.approx([each.logprob for each in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
+def test_a_batch_over_a_large_vocabulary_equals_its_rows(scale: float) -> None:
+    """More than a chunk of a CPU's cache, with nuclei from a few tokens to most of the vocabulary."""
+    logits = (np.random.default_rng(7).standard_normal((24, 40_000)) * scale).astype(np.float32)
+    fields: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 50},
+        {"top_k": 2000, "top_p": 0.7},
+        {"min_p": 0.02},
+        {"min_p": 1e-5, "top_p": 0.99},
+    ]
+    sequences = [
+        sequence(SamplingParams(seed=row, temperature=0.8, **fields[row % len(fields)]), [0] * row) for row in range(24)
+    ]
+    sampled = sample(torch.from_numpy(logits.copy()), sequences)
+    expected = [choose(row, one.sampling, one.length) for row, one in zip(logits, sequences, strict=True)]
+    assert sampled == [Sampled(token) for token in expected]
+
+
+def test_a_grammar_that_fails_concerns_its_row_alone() -> None:
+    sampling = SamplingParams(seed=1)
+    failure = RuntimeError("too complex")
+    grammars = [None, Allowing(error=failure), Allowing(5), Allowing()]
+    batch = [sequence(sampling, PROMPT, grammar=grammar) for grammar in grammars]
+    first, second, third, fourth = sample(torch.zeros(4, SIZE), batch)
+    assert first == sample(torch.zeros(1, SIZE), batch[:1])[0]
+    assert second is failure
+    assert third == Sampled(5)
+    assert isinstance(fourth, ValueError)

@@ -11,6 +11,7 @@ from triptych.families.base import Span
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.machine.text.running_batch import BatchLimits, RunningBatch, Step
+from triptych.machine.text.sequence import Sequence
 
 BLOCK = 4
 
@@ -19,13 +20,11 @@ BLOCK = 4
 class Engine:
     """Computes nothing: a slot of memory holds all tokens up to its own, and the next token follows from the last."""
 
-    batch: RunningBatch
+    batch: RunningBatch[Sequence]
     seed: int = 0
     memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
-    most: dict[str, int] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step[Sequence]] = field(default_factory=list)
 
     def add(
         self,
@@ -38,18 +37,21 @@ class Engine:
         bidirectional: tuple[Span, ...] = (),
         salt: bytes = b"",
     ) -> None:
-        prefix_hashes = PrefixHashes(self.batch.limits.block_tokens, prompt, (), salt=salt) if keyed else None
+        size, keyed = self.batch.limits.block_tokens, keyed and self.batch.shares_prefixes
         self.batch.add(
-            name,
-            choices=choices,
-            prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            bidirectional=bidirectional,
-            prefix_hashes=prefix_hashes,
+            [
+                Sequence(
+                    request_id=name,
+                    choice=choice,
+                    token_ids=list(prompt),
+                    prompt_tokens=len(prompt),
+                    max_tokens=max_tokens,
+                    bidirectional=bidirectional,
+                    prefix_hashes=PrefixHashes(size, prompt, (), salt=salt) if keyed else None,
+                )
+                for choice in range(choices)
+            ]
         )
-        for choice in range(choices):
-            self.tokens[f"{name}/{choice}"] = list(prompt)
-            self.most[f"{name}/{choice}"] = len(prompt) + max_tokens
 
     def slot(self, sequence_id: str, position: int) -> int:
         size, fixed = self.batch.limits.block_tokens, self.batch.limits.fixed_blocks
@@ -62,39 +64,34 @@ class Engine:
                 for at in range(size):
                     self.memory[after * size + at] = self.memory.get(before * size + at, ())
 
-    def step(self) -> Step:
+    def step(self) -> Step[Sequence]:
         step = self.batch.plan()
         self.steps.append(step)
         self.copy(step.copies)
         for part in step.parts:
-            tokens = self.tokens[part.sequence_id]
             for position in range(part.first):
-                seen = self.memory[self.slot(part.sequence_id, position)]
-                assert seen == tuple(tokens[: position + 1]), f"{part.sequence_id} reads what is not its own"
+                seen = self.memory[self.slot(part.sequence.sequence_id, position)]
+                expected = tuple(part.sequence.token_ids[: position + 1])
+                assert seen == expected, f"{part.sequence.sequence_id} reads what is not its own"
         for part in step.parts:
-            tokens = self.tokens[part.sequence_id]
             for position in range(part.first, part.first + part.count):
-                self.memory[self.slot(part.sequence_id, position)] = tuple(tokens[: position + 1])
+                slot = self.slot(part.sequence.sequence_id, position)
+                self.memory[slot] = tuple(part.sequence.token_ids[: position + 1])
         for part in step.parts:
-            request_id, _, choice = part.sequence_id.rpartition("/")
-            self.batch.advance(request_id, int(choice), part.count)
+            self.batch.advance(part.sequence, part.count)
             if part.reaches_end:
-                others, copies = self.batch.fork(request_id, int(choice))
+                followers, copies = self.batch.fork(part.sequence)
                 self.copy(copies)
-                for one in (int(choice), *others):
-                    self._extend(request_id, one)
+                for one in (part.sequence, *followers):
+                    self._extend(one)
         self.batch.validate()
         return step
 
-    def _extend(self, request_id: str, choice: int) -> None:
-        name = f"{request_id}/{choice}"
-        token = Random(f"{self.seed} {choice} {self.tokens[name]}").randrange(3)
-        self.tokens[name].append(token)
-        progress = self.batch.extend(request_id, choice, token)
-        self.answers.setdefault(name, []).append(token)
-        assert progress.length == len(self.tokens[name])
-        if len(self.tokens[name]) == self.most[name]:
-            self.batch.remove(request_id, choice)
+    def _extend(self, one: Sequence) -> None:
+        one.append(Random(f"{self.seed} {one.choice} {one.token_ids}").randrange(3))
+        self.answers[one.sequence_id] = one.answer
+        if one.generated == one.max_tokens:
+            self.batch.remove(one.request_id, one.choice)
 
     def run(self, most_steps: int) -> None:
         for _ in range(most_steps):
@@ -143,13 +140,13 @@ def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() ->
     one = engine(token_budget=8)
     one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
     one.add("b", [0] * 3, 4, keyed=False)
-    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
-    assert [(part.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
     one = engine(token_budget=8)
     one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
     one.add("b", [0] * 5, 4, keyed=False)
-    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
-    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
         "the last of a prompt is no decode"
     )
 
@@ -159,10 +156,12 @@ def test_prompts_can_be_held_back_while_decodes_go_on() -> None:
     one.add("a", [0] * 3, 9, keyed=False)
     one.step()
     one.add("b", list(range(12)), 2, keyed=False)
-    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
+    assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
     assert not one.batch.blocks.table("b/0"), "one that is held back holds nothing"
-    assert [(part.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
-    assert [part.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], "one that has begun waits too"
+    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
+    assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], (
+        "one that has begun waits too"
+    )
     one.run(20)
     assert len(one.answers["a/0"]) == 9
     assert len(one.answers["b/0"]) == 2
@@ -196,13 +195,14 @@ def test_a_prompt_is_ready_while_it_can_be_computed() -> None:
 
 def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_known() -> None:
     batch = engine().batch
-    batch.add("a", choices=1, prompt_tokens=4, max_tokens=3)
+    one = Sequence(request_id="a", token_ids=[1, 2, 3, 4], prompt_tokens=4, max_tokens=3)
+    batch.add([one])
     batch.plan()
-    batch.advance("a", 0, 4)
+    batch.advance(one, 4)
     assert batch.pending_tokens == 3
-    batch.extend("a", 0, 7)
+    one.append(7)
     batch.plan()
-    batch.advance("a", 0, 1)
+    batch.advance(one, 1)
     assert batch.pending_tokens == 2
 
 
@@ -238,7 +238,7 @@ def test_one_that_was_preempted_computes_again_in_chunks() -> None:
     one.add("young", [1] * 6, 8, keyed=False)
     one.run(100)
     at = next(number for number, step in enumerate(one.steps) if step.preempted)
-    again = [part for step in one.steps[at:] for part in step.parts if part.request_id == "young"]
+    again = [part for step in one.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
     assert (again[0].first, again[0].count, again[1].first) == (0, 4, 4)
     assert again[1].count > 1
 
@@ -248,7 +248,10 @@ def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
     one.add("a", [0] * 6, 2, keyed=False)
     one.add("b", [0] * 6, 2, keyed=False)
     one.step()
-    assert [(part.request_id, part.first, part.count) for part in one.step().parts] == [("a", 4, 2), ("b", 0, 2)]
+    assert [(part.sequence.request_id, part.first, part.count) for part in one.step().parts] == [
+        ("a", 4, 2),
+        ("b", 0, 2),
+    ]
 
 
 def test_prompts_are_cut_unless_they_must_not_be() -> None:
@@ -260,8 +263,10 @@ def test_prompts_are_cut_unless_they_must_not_be() -> None:
     uncut = engine(token_budget=10, is_cuttable=False)
     uncut.add("a", [0] * 4, 1)
     uncut.add("b", [0] * 7, 1)
-    assert [part.request_id for part in uncut.step().parts] == ["a"], "of the second there is room for all but one"
-    assert [(part.request_id, part.count) for part in uncut.step().parts] == [("b", 7)]
+    assert [part.sequence.request_id for part in uncut.step().parts] == ["a"], (
+        "of the second there is room for all but one"
+    )
+    assert [(part.sequence.request_id, part.count) for part in uncut.step().parts] == [("b", 7)]
 
 
 def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None:
@@ -270,7 +275,7 @@ def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None
         one.add("a", [0] * 4, 9, keyed=False)
         one.step()
         one.add("b", [1] * 4, 2, keyed=False)
-        assert [part.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
+        assert [part.sequence.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
 
 
 def test_the_latest_arrival_is_preempted_and_computes_again() -> None:
@@ -288,7 +293,7 @@ def test_nobody_overtakes_one_that_waits() -> None:
     one.add("runs", [0] * 14, 2, keyed=False)
     one.add("large", [1] * 12, 2, keyed=False)
     one.add("small", [2], 1, keyed=False)
-    assert [part.sequence_id for part in one.step().parts] == ["runs/0"]
+    assert [part.sequence.sequence_id for part in one.step().parts] == ["runs/0"]
     one.run(20)
     assert list(one.answers) == ["runs/0", "large/0", "small/0"]
 
@@ -322,7 +327,7 @@ def test_a_shared_beginning_takes_no_memory_and_copies_nothing() -> None:
     one.step()
     one.add("b", [0] * 12, 2)
     step = one.step()
-    assert [(part.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
+    assert [(part.sequence.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
     assert (step.copies, one.batch.blocks.available) == ((), 1)
 
 

@@ -1,0 +1,146 @@
+"""Steps of the text engine in which 32 sequences are sampled: all in one batch, and row by row as the reference does.
+
+The two take turns from step to step of one engine, which is possible since both choose the same tokens; times are medians
+of CPU time on one thread, and ratios are of the run itself. Logits of the random model are scaled to a standard deviation
+of 3, since a random head tells all tokens alike.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks import machine
+from benchmarks.engine import make
+from tests.unit.engine.decoder.reference_sampling import Sampler
+from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder import text_engine
+from triptych.engine.decoder.sampling import Sampled, sample
+from triptych.engine.decoder.sequence import EngineSequence
+from triptych.ports import EngineRequest
+
+ROWS = 32
+PROMPT_TOKENS = 16
+DEVIATION = 3.0
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
+    "top-k 50, top-p 0.95": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    "min-p 0.05": {"temperature": 0.8, "min_p": 0.05},
+    "penalties": {"temperature": 0.8, "top_k": 50, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
+    "5 log-probabilities": {"temperature": 0.8, "top_k": 50, "logprobs": 5},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Milliseconds of CPU time for a step."""
+
+    model: str
+    case: str
+    batch_ms: float
+    rows_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.batch_ms / self.rows_ms
+
+
+class Rows:
+    """``sample`` with the reference, row by row."""
+
+    def __init__(self) -> None:
+        self._samplers: dict[str, Sampler] = {}
+
+    def sample(self, logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sampled | Exception]:
+        sampled: list[Sampled | Exception] = []
+        for row, one in zip(logits.numpy(), sequences, strict=True):
+            if one.sequence_id not in self._samplers:
+                prompt = one.token_ids[: one.prompt_tokens]
+                self._samplers[one.sequence_id] = Sampler(
+                    one.sampling, prompt=prompt, eos_ids=one.end_ids, choice=one.choice, grammar=one.grammar
+                )
+            sampled.append(Sampled(*self._samplers[one.sequence_id].choose(row, one.answer, one.length)))
+        return sampled
+
+
+def measure(model: str, steps: int) -> Iterator[Figures]:
+    with tempfile.TemporaryDirectory() as directory:
+        vocabulary = make(model, Path(directory))
+        engine = text_engine.TransformersTextEngine(
+            Path(directory) / "multimodal",
+            model_id=model,
+            kv_cache_bytes=256 << 20,
+            max_sequences=ROWS,
+            token_budget=2048,
+        )
+        if model != "demo":
+            _scale(engine._adapter)  # noqa: SLF001 - there is no other way to a model whose head is not trained
+        for case, fields in CASES.items():
+            sampling = SamplingParams(max_tokens=2 * steps + 4, ignore_eos=True, seed=1, **fields)
+            for row in range(ROWS):
+                prompt = tuple(8 + (31 * row + 7 * at) % (vocabulary - 8) for at in range(PROMPT_TOKENS))
+                engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
+            while engine.prefill_ready:
+                engine.step()
+            times = _times(engine, steps)
+            yield Figures(model, case, *(1e3 * statistics.median(some) for some in times))
+            for row in range(ROWS):
+                engine.cancel(f"{case}/{row}")
+
+
+def _times(engine: text_engine.TransformersTextEngine, steps: int) -> tuple[list[float], list[float]]:
+    batch, rows = list[float](), list[float]()
+    for one, how in ((batch, sample), (rows, Rows().sample)) * steps:
+        with patch.object(text_engine, "sample", how):
+            began_s = time.process_time()
+            outputs = engine.step()
+            one.append(time.process_time() - began_s)
+        assert len(outputs) == ROWS
+        assert not any(output.error for output in outputs)
+    return batch, rows
+
+
+def _scale(adapter: Any) -> None:
+    inner, deviation = adapter.logits, list[torch.Tensor]()
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = inner(hidden)
+        deviation.append(made.std())
+        return made * (DEVIATION / deviation[0])
+
+    adapter.logits = logits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="only show that it works")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    models, steps = (["demo"], 2) if args.quick else (args.models, args.steps)
+    said = machine.describe()
+    print(said)
+    figures = []
+    for model in models:
+        for one in measure(model, steps):
+            print(
+                f"{one.model:14} {one.case:22} batch {one.batch_ms:7.2f} ms, rows {one.rows_ms:7.2f}: {one.ratio:.2f}"
+            )
+            figures.append(asdict(one) | {"ratio": one.ratio})
+    if args.json:
+        args.json.write_text(json.dumps({"machine": said, "rows": ROWS, "steps": steps, "figures": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

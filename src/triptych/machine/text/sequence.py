@@ -1,0 +1,70 @@
+"""One sequence: an answer to a request, from its prompt to its last token."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from triptych.families.base import Span
+from triptych.machine.text.prefix_hashes import PrefixHashes
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """Prompt, answer so far, and how much of it is in the KV cache. ``RunningBatch`` alone changes it."""
+
+    request_id: str
+    choice: int = 0
+    token_ids: list[int]
+    """Prompt and answer."""
+    prompt_tokens: int
+    max_tokens: int
+    """Most tokens of the answer."""
+    bidirectional: tuple[Span, ...] = ()
+    prefix_hashes: PrefixHashes | None = None
+    """Of its full blocks; None where the prefix cannot be shared."""
+    arrival: int = 0
+    computed: int = 0
+    """Tokens whose keys and values are in the KV cache."""
+    was_looked_up: bool = False
+    """Whether its prefix counts in the statistics of the prefix cache already."""
+    followers: list[Self] = field(default_factory=list)
+    """The other choices of its request, until its prompt is computed."""
+
+    @property
+    def sequence_id(self) -> str:
+        return f"{self.request_id}/{self.choice}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.arrival, self.choice
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def answer(self) -> list[int]:
+        return self.token_ids[self.prompt_tokens :]
+
+    @property
+    def generated(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.generated > 0 and self.length == self.computed + 1
+
+    @property
+    def pending_tokens(self) -> int:
+        """To be computed before the next token, and to be generated, by this one and its followers."""
+        first = max(0, self.length - self.computed - (self.generated > 0))
+        return first + self.left_tokens + sum(one.left_tokens for one in self.followers)
+
+    @property
+    def left_tokens(self) -> int:
+        """To be generated at most."""
+        return self.max_tokens - self.generated
+
+    def append(self, token: int) -> None:
+        self.token_ids.append(token)
+        if self.prefix_hashes is not None:
+            self.prefix_hashes.append(token)

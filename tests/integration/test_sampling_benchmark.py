@@ -1,0 +1,14 @@
+"""The benchmark of sampling runs, and says how long a step takes in one batch and row by row."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.quick_benchmark import figures_of
+
+
+@pytest.mark.slow
+def test_every_case_is_measured_both_ways(tmp_path: Path) -> None:
+    figures = figures_of("sampling", tmp_path)["figures"]
+    assert len(figures) > 5
+    assert all(one["batch_ms"] > 0 and one["rows_ms"] > 0 for one in figures)

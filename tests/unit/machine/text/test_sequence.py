@@ -1,0 +1,40 @@
+from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.machine.text.sequence import Sequence
+
+
+def test_lengths_follow_from_the_tokens() -> None:
+    one = Sequence(request_id="r", choice=2, token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4)
+    assert (one.sequence_id, one.length, one.generated, one.answer, one.left_tokens) == ("r/2", 3, 0, [], 4)
+    one.append(8)
+    one.append(9)
+    assert (one.length, one.generated, one.answer, one.left_tokens) == (5, 2, [8, 9], 2)
+
+
+def test_it_decodes_when_all_but_its_last_token_are_computed() -> None:
+    one = Sequence(request_id="r", token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4)
+    one.computed = 2
+    states = [one.is_decoding]  # the last token of the prompt is prefill
+    one.computed = 3
+    one.append(8)
+    states.append(one.is_decoding)
+    one.computed = 0  # preempted
+    states.append(one.is_decoding)
+    assert states == [False, True, False]
+
+
+def test_pending_is_what_is_to_be_computed_and_generated_followers_included() -> None:
+    leader, follower = (
+        Sequence(request_id="r", choice=choice, token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4) for choice in (0, 1)
+    )
+    leader.followers = [follower]
+    assert leader.pending_tokens == 3 + 4 + 4
+    leader.followers, leader.computed = [], 3
+    leader.append(8)
+    assert leader.pending_tokens == 3
+
+
+def test_its_hashes_grow_with_its_tokens() -> None:
+    hashes = PrefixHashes(2, [5, 6, 7], (), salt=b"")
+    one = Sequence(request_id="r", token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4, prefix_hashes=hashes)
+    one.append(8)
+    assert hashes.hashes == PrefixHashes(2, [5, 6, 7, 8], (), salt=b"").hashes
