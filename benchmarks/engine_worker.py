@@ -41,7 +41,14 @@ class Ours:
             kv_cache_bytes=1 << 30,
             max_sequences=most,
             token_budget=2048,
+            tpot_slo_s=None,
+            max_embedding_bytes=0,
+            cross_cache_bytes=0,
+            packed_weight_bytes=2 << 30,
+            device="cpu",
+            dtype="float32",
             threads=threads,
+            enforce_eager=False,
         )
         assert torch.get_num_threads() == threads
 

@@ -82,6 +82,14 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
             kv_cache_bytes=256 << 20,
             max_sequences=ROWS,
             token_budget=2048,
+            tpot_slo_s=None,
+            max_embedding_bytes=0,
+            cross_cache_bytes=0,
+            packed_weight_bytes=2 << 30,
+            device="cpu",
+            dtype="float32",
+            threads=1,
+            enforce_eager=False,
         )
         if model != "demo":
             _scale(engine._adapter)  # noqa: SLF001 - there is no other way to a model whose head is not trained

@@ -117,13 +117,23 @@ def make(directory: Path, layers: int, hidden: int) -> None:
 def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, float]:
     """What a full step of decodes and two images take together, and each of the two parts."""
     checkpoint = open_checkpoint(model)
-    encoder = TransformersEncoderEngine(checkpoint, model_id="random")
+    encoder = TransformersEncoderEngine(
+        checkpoint, model_id="random", device=settings.device, dtype=settings.dtype, threads=settings.torch_threads
+    )
     text = TransformersTextEngine(
         checkpoint,
         model_id="random",
         kv_cache_bytes=settings.kv_cache_bytes,
         max_sequences=settings.max_sequences,
         token_budget=settings.max_sequences,
+        tpot_slo_s=None,
+        max_embedding_bytes=settings.max_embedding_bytes,
+        cross_cache_bytes=settings.cross_cache_bytes,
+        packed_weight_bytes=settings.packed_weight_bytes,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.torch_threads,
+        enforce_eager=settings.enforce_eager,
     )
     media = picture(random.Random(0))
     item = encoder.prepare(media, inspect_media(media, MediaLimits()))

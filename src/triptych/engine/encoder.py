@@ -48,9 +48,9 @@ class TransformersEncoderEngine:
         model_dir: Path | Checkpoint,
         *,
         model_id: str,
-        device: str = "cpu",
-        dtype: str = "float32",
-        threads: int = 1,
+        device: str,
+        dtype: str,
+        threads: int,
     ) -> None:
         """``threads`` is how many torch uses, in the whole process."""
         torch.set_num_threads(threads)

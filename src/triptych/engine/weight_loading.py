@@ -33,13 +33,6 @@ LANGUAGE_MODELS = ("language_model", "text_model")
 """Attribute names of the language model within the multimodal base model, over all architectures."""
 
 
-def parameter_nbytes(model: nn.Module) -> int:
-    """Bytes of all parameters and of buffers that are saved with them; tied ones count once."""
-    names = {name for name, _ in model.named_parameters()}
-    saved = [*model.parameters(), *(buffer for name, buffer in model.state_dict().items() if name not in names)]
-    return sum(nbytes for nbytes in {tensor.data_ptr(): tensor.nbytes for tensor in saved}.values())
-
-
 def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
     """The wanted part, in eval mode; nothing of the other is read into memory. Raises BadModel."""
     quiet: Any = transformers_logging

@@ -22,6 +22,7 @@ import transformers as untyped_transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.unit.engine.tiny import encoder_engine, text_engine
 from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
 from triptych.domain.media import MediaInfo, Modality, digest_of
@@ -247,7 +248,7 @@ def _encode(directory: str, items: list[Item]) -> list[Encoded]:
     """In the encoder process: all items in one batch."""
     if directory not in _engines:
         _engines.clear()  # families come one after the other
-        _engines[directory] = TransformersEncoderEngine(Path(directory), model_id="tiny")
+        _engines[directory] = encoder_engine(Path(directory))
     engine = _engines[directory]
     prepared = [engine.prepare(item.media, item.info) for item in items]
     return [
@@ -290,8 +291,7 @@ class Case:
         return (1 << 22) // self.engine(kv_cache_bytes=1 << 22).kv_tokens
 
     def engine(self, **changes: Any) -> TransformersTextEngine:
-        options: dict[str, Any] = {"kv_cache_bytes": 32 << 20, "max_sequences": 16, "token_budget": 512}
-        return TransformersTextEngine(self.directory, model_id="tiny", **(options | changes))
+        return text_engine(self.directory, **({"kv_cache_bytes": 32 << 20, "token_budget": 512} | changes))
 
     def question(self, seed: int, items: int) -> Question:
         """Texts around ``items`` items of random modalities and sizes."""

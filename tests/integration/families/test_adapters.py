@@ -5,9 +5,10 @@ import torch
 import transformers as untyped_transformers
 
 from tests.integration.families.harness import Case
+from tests.unit.engine.tiny import parameter_nbytes
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.weight_loading import ModelPart, load_part, parameter_nbytes
+from triptych.engine.weight_loading import ModelPart, load_part
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.integration.families.harness import Case
-from triptych.engine.encoder import TransformersEncoderEngine
+from tests.unit.engine.tiny import encoder_engine
 from triptych.engine.image_budget import measured_image_budget
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_tower_of_every_family_is_measured(case: Case) -> None:
-    encoder = TransformersEncoderEngine(case.directory, model_id="tiny")
+    encoder = encoder_engine(case.directory)
     one, one_s = measured_image_budget(encoder, decode_s=0.001, tpot_slo_s=1e-6, most_items=4)
     assert one.tokens > 0
     assert one.nbytes > 0

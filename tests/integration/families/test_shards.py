@@ -12,6 +12,7 @@ import pytest
 
 from services.text.merging import merge
 from tests.integration.families.harness import Case, Item, Question, finish, items_of
+from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, Tensor
 from triptych.domain.media import Modality, Shard
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -38,7 +39,7 @@ DIVIDE = {
 
 @pytest.fixture(scope="module")
 def engine(case: Case) -> TransformersEncoderEngine:
-    return TransformersEncoderEngine(case.directory, model_id="tiny")
+    return encoder_engine(case.directory)
 
 
 def divisible(case: Case) -> list[Item]:

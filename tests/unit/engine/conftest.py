@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.tiny import Reference, make_model
+from tests.unit.engine.tiny import Reference, encoder_engine, make_model
 from triptych.engine.encoder import TransformersEncoderEngine
 
 
@@ -19,4 +19,4 @@ def reference(model_dir: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def encoder(model_dir: Path) -> TransformersEncoderEngine:
-    return TransformersEncoderEngine(model_dir, model_id="tiny")
+    return encoder_engine(model_dir)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.tiny import Question, Reference, engine_request, greedy, run, text_engine
+from tests.unit.engine.tiny import Question, Reference, encoder_engine, engine_request, greedy, run, text_engine
 from triptych.demo import MODEL_DIR
-from triptych.engine.encoder import TransformersEncoderEngine
 
 PICTURES = Path(__file__).parents[3] / "examples" / "digits"
 
@@ -33,7 +32,7 @@ def test_sixteen_concurrent_questions_are_answered_as_generate_does(demo: Refere
         chosen = rng.sample(names, (0, 1, 2, 3, 8)[number % 5])
         text = "What digits are shown?" if chosen else "Count to 12."
         asked[str(number)] = question(demo, text, chosen), chosen
-    encoder = TransformersEncoderEngine(MODEL_DIR, model_id="demo")
+    encoder = encoder_engine(MODEL_DIR)
     engine = text_engine(MODEL_DIR, kv_cache_bytes=16 << 20, token_budget=48)
     outputs = []
     for name, (one, _) in asked.items():

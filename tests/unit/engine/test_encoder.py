@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from tests.unit.engine.tiny import TOKENS_PER_IMAGE, Reference, info_of, png, random_image
+from tests.unit.engine.tiny import TOKENS_PER_IMAGE, Reference, encoder_engine, info_of, png, random_image
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
@@ -125,7 +125,7 @@ def test_what_is_announced_is_what_comes(encoder: TransformersEncoderEngine) -> 
 
 def test_bfloat16_embeddings_cross_as_bfloat16(model_dir: Path, encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
-    half = TransformersEncoderEngine(model_dir, model_id="tiny", dtype="bfloat16")
+    half = encoder_engine(model_dir, dtype="bfloat16")
     ((tensor,),) = half.encode([half.prepare(media, info_of(media))])
     assert tensor.spec == TensorSpec("embeds", DType.BF16, (TOKENS_PER_IMAGE, 64))
     assert from_bytes(tensor, CPU).isfinite().all()
@@ -208,7 +208,7 @@ def test_identity_names_software_and_processor(
     model_dir: Path, encoder: TransformersEncoderEngine, tmp_path: Path
 ) -> None:
     assert all(name in encoder.version for name in ("triptych/", "transformers/", "torch/", "pillow/"))
-    again = TransformersEncoderEngine(model_dir, model_id="tiny")
+    again = encoder_engine(model_dir)
     assert (again.version, again.processor_digest, again.model) == (
         encoder.version,
         encoder.processor_digest,
@@ -217,7 +217,7 @@ def test_identity_names_software_and_processor(
     changed = Path(shutil.copytree(model_dir, tmp_path / "changed"))
     file = changed / "processor_config.json"
     file.write_text(file.read_text().replace('"do_normalize": true', '"do_normalize": false'))
-    other = TransformersEncoderEngine(changed, model_id="tiny")
+    other = encoder_engine(changed)
     assert other.processor_digest != encoder.processor_digest
     assert other.model.revision != encoder.model.revision
 
@@ -226,4 +226,4 @@ def test_a_directory_without_processor_is_refused(model_dir: Path, tmp_path: Pat
     bare = Path(shutil.copytree(model_dir, tmp_path / "bare"))
     (bare / "processor_config.json").unlink()
     with pytest.raises(BadModel):
-        TransformersEncoderEngine(bare, model_id="tiny")
+        encoder_engine(bare)

@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tests.unit.engine.tiny import Reference, engine_request, greedy, info_of, random_image, random_question
+from tests.unit.engine.tiny import (
+    Reference,
+    encoder_engine,
+    engine_request,
+    greedy,
+    info_of,
+    parameter_nbytes,
+    random_image,
+    random_question,
+    text_engine,
+)
 from triptych.engine import checkpoint as checkpoint_module
 from triptych.engine import encoder as encoder_module
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder import text_engine as text_module
-from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.weight_loading import load_part, parameter_nbytes
+from triptych.engine.weight_loading import load_part
 
 
 def test_encoder_and_decoder_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
@@ -36,10 +45,8 @@ def test_encoder_and_decoder_of_one_checkpoint_are_the_model_once_and_its_files_
         monkeypatch.setattr(module, "load_part", noting)
     monkeypatch.setattr(checkpoint_module, "file_digest", noted)
     whole = open_checkpoint(model_dir)
-    encoder = TransformersEncoderEngine(whole, model_id="tiny")
-    text = TransformersTextEngine(
-        whole, model_id="tiny", kv_cache_bytes=1 << 20, max_sequences=4, token_budget=16, packed_weight_bytes=0
-    )
+    encoder = encoder_engine(whole)
+    text = text_engine(whole, kv_cache_bytes=1 << 20, max_sequences=4, token_budget=16, packed_weight_bytes=0)
     assert text.model == encoder.model
     assert sum(map(parameter_nbytes, loaded)) == parameter_nbytes(reference.model)
     assert len(hashed) == len(set(hashed)) > 3
@@ -50,9 +57,7 @@ def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_pro
 ) -> None:
     rng = random.Random(3)
     questions = {f"q{number}": random_question(rng, number % 3) for number in range(6)}
-    engine = TransformersTextEngine(
-        model_dir, model_id="tiny", kv_cache_bytes=4 << 20, max_sequences=16, token_budget=24
-    )
+    engine = text_engine(model_dir, kv_cache_bytes=4 << 20, max_sequences=16, token_budget=24)
     pending = dict(questions)
     others = [encoder.prepare(media, info_of(media)) for media in (random_image(rng, 30, 20) for _ in range(3))]
     answers: dict[str, list[int]] = {}
@@ -78,8 +83,6 @@ def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_pro
 
 
 def test_a_full_decode_is_timed_before_anything_runs(model_dir: Path) -> None:
-    engine = TransformersTextEngine(
-        model_dir, model_id="tiny", kv_cache_bytes=1 << 20, max_sequences=16, token_budget=64
-    )
+    engine = text_engine(model_dir, kv_cache_bytes=1 << 20, max_sequences=16, token_budget=64)
     assert 0 < engine.full_decode_s() < 5
     assert engine.kv_free_tokens == engine.kv_tokens

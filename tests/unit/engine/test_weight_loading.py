@@ -8,11 +8,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.unit.engine.tiny import Reference
+from tests.unit.engine.tiny import Reference, parameter_nbytes
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.families.registry import ADAPTERS
-from triptych.engine.weight_loading import ModelPart, load_part, parameter_nbytes
+from triptych.engine.weight_loading import ModelPart, load_part
 from triptych.families.model_files import BadModel
 from triptych.families.registry import FAMILIES
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
@@ -166,9 +167,27 @@ class Reference:
         return tokens
 
 
-def text_engine(directory: Path, **changes: Any) -> TransformersTextEngine:
-    options: dict[str, Any] = {"kv_cache_bytes": 4 << 20, "max_sequences": 16, "token_budget": 64}
-    return TransformersTextEngine(directory, model_id="tiny", **(options | changes))
+def text_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersTextEngine:
+    options: dict[str, Any] = {
+        "model_id": "tiny",
+        "kv_cache_bytes": 4 << 20,
+        "max_sequences": 16,
+        "token_budget": 64,
+        "tpot_slo_s": None,
+        "max_embedding_bytes": 1 << 30,
+        "cross_cache_bytes": 1 << 30,
+        "packed_weight_bytes": 1 << 30,
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+        "enforce_eager": False,
+    }
+    return TransformersTextEngine(directory, **(options | changes))
+
+
+def encoder_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersEncoderEngine:
+    options: dict[str, Any] = {"model_id": "tiny", "device": "cpu", "dtype": "float32", "threads": 1}
+    return TransformersEncoderEngine(directory, **(options | changes))
 
 
 def engine_request(
@@ -207,3 +226,10 @@ def run(engine: TransformersTextEngine, outputs: list[EngineOutput] | None = Non
             raise output.error
         answers.setdefault(output.request_id, []).extend(output.token_ids)
     return answers
+
+
+def parameter_nbytes(model: torch.nn.Module) -> int:
+    """Bytes of all parameters and of buffers that are saved with them; tied ones count once."""
+    names = {name for name, _ in model.named_parameters()}
+    saved = [*model.parameters(), *(buffer for name, buffer in model.state_dict().items() if name not in names)]
+    return sum(nbytes for nbytes in {tensor.data_ptr(): tensor.nbytes for tensor in saved}.values())

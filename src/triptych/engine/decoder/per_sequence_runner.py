@@ -45,11 +45,6 @@ class PerSequenceModelRunner:
         token = -(-max(0, sizes[1] - sizes[0]) // (many - few))
         return token, max(0, sizes[0] - few * token)
 
-    @property
-    def held(self) -> int:
-        """Sequences that have a cache."""
-        return len(self._caches)
-
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         results: list[Result] = []
         for one in inputs:

@@ -127,9 +127,6 @@ class CachingDecoderAdapter(DecoderAdapter, Protocol):
         """Bound the cache from now on. What does not fit is computed again in every pass."""
         ...
 
-    @property
-    def kept_nbytes(self) -> int: ...
-
 
 def embedding_rows(items: Sequence[PlacedItem], name: str = EMBEDS) -> dict[int, torch.Tensor]:
     """``PromptPlan.rows`` where each item brings one row of a tensor for each position that it fills."""

@@ -75,10 +75,6 @@ class MllamaDecoder:
         self._cache.nbytes = nbytes
 
     @property
-    def kept_nbytes(self) -> int:
-        return self._cache.used_nbytes
-
-    @property
     def decoder(self) -> PreTrainedModel:
         decoder: PreTrainedModel = self._model.model.language_model
         return decoder

@@ -10,6 +10,7 @@ import torch
 
 from tests.unit.engine.tiny import (
     Reference,
+    encoder_engine,
     engine_request,
     greedy,
     make_model,
@@ -22,7 +23,6 @@ from tests.unit.engine.tiny import (
 from triptych.engine.decoder.attention import Chunk, Context
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.decoder.setup import KvOptions
-from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import EngineFailure
 from triptych.families.base import Span
 from triptych.families.model_files import BadModel
@@ -55,7 +55,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
     """All together, in chunks, and again when their beginnings are known."""
     reference = Reference(directory)
-    encoder = TransformersEncoderEngine(directory, model_id="tiny")
+    encoder = encoder_engine(directory)
     questions = {f"r{seed}": random_question(random.Random(seed), seed % 3) for seed in range(4)}
     expected = {name: reference.answer(question, 16, ignore_eos=True) for name, question in questions.items()}
     whole = text_engine(directory, kv=kv)
@@ -70,7 +70,7 @@ def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
 def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     reference = Reference(directory)
-    encoder = TransformersEncoderEngine(directory, model_id="tiny")
+    encoder = encoder_engine(directory)
     questions = {f"r{seed}": random_question(random.Random(seed), seed % 2) for seed in range(5)}
     whole = text_engine(directory)
     assert isinstance(whole._runner, PerSequenceModelRunner)
@@ -84,13 +84,13 @@ def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path)
     assert isinstance(engine._runner, PerSequenceModelRunner)
     while engine.has_work:
         outputs += engine.step()
-        most = max(most, engine._runner.held)
+        most = max(most, len(engine._runner._caches))
     assert run(engine, outputs) == {
         name: reference.answer(question, 20, ignore_eos=True) for name, question in questions.items()
     }
     assert engine.preemptions
     assert 1 < most <= 5
-    assert engine._runner.held == 0
+    assert len(engine._runner._caches) == 0
     assert engine.prefix_queries_tokens == 0
 
 
@@ -98,7 +98,7 @@ def test_choices_take_a_cache_over(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     reference = Reference(directory)
     question = random_question(random.Random(3), 0)
-    encoder = TransformersEncoderEngine(directory, model_id="tiny")
+    encoder = encoder_engine(directory)
     engine = text_engine(directory)
     sampling = replace(greedy(8, ignore_eos=True), n=3)
     engine.add(engine_request("one", question, reference, encoder, sampling))

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.integration.families.harness import transformers
 from tests.integration.families.tiny_granite_speech import ALPHA, RANK, TinyGraniteSpeech
+from tests.unit.engine.tiny import text_engine
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
@@ -31,7 +32,7 @@ def directory(whole: Path, tmp_path: Path) -> Path:
 
 
 def start(directory: Path) -> TransformersTextEngine:
-    return TransformersTextEngine(directory, model_id="tiny", kv_cache_bytes=1 << 20, max_sequences=2, token_budget=16)
+    return text_engine(directory, kv_cache_bytes=1 << 20, max_sequences=2, token_budget=16)
 
 
 def configure(directory: Path, **changes: Any) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.families.harness import Case, Encoded, Item, Question, finish, random_image
 from tests.integration.families.tiny_mllama import TinyMllama
+from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.families.mllama import MllamaDecoder
 from triptych.errors import InvalidRequest
 from triptych.ports import EngineRequest
@@ -25,7 +25,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = tmp_path_factory.mktemp("mllama")
     tiny = TinyMllama()
     tiny.make(directory)
-    encoder = TransformersEncoderEngine(directory, model_id="tiny")
+    encoder = encoder_engine(directory)
 
     def encode(_: Path, items: Any) -> list[Encoded]:
         prepared = [encoder.prepare(item.media, item.info) for item in items]
@@ -81,12 +81,12 @@ def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case)
     used = []
     while engine.has_work:
         engine.step()
-        used.append(adapter.kept_nbytes)
+        used.append(adapter._cache.used_nbytes)
     states = 3 * 4 * 5  # images, tiles, states per tile
     assert sum(size > 64 for size in computed) == 1, "more than the one state that stands in for them, once"
     assert max(used) == 2 * 2 * states * 2 * 16 * 4  # keys and values, layers, states, heads, head size, bytes
     gc.collect()
-    assert adapter.kept_nbytes == 0
+    assert adapter._cache.used_nbytes == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 50_000])
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_computed_in_each_pass(case: Case, nbytes: int) -> 
     outputs = []
     while engine.has_work:
         outputs += engine.step()
-        assert adapter.kept_nbytes <= nbytes
+        assert adapter._cache.used_nbytes <= nbytes
     assert finish(engine, outputs) == {name: case.answer(question, TOKENS) for name, question in asked.items()}
 
 

@@ -5,9 +5,9 @@ import torch
 
 from tests.integration.families.clips import RATE_HZ, random_clip
 from tests.integration.families.tiny_voxtral import TOKENS, TinyVoxtral
+from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import Tensor
 from triptych.domain.media import Shard
-from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.tensors import from_bytes
 
 
@@ -18,7 +18,7 @@ def rows(tensors: tuple[Tensor, ...]) -> torch.Tensor:
 
 def test_shards_of_a_clip_are_its_windows(tmp_path: Path) -> None:
     TinyVoxtral().make(tmp_path)
-    engine = TransformersEncoderEngine(tmp_path, model_id="tiny")
+    engine = encoder_engine(tmp_path)
     clip = random_clip(random.Random(3), RATE_HZ * 9 // 4, RATE_HZ)
     (whole,) = engine.encode([engine.prepare(clip.media, clip.info)])
     shards = [engine.prepare(clip.media, clip.info, shard) for shard in (Shard(0, 1, 3), Shard(1, 2, 3))]
