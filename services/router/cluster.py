@@ -29,8 +29,9 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
 )
 from triptych.machine.router.shared_events import CreditReturned, Granted, Refused, TextPoolLost
+from triptych.policy.policies import Policies
 from triptych.policy.routing import Pool
-from triptych.ports import Clock, InstanceClient, Membership
+from triptych.ports import Clock, InstanceClient, Membership, Rng
 
 from .connection import Connection
 from .settings import RouterSettings
@@ -59,8 +60,10 @@ class Cluster:
         connect: Callable[[str], InstanceClient],
         *,
         settings: RouterSettings,
+        policies: Policies,
         clock: Clock,
         scope: Scope,
+        rng: Rng,
     ) -> None:
         """``connect`` makes the client of an address; it is closed when the member is gone and no call runs."""
         self._membership = membership
@@ -77,7 +80,9 @@ class Cluster:
                 retry_after_s=settings.retry_after_s,
                 first_backoff_s=settings.first_backoff_s,
                 longest_backoff_s=settings.longest_backoff_s,
-            )
+            ),
+            policies,
+            rng,
         )
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}

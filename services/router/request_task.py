@@ -13,6 +13,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.generation import Ready, TextEvent, TextRequest, Usage
 from triptych.domain.instance import ModelInfo
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
 from triptych.machine.router.request import Phase, RequestMachine
@@ -53,7 +54,6 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.policy import admission
-from triptych.policy.sharding import ShardLimits, in_shards
 from triptych.ports import Clock, Offload, Text
 from triptych.runtime import tracing
 
@@ -86,7 +86,7 @@ class RequestTask:
         deadline_s: float,
         cluster: Cluster,
         prepare: Prepare,
-        shard_limits: ShardLimits,
+        sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
         offload: Offload,
         clock: Clock,
     ) -> None:
@@ -98,7 +98,7 @@ class RequestTask:
         self._deadline_s = deadline_s
         self._cluster = cluster
         self._prepare_request = prepare
-        self._shard_limits = shard_limits
+        self._sharding = sharding
         self._offload = offload
         self._clock = clock
         self._prompted = Prompted((), (), request.sampling)
@@ -271,7 +271,7 @@ class RequestTask:
         else:
             items = self._prompted.items
             if any(len(item.units) > 1 for item in items):
-                items = in_shards(items, self._cluster.encoders, self._shard_limits)
+                items = self._sharding(items)
             self._feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:

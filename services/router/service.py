@@ -9,10 +9,12 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
+from triptych.domain.item_plan import ItemPlan
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.policy import admission
+from triptych.policy.policies import Policies
 from triptych.policy.sharding import ShardLimits
 from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
 from triptych.runtime import logs
@@ -43,8 +45,10 @@ class RouterService:
         scope: Scope,
         rng: Rng,
         record: Record | None = None,
+        policies: Policies | None = None,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets: it must not be predictable."""
+        """``rng`` makes lease ids, which are secrets: it must not be predictable. ``policies`` are those of the settings."""
+        self._policies = policies or settings.policies
         self._rng = rng
         self._record = record or NoRecord()
         self._settings = settings
@@ -52,7 +56,9 @@ class RouterService:
         self._offload = offload
         self._clock = clock
         self._scope = scope
-        self._cluster = Cluster(membership, connect, settings=settings, clock=clock, scope=scope)
+        self._cluster = Cluster(
+            membership, connect, settings=settings, policies=self._policies, clock=clock, scope=scope, rng=rng
+        )
         self._tasks: dict[int, RequestTask] = {}
         # The newest of each id: one before it may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
@@ -208,7 +214,7 @@ class RouterService:
             deadline_s=now_s + timeout_s,
             cluster=self._cluster,
             prepare=self._prepare,
-            shard_limits=self._shard_limits,
+            sharding=self._in_shards,
             offload=self._offload,
             clock=self._clock,
         )
@@ -220,6 +226,9 @@ class RouterService:
         self._idle.clear()
         self._media_bytes += media_bytes
         return task
+
+    def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
+        return self._policies.sharding(items, self._cluster.encoders, self._shard_limits)
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
@@ -243,7 +252,7 @@ class RouterService:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
         admission.check_items(len(request.media), self._request_bounds)
         media_bytes = sum(len(part.data) for part in request.media)
-        admission.check_capacity(
+        self._policies.admission(
             requests=len(self._tasks) + self._tokenizing,
             media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,

@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from triptych.policy.policies import Policies
 from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 
 
@@ -18,6 +19,19 @@ class RouterSettings(RpcServiceSettings):
     template are read, not its weights."""
     instances: Strings = ()
     """HOST:PORT of each instance, encoders and text instances alike: what it serves, it says itself."""
+
+    encoder_routing: str = "least-loaded"
+    """Which encoder gets an item: least-loaded, least-requests, power-of-two or round-robin. One that is believed to hold
+    its embedding is preferred while it has not much more to do."""
+    text_routing: str = "least-loaded"
+    """Which text instance gets a request: least-loaded, least-requests, power-of-two or round-robin."""
+    sharding: str = "earliest-end"
+    """Which items are cut for several encoders: earliest-end, where the last shard is then done that much sooner, or never."""
+    ordering: str = "deadline"
+    """Who is next of the requests of one priority that wait for encoders: deadline, the least time left (nobody is overtaken
+    by those that came 30 s later), or first-come."""
+    admission: str = "bounded"
+    """When a request is refused as overload: bounded, by the number of requests and the bytes of their media."""
 
     max_items_per_request: int = Field(default=64, ge=0)
     """Most images, videos and audio clips in one request."""
@@ -112,6 +126,21 @@ class RouterSettings(RpcServiceSettings):
     """Images of which the router remembers the encoder that holds their embedding."""
     history_requests: int = Field(default=4096, ge=0)
     """Finished requests whose timeline can still be asked for."""
+
+    @property
+    def policies(self) -> Policies:
+        return Policies.named(
+            encoder_routing=self.encoder_routing,
+            text_routing=self.text_routing,
+            sharding=self.sharding,
+            ordering=self.ordering,
+            admission=self.admission,
+        )
+
+    @model_validator(mode="after")
+    def _policies_are_known(self) -> Self:
+        _ = self.policies
+        return self
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

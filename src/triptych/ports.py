@@ -20,6 +20,7 @@ from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextR
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
+from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
 
@@ -443,11 +444,3 @@ class Offload(Protocol):
     """Runs blocking work off the event loop: a bounded pool in production, inline under virtual time."""
 
     async def run(self, fn: Callable[..., T], /, *args: object) -> T: ...
-
-
-class Rng(Protocol):
-    """What ``random.Random`` satisfies."""
-
-    def random(self) -> float: ...
-
-    def getrandbits(self, k: int, /) -> int: ...

@@ -1,16 +1,19 @@
 """Where work goes: items to encoders, requests to text instances. Pure functions over a snapshot.
 
-ModServe section 4.3 ("Request Routing Across Instances"): each item goes to the encoder with the least pending image
-tokens, so a request with many images spreads over the pool; a request whose items are all encoded goes to the text
-instance with the least pending tokens (text and image together, for decoder-only families).
+Which instances can take it, is told here; which of them does, by a ``Routing``. The one that is taken unless another is
+asked for is ModServe's (section 4.3, "Request Routing Across Instances"): each item goes to the encoder with the least
+pending image tokens, so a request with many images spreads over the pool; a request whose items are all encoded goes to
+the text instance with the least pending tokens (text and image together, for decoder-only families).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
 from triptych.domain.embedding import GENERATION_NBYTES, TensorSpec, align, payload_nbytes
 from triptych.domain.item_plan import Content
+from triptych.domain.rng import Rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Want:
 class Why(Enum):
     """Why a placement was chosen."""
 
-    LEAST_LOADED = "least pending tokens"
+    ROUTED = "chosen by the routing policy"
     HOLDS_EMBEDDING = "holds the embedding"
     ONLY_PACKING = "the items fit in no simpler way"
     SAME_CONTENT = "encodes the same content for this request"
@@ -119,26 +122,35 @@ def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
     return align(payload_nbytes(tensors) + 2 * GENERATION_NBYTES)
 
 
-def choose_encoder(pool: Pool, want: Want) -> Choice | None:
-    """The encoder with the least pending tokens among those that are usable and have room for the item, if any.
+class Routing(Protocol):
+    """Chooses among instances that can all take an item, or a request. There is at least one.
 
-    Equal loads go by number of items, then by name, rotated by ``pool.turn`` so that requests with one image do not all
-    start at the first. The encoder that holds the embedding is taken instead while it has at most ``want.tokens`` more
-    pending than the best: if the hint is right the item costs nothing there, and if it is stale the wait is no longer
-    than the encoding that a right one would have saved.
-
-    An encoder that fails everything is fast, and so always the least loaded: while one is in backoff, items rather wait
-    for another that can take them.
+    They are in the order in which ties are to be decided: whoever is first now is last next time. ``holders`` are the
+    instances (by their own ids) that hold the request's embeddings already.
     """
-    usable = pool.usable
-    chosen = _choose(usable, pool.turn, want, pool.held.get(want.content))
-    return None if chosen is None else _choice(want, usable[chosen[0]], chosen[1])
+
+    def __call__(self, candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate: ...
 
 
-def assign_items(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+    """The least pending tokens, then the least items or requests, then one that need not pull from another process."""
+    del rng
+
+    def load(one: Candidate) -> tuple[int, int, bool]:
+        return one.pending_tokens, one.pending, one.instance_id not in holders
+
+    return min(candidates, key=load) if len(candidates) > 1 else candidates[0]
+
+
+def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
     """Place all items of a request, or none: the largest first, each on what the ones before it left (LPT).
 
-    Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. The same
+    Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. An encoder that
+    holds an item's embedding is taken instead of the one that ``routing`` chose while it has at most the item's tokens more
+    pending: if the hint is right the item costs nothing there, and if it is stale the wait is no longer than the encoding
+    that a right one would have saved. One that fails everything is fast, and so always the least loaded: while one is in
+    backoff, items rather wait for another that can take them.
+    The same
     content again goes to the same encoder, which encodes and keeps it once. What is short is found by trying again on
     empty arenas, so that a request is told to wait only for what can come; that it never fits is said only when all
     encoders are known and no packing exists.
@@ -146,11 +158,13 @@ def assign_items(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shor
     usable = {candidate.name for candidate in pool.usable}
     if not all(usable - want.exclude for want in wants) or not usable:
         return Shortage.NO_ENCODER
-    choices = _place(pool, wants)
+    choices = _place(pool, wants, routing, rng)
+    if choices is None and routing is not least_loaded:
+        choices = _place(pool, wants, least_loaded, rng)  # one that looks at loads may find room where another did not
     if choices is not None:
         return choices
     empty = _emptied(pool)
-    if _place(empty, wants) is not None:
+    if _place(empty, wants, least_loaded, rng) is not None:
         return Shortage.NO_CREDIT
     return _any_packing(pool, empty, wants)
 
@@ -170,75 +184,33 @@ def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want]) -> tuple[Choice
 
 
 def choose_text(
-    pool: Pool, *, avoid: frozenset[str] = frozenset(), holders: frozenset[str] = frozenset()
+    pool: Pool,
+    routing: Routing,
+    rng: Rng,
+    *,
+    avoid: frozenset[str] = frozenset(),
+    holders: frozenset[str] = frozenset(),
 ) -> Candidate | None:
-    """The usable text instance with the least pending tokens outside ``avoid``, or None when there is none.
-
-    Ties go by number of requests, then to one that is among the ``holders`` of the request's embeddings, for it encodes as
-    well and need not pull them from another process; then by name, rotated as for encoders.
-    """
-    usable = [text for text in pool.usable if text.name not in avoid]
-    ranked = [
-        (
-            text.backoff,
-            text.pending_tokens,
-            text.pending,
-            text.instance_id not in holders,
-            (position - pool.turn) % len(usable),
-            position,
-        )
-        for position, text in enumerate(usable)
-    ]
-    return usable[min(ranked)[-1]] if ranked else None
+    """A usable text instance outside ``avoid``, not one in backoff while there is another; None when there is none."""
+    able = [text for text in pool.usable if text.name not in avoid]
+    able = [text for text in able if not text.backoff] or able
+    return routing(_in_turn(able, pool.turn), holders=holders, rng=rng) if able else None
 
 
-def _choose(candidates: Candidates, turn: int, want: Want, holder: str | None) -> tuple[int, Why] | None:
-    """Of usable ones."""
-    able, best = _least_loaded(candidates, turn, want, backoff=False)
-    backoff = not able
-    if backoff:
-        _, best = _least_loaded(candidates, turn, want, backoff=True)
-    if best is None:
-        return None
-    resort = candidates[best].name in want.avoid
-    if holder is not None:
-        most = candidates[best].pending_tokens + want.tokens
-        for index, candidate in enumerate(candidates):
-            if (
-                candidate.name == holder
-                and candidate.pending_tokens <= most
-                and _able(candidate, want, backoff=backoff)
-                and candidate.has_room(want)
-                and (resort or candidate.name not in want.avoid)
-            ):
-                return index, Why.HOLDS_EMBEDDING
-    return best, Why.LAST_RESORT if resort else Why.LEAST_LOADED
+def _in_turn(candidates: list[Candidate], turn: int) -> list[Candidate]:
+    first = turn % len(candidates)
+    return candidates[first:] + candidates[:first]
 
 
-def _least_loaded(candidates: Candidates, turn: int, want: Want, *, backoff: bool) -> tuple[bool, int | None]:
-    """Whether any of these could take the item if it had room, and which of those with room is best."""
-    able, best, least = False, None, (True, 0, 0, 0)
-    for index, candidate in enumerate(candidates):
-        if not _able(candidate, want, backoff=backoff):
-            continue
-        able = True
-        if candidate.has_room(want):
-            rank = (index - turn) % len(candidates)
-            load = (candidate.name in want.avoid, candidate.pending_tokens, candidate.pending, rank)
-            if best is None or load < least:
-                best, least = index, load
-    return able, best
+def _able(candidates: Candidates, want: Want) -> list[Candidate]:
+    """The usable ones that can have the item now; none that failed it before, or is in backoff, while there is another."""
+    able = [one for one in candidates if one.arena_bytes >= want.nbytes and one.name not in want.exclude]
+    able = [one for one in able if not one.backoff] or able
+    roomy = [one for one in able if one.has_room(want)]
+    return [one for one in roomy if one.name not in want.avoid] or roomy
 
 
-def _able(candidate: Candidate, want: Want, *, backoff: bool) -> bool:
-    return candidate.backoff is backoff and candidate.arena_bytes >= want.nbytes and candidate.name not in want.exclude
-
-
-def _choice(want: Want, candidate: Candidate, why: Why) -> Choice:
-    return Choice(want.item, candidate.name, want.tokens, want.nbytes, why)
-
-
-def _place(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
+def _place(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | None:
     candidates, turn = pool.usable, pool.turn
     choices: list[Choice] = []
     placed: dict[Content, str] = {}
@@ -246,14 +218,19 @@ def _place(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
         if want.content in placed:
             choices.append(Choice(want.item, placed[want.content], 0, 0, Why.SAME_CONTENT))
             continue
-        chosen = _choose(candidates, turn, want, pool.held.get(want.content))
-        if chosen is None:
+        able = _able(candidates, want)
+        if not able:
             return None
-        index, why = chosen
-        choices.append(_choice(want, candidates[index], why))
-        placed[want.content] = candidates[index].name
+        chosen = routing(_in_turn(able, turn), holders=frozenset(), rng=rng)
+        why = Why.LAST_RESORT if chosen.name in want.avoid else Why.ROUTED
+        holder = pool.held.get(want.content)
+        for one in able if holder is not None else ():
+            if one.name == holder and one.pending_tokens <= chosen.pending_tokens + want.tokens:
+                chosen, why = one, Why.HOLDS_EMBEDDING
+        choices.append(Choice(want.item, chosen.name, want.tokens, want.nbytes, why))
+        placed[want.content] = chosen.name
         if len(choices) < len(wants):
-            candidates[index] = candidates[index].with_item(want.tokens, want.nbytes)
+            candidates[candidates.index(chosen)] = chosen.with_item(want.tokens, want.nbytes)
             turn += 1
     return tuple(sorted(choices, key=lambda choice: choice.item))
 

@@ -63,6 +63,12 @@ def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tup
     return tuple(part for item, number in zip(items, numbers_chosen, strict=True) for part in cut_into(item, number))
 
 
+def never(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:
+    """Every item stays whole."""
+    del pool, limits
+    return tuple(items)
+
+
 def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
     """The item in so many shards."""
     if number == 1:

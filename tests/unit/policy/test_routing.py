@@ -1,12 +1,15 @@
 """Routing decisions, over snapshots."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.domain.embedding import DType, TensorSpec
+from triptych.policy import routing
 from triptych.policy.routing import (
     Candidate,
     Choice,
@@ -14,11 +17,24 @@ from triptych.policy.routing import (
     Shortage,
     Want,
     Why,
-    assign_items,
-    choose_encoder,
-    choose_text,
+    least_loaded,
     slot_nbytes,
 )
+
+RNG = Random(7)
+
+
+def assign_items(pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+    return routing.assign_items(pool, wants, least_loaded, RNG)
+
+
+def choose_encoder(pool: Pool, want: Want) -> Choice | None:
+    choices = assign_items(pool, [want])
+    return None if isinstance(choices, Shortage) else choices[0]
+
+
+def choose_text(pool: Pool, **wanted: frozenset[str]) -> Candidate | None:
+    return routing.choose_text(pool, least_loaded, RNG, **wanted)
 
 
 def encoder(
@@ -87,7 +103,7 @@ def test_what_is_short_is_said(pool: Pool, shortage: Shortage) -> None:
     assert assign_items(pool, [want()]) is shortage
 
 
-@pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.LEAST_LOADED)])
+@pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.ROUTED)])
 def test_the_holder_is_preferred_while_waiting_there_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
     choice = choose_encoder(replace(view(encoder("a"), encoder("b", backlog)), held={(b"0", b""): "b"}), want())
     assert isinstance(choice, Choice)
@@ -193,9 +209,9 @@ def test_the_same_content_is_encoded_once() -> None:
     choices = assign_items(pool, [want(0, nbytes=7), want(1, content=(b"0", b"")), want(2, nbytes=3)])
     assert not isinstance(choices, Shortage)
     assert [(choice.encoder, choice.tokens, choice.nbytes, choice.why) for choice in choices] == [
-        ("a", 10, 7, Why.LEAST_LOADED),
+        ("a", 10, 7, Why.ROUTED),
         ("a", 0, 0, Why.SAME_CONTENT),
-        ("a", 10, 3, Why.LEAST_LOADED),
+        ("a", 10, 3, Why.ROUTED),
     ]
 
 

@@ -6,8 +6,8 @@ nothing. Pools are queries: the instances that serve all stages that are asked f
 
 Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
 reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
-request at once or not at all; a request that cannot have them waits in a bounded queue, first come, first served
-within its priority, and holds nothing meanwhile: no hold-and-wait.
+request at once or not at all; a request that cannot have them waits in a bounded queue, in the order that the policies
+say, and holds nothing meanwhile: no hold-and-wait.
 """
 
 from bisect import insort
@@ -19,6 +19,7 @@ from types import MappingProxyType
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.item_plan import Content
 from triptych.domain.membership import Member
+from triptych.domain.rng import Rng
 from triptych.domain.stage import Role, Stage
 from triptych.domain.timeline import Readiness
 from triptych.errors import (
@@ -61,7 +62,9 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.routing import Pool, Shortage, assign_items, choose_text
+from triptych.policy.policies import Policies
+from triptych.policy.queueing import Turn
+from triptych.policy.routing import Pool, Shortage, Why, assign_items, choose_text
 
 ENCODE: Stages = (Stage.ENCODE,)
 TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
@@ -102,13 +105,17 @@ class _Credit:
 class _Waiting:
     wanted: CreditsWanted
     since_s: float
+    turn: Turn
 
 
 class ClusterMachine:
     """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
-    def __init__(self, limits: ClusterLimits) -> None:
+    def __init__(self, limits: ClusterLimits, policies: Policies, rng: Rng) -> None:
         self._limits = limits
+        self._policies = policies
+        self._rng = rng
+        self._arrivals = 0
         self._instances: dict[str, Instance] = {}
         """In the order of their names."""
         self._pools: dict[Stages, list[Instance]] = {ENCODE: [], TEXT: []}
@@ -370,7 +377,11 @@ class ClusterMachine:
                 retry_after_s=self._limits.retry_after_s,
             )
             return [Refused(event.request, error)]
-        insort(self._waiting, _Waiting(event, now_s), key=lambda waiting: waiting.wanted.priority)
+        self._arrivals += 1
+        turn = self._policies.ordering(
+            priority=event.priority, deadline_s=event.deadline_s, arrived_s=now_s, arrival=self._arrivals
+        )
+        insort(self._waiting, _Waiting(event, now_s, turn), key=lambda waiting: waiting.turn)
         return self._serve_waiting(now_s)
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
@@ -397,7 +408,7 @@ class ClusterMachine:
         return max(waiting.since_s, self._encoder_lost_s) + self._limits.grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
-        choices = assign_items(self.pool(ENCODE, now_s), wanted.wants)
+        choices = assign_items(self.pool(ENCODE, now_s), wanted.wants, self._policies.encoder_routing, self._rng)
         if isinstance(choices, Shortage):
             return choices
         self._turns[ENCODE] += 1
@@ -435,12 +446,14 @@ class ClusterMachine:
         return self._forget(credit.name, "has left", now_s) if instance.leaving and not instance.credits else []
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
-        chosen = choose_text(self.pool(TEXT, now_s), avoid=event.avoid, holders=event.holders)
+        chosen = choose_text(
+            self.pool(TEXT, now_s), self._policies.text_routing, self._rng, avoid=event.avoid, holders=event.holders
+        )
         if chosen is None:
             return [Refused(event.request, self._no_text())]
         self._turns[TEXT] += 1
         place = _Credit(chosen.name, TEXT[0], None, event.tokens, 0)
-        return [Granted(event.request, (self._grant(place, None, "least pending tokens"),))]
+        return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value),))]
 
     def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
         """Tell everyone, once, when there has been no text instance for the whole grace."""

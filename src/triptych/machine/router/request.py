@@ -247,7 +247,7 @@ class RequestMachine:
         wanted = frozenset(items)
         self._reserving |= wanted
         wants = tuple(self._items[index].want for index in sorted(wanted))
-        return CreditsWanted(self._number, wants, wait, self._priority, reason)
+        return CreditsWanted(self._number, wants, wait, self._priority, self._deadline_s, reason)
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:

@@ -5,6 +5,7 @@ whole request at a text instance.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
@@ -22,7 +23,8 @@ class CreditsWanted:
     wants: tuple[Want, ...]
     wait: bool
     priority: int = 0
-    """Of requests that wait, those of the lowest are served first."""
+    deadline_s: float = inf
+    """By these two its place among requests that wait is told."""
     reason: str = ""
 
 

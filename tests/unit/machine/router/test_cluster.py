@@ -1,6 +1,7 @@
 """The router's memory of its instances."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -53,9 +54,17 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
+from triptych.policy.policies import ORDERINGS, ROUTINGS, Policies
 from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
+POLICIES = Policies.named(
+    encoder_routing="least-loaded",
+    text_routing="least-loaded",
+    sharding="earliest-end",
+    ordering="deadline",
+    admission="bounded",
+)
 LIMITS = ClusterLimits(
     max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_backoff_s=1.0, longest_backoff_s=8.0
 )
@@ -76,9 +85,9 @@ class Checked(ClusterMachine):
         return effects
 
 
-def cluster(*seen: str) -> ClusterMachine:
+def cluster(*seen: str, policies: Policies = POLICIES) -> ClusterMachine:
     """With all members, of which these have been seen."""
-    machine = Checked(LIMITS)
+    machine = Checked(LIMITS, policies, Random(7))
     for name in ENCODERS + TEXTS:
         machine.handle(MemberJoined(Member(name)), 0)
     for name in seen:
@@ -350,6 +359,28 @@ def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
 
+def test_of_one_priority_the_least_time_left_is_served_first_and_who_waited_long_is_not_overtaken() -> None:
+    machine = cluster("a", "b")
+    first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
+    for run, now_s, deadline_s in ((2, 0.0, 600.0), (3, 1.0, 50.0), (4, 40.0, 65.0)):
+        wanted = CreditsWanted(run, wants(20, first=2 * run), wait=True, deadline_s=deadline_s)
+        machine.handle(wanted, now_s)
+    effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 41.0)]
+    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
+
+
+def test_the_policies_that_the_machine_is_given_decide() -> None:
+    policies = replace(POLICIES, encoder_routing=ROUTINGS["round-robin"], ordering=ORDERINGS["first-come"])
+    machine = cluster("a", "b", "t", policies=policies)
+    machine.handle(LoadReported("a", load(50)), 0)
+    chosen = [granted(machine.handle(CreditsWanted(run, wants(5, first=run), wait=True), 0)) for run in (1, 2, 3)]
+    assert [one.grants[0].name for one in chosen] == ["a", "b", "a"]
+    for run, deadline_s in ((4, 600.0), (5, 50.0)):
+        machine.handle(CreditsWanted(run, wants(100, first=run), wait=True, deadline_s=deadline_s), 0)
+    effects = [effect for one in chosen for effect in machine.handle(CreditReturned(one.grants[0].credit), 0)]
+    assert [effect.request for effect in effects if isinstance(effect, Granted)] == [4, 5]
+
+
 def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
@@ -456,7 +487,7 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
 
 
 def test_an_instance_of_all_stages_is_one_with_a_load_for_each() -> None:
-    machine = Checked(LIMITS)
+    machine = Checked(LIMITS, POLICIES, Random(7))
     machine.handle(MemberJoined(Member("h")), 0)
     machine.handle(InstanceSeen("h", replace(info("h"), role=Role.EPD)), 0)
     readiness = machine.readiness()
@@ -494,7 +525,7 @@ def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> 
 
 
 def test_one_that_joins_is_connected_to_once_and_gets_work_when_it_was_seen() -> None:
-    machine = Checked(LIMITS)
+    machine = Checked(LIMITS, POLICIES, Random(7))
     assert Connect("a") in machine.handle(MemberJoined(Member("a")), 0)
     assert Connect("a") not in machine.handle(MemberJoined(Member("a", epoch=1)), 0)
     machine.handle(MemberJoined(Member("t")), 0)
@@ -754,7 +785,7 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = ClusterMachine(LIMITS)
+        self.machine = ClusterMachine(LIMITS, POLICIES, Random(7))
         self.members: set[str] = set()
         self.now_s = 0.0
         self.run = 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.router.settings import RouterSettings
+from triptych.policy.policies import ROUTINGS
 from triptych.runtime.settings import SettingsError
 
 
@@ -22,11 +23,25 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
         (["--instances", "a:1,b:2,a:1"], "instances names a:1 twice"),
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
+        (
+            ["--text-routing", "random"],
+            "text_routing is 'random', which is none of least-loaded, least-requests, power-of-two, round-robin",
+        ),
+        (["--encoder-routing", "x"], "encoder_routing is 'x'"),
+        (["--sharding", "always"], "sharding is 'always', which is none of earliest-end, never"),
+        (["--ordering", "lifo"], "ordering is 'lifo', which is none of deadline, first-come"),
+        (["--admission", "all"], "admission is 'all', which is none of bounded"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(argv: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         RouterSettings.load(argv, {})
+
+
+def test_policies_are_chosen_by_name() -> None:
+    settings = RouterSettings.load(["--encoder-routing", "power-of-two", "--text-routing", "round-robin"], {})
+    assert settings.policies.encoder_routing is ROUTINGS["power-of-two"]
+    assert settings.policies.text_routing is ROUTINGS["round-robin"]
 
 
 def test_tls_is_whole_or_not_at_all_and_takes_the_place_of_allow_network() -> None:

@@ -1,0 +1,96 @@
+"""The router's policies as one value, each chosen by its name. docs/adding_a_policy.md shows how to add one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.rng import Rng
+from triptych.policy.admission import ServerBounds, check_capacity
+from triptych.policy.queueing import Turn, first_come, turn
+from triptych.policy.routing import Candidate, Candidates, Pool, Routing, least_loaded
+from triptych.policy.sharding import ShardLimits, in_shards, never
+
+
+class Sharding(Protocol):
+    """Which items are cut, for encoders of this pool; the shards of an item are neighbours."""
+
+    def __call__(self, items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]: ...
+
+
+class Ordering(Protocol):
+    """The place of a request among those that wait for encoders."""
+
+    def __call__(self, *, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn: ...
+
+
+class Admission(Protocol):
+    """Raises Overloaded where a request is one too many."""
+
+    def __call__(self, *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None: ...
+
+
+def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+    """The least items or requests, however large they are."""
+    del holders, rng
+    return min(candidates, key=lambda one: one.pending)
+
+
+def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+    """One after the other, whatever they have to do."""
+    del holders, rng
+    return candidates[0]
+
+
+def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
+    """The less loaded of two that are drawn: several routers with old reports do not all go to the same one."""
+    if len(candidates) > 2:
+        first = int(rng.random() * len(candidates))
+        second = int(rng.random() * (len(candidates) - 1))
+        second += second >= first
+        candidates = [candidates[index] for index in sorted((first, second))]
+    return least_loaded(candidates, holders=holders, rng=rng)
+
+
+ROUTINGS: Mapping[str, Routing] = {
+    "least-loaded": least_loaded,
+    "least-requests": least_requests,
+    "power-of-two": power_of_two,
+    "round-robin": round_robin,
+}
+SHARDINGS: Mapping[str, Sharding] = {"earliest-end": in_shards, "never": never}
+ORDERINGS: Mapping[str, Ordering] = {"deadline": turn, "first-come": first_come}
+ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What a router decides by."""
+
+    encoder_routing: Routing
+    """Which encoder gets an item."""
+    text_routing: Routing
+    """Which text instance gets a request."""
+    sharding: Sharding
+    ordering: Ordering
+    admission: Admission
+
+    @classmethod
+    def named(cls, *, encoder_routing: str, text_routing: str, sharding: str, ordering: str, admission: str) -> Self:
+        """Raises ValueError for a name that there is not."""
+        return cls(
+            _of(ROUTINGS, "encoder_routing", encoder_routing),
+            _of(ROUTINGS, "text_routing", text_routing),
+            _of(SHARDINGS, "sharding", sharding),
+            _of(ORDERINGS, "ordering", ordering),
+            _of(ADMISSIONS, "admission", admission),
+        )
+
+
+T = TypeVar("T")
+
+
+def _of(table: Mapping[str, T], kind: str, name: str) -> T:
+    if name not in table:
+        raise ValueError(f"{kind} is {name!r}, which is none of {', '.join(sorted(table))}")
+    return table[name]

@@ -1,0 +1,90 @@
+"""Policies by name, and the ways of routing among instances that can all take it."""
+
+from collections import Counter
+from dataclasses import fields, replace
+from random import Random
+
+import pytest
+
+from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS, Policies
+from triptych.policy.queueing import Turn
+from triptych.policy.routing import Candidate, Choice, Pool, Routing, Want, assign_items, choose_text
+
+NAMES = {
+    "encoder_routing": "least-loaded",
+    "text_routing": "least-loaded",
+    "sharding": "never",
+    "ordering": "first-come",
+    "admission": "bounded",
+}
+
+
+def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
+    return Candidate(name, True, tokens, pending, 1000, 1000, instance_id=f"i-{name}")
+
+
+def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int = 7) -> list[str]:
+    rng = Random(seed)
+    chosen = [choose_text(Pool(candidates, turn), routing, rng) for turn in range(turns)]
+    return [found.name for found in chosen if found is not None]
+
+
+@pytest.mark.parametrize("kind", list(NAMES))
+def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(kind: str) -> None:
+    tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS}
+    with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
+        Policies.named(**{**NAMES, kind: "fastest"})
+    for name in tables.get(kind, ROUTINGS):
+        assert name in str(refused.value)
+
+
+def test_each_kind_of_policy_has_a_name() -> None:
+    assert {field.name for field in fields(Policies)} == set(NAMES)
+    assert Policies.named(**NAMES).ordering is ORDERINGS["first-come"]
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
+def test_equal_instances_share_evenly(name: str) -> None:
+    counts = Counter(routed(ROUTINGS[name], one("a"), one("b"), one("c"), turns=300))
+    assert set(counts) == {"a", "b", "c"}
+    assert max(counts.values()) - min(counts.values()) < 60
+
+
+def test_least_loaded_goes_by_tokens_and_then_by_requests() -> None:
+    assert routed(ROUTINGS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
+
+
+def test_least_requests_goes_by_their_number() -> None:
+    assert routed(ROUTINGS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
+
+
+def test_round_robin_takes_one_after_the_other_whatever_they_have_to_do() -> None:
+    assert routed(ROUTINGS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
+
+
+def test_power_of_two_takes_the_less_loaded_of_two_and_so_never_the_most_loaded() -> None:
+    pool = (one("a", 900), one("b", 5), one("c", 50))
+    counts = Counter(routed(ROUTINGS["power-of-two"], *pool, turns=300))
+    assert set(counts) == {"b", "c"}
+    assert counts["b"] > counts["c"] > 60
+    assert routed(ROUTINGS["power-of-two"], *pool, turns=9) == routed(ROUTINGS["power-of-two"], *pool, turns=9)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
+def test_no_policy_misses_a_packing_or_an_encoder_that_holds_the_embedding(routing: Routing) -> None:
+    pool = Pool((one("a"), replace(one("b"), available_bytes=10), replace(one("c"), available_bytes=90)))
+    wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
+    for turn in range(9):
+        assert isinstance(assign_items(replace(pool, turn=turn), wants, routing, Random(turn)), tuple)
+    held = replace(Pool((one("a"), one("b"), one("c"))), held={(b"0", b""): "c"})
+    choices = assign_items(held, wants[:1], routing, Random(7))
+    assert isinstance(choices, tuple)
+    assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
+
+
+def test_first_come_goes_by_priority_and_arrival_alone() -> None:
+    ordering = ORDERINGS["first-come"]
+    early = ordering(priority=1, deadline_s=900.0, arrived_s=0.0, arrival=1)
+    assert early < ordering(priority=1, deadline_s=1.0, arrived_s=0.0, arrival=2)
+    assert ordering(priority=0, deadline_s=900.0, arrived_s=9.0, arrival=3) < early
+    assert isinstance(early, Turn)

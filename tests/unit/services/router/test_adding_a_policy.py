@@ -1,0 +1,45 @@
+"""docs/adding_a_policy.md, run as it stands there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.router.settings import RouterSettings
+from tests.unit.services.router.fakes import ask, bench, collect, image
+from tests.unit.services.router.test_service import virtual
+from triptych.domain.generation import ChatFinished
+from triptych.policy import policies
+from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS
+
+PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
+
+
+def written() -> Any:
+    """The policy of the page."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - this is what is tested
+    return names["fill_up"]
+
+
+async def encoders_used(settings: RouterSettings) -> set[str]:
+    async with bench(encoders=3, settings=settings) as made:
+        for number in range(6):
+            answer = await collect(made.router, ask(f"r{number}", [image(number)]))
+            assert isinstance(answer[-1], ChatFinished)
+        return {encoder.instance_id for encoder in made.encoders if encoder.encoded}
+
+
+@virtual
+async def test_the_policy_of_the_page_routes_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(await encoders_used(RouterSettings())) == 3
+    monkeypatch.setattr(policies, "ROUTINGS", {"fill-up": written(), **ROUTINGS})
+    assert await encoders_used(RouterSettings.load(["--encoder-routing", "fill-up"], {})) == {"encoder-0"}
+
+
+def test_the_page_names_all_policies_that_there_are() -> None:
+    for table in (ROUTINGS, SHARDINGS, ORDERINGS, ADMISSIONS):
+        for name in table:
+            assert f"`{name}`" in PAGE
