@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What running needs, and what tests and tools need beside it.
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 # The CPU build of torch; on a machine with an accelerator set TORCH= to the build that suits it.
 TORCH ?= torch==2.13.0
@@ -12,22 +14,29 @@ SAMPLES ?= 20
 
 export PYTHON TORCH
 
-.PHONY: help setup demo test test-transformers soak mutants lint format proto bench vllm-client model clean
+.PHONY: help setup demo check test test-transformers soak mutants lint format proto bench vllm-client model clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
 
 setup: $(STAMP)  ## Make the virtual environment
 
-$(STAMP): pyproject.toml scripts/setup.sh
-	scripts/setup.sh $(VENV)
+$(RUNTIME): pyproject.toml scripts/setup.sh
+	scripts/setup.sh $(VENV) runtime
 	touch $@
 
-demo: $(STAMP)  ## Start a local cluster, ask about several images, show where each stage ran
+$(STAMP): pyproject.toml scripts/setup.sh
+	scripts/setup.sh $(VENV) dev
+	touch $(RUNTIME) $@
+
+demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where each stage ran
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## Run the whole suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
+
+test: $(STAMP)  ## Run the whole suite, and name the ten slowest tests
+	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 
 test-transformers: $(STAMP)  ## What depends on transformers, under the release of it that VERSION= names (makes an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)

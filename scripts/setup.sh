@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Make the virtual environment that every target runs in. Idempotent; called by make.
+# Make the virtual environment that every target runs in, or the part of it that running needs. Idempotent; called by make.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${1:?usage: setup.sh VENV}
+venv=${1:?usage: setup.sh VENV [runtime|dev]}
+kind=${2:-dev}
 python=${PYTHON:-python3}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 apt_or_say() {
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  if [ "$kind" = dev ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing $*"
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
   else
@@ -23,14 +24,21 @@ command -v "$python" >/dev/null || apt_or_say python3 python3-venv
 "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_or_say python3-venv
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
-say "installing Python packages into $venv (a few minutes the first time)"
+# Twice quiet: errors are shown; warnings, of running as root or of a configured directory that is not there, are not.
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet --quiet)
+if [ "$kind" = runtime ]; then
+  say "installing what running needs into $venv (a few minutes the first time)"
+  packages=(--editable '.[all]')
+else
+  say "installing what running, tests and tools need into $venv (a few minutes the first time)"
+  packages=(--editable '.[all,demo]' --group dev)
+fi
 "${pip[@]}" install --upgrade 'pip>=25.1'
 # torch first and pinned: left to the resolver, the newest build comes with gigabytes of CUDA.
 "${pip[@]}" install "${TORCH:-torch==2.13.0}"
-"${pip[@]}" install --editable '.[all,demo]' --group dev
+"${pip[@]}" install "${packages[@]}"
 # Tests of pulls between hosts need them; without them (or without root) these tests are skipped and say so.
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v ip && command -v iptables; } >/dev/null; then
+if [ "$kind" = dev ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v ip && command -v iptables; } >/dev/null; then
   apt_or_say iproute2 iptables || say "iproute2 and iptables could not be installed: pulls between hosts will not be tested"
 fi
 say "done"

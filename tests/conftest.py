@@ -1,6 +1,7 @@
 """What holds for every test: a clean environment, reproducible examples, and no process left behind."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -51,3 +52,24 @@ def _name(process: psutil.Process) -> str:
         return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return f"process {process.pid}"
+
+
+_PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
+_refusing = False
+
+
+@pytest.fixture(autouse=True)
+def _unmarked_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where tests that start processes are left out (`make check`), the others start none."""
+    global _refusing  # noqa: PLW0603 - an audit hook cannot be taken back
+    _refusing = "not process" in request.config.option.markexpr
+    yield
+    _refusing = False
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if _refusing and event in _PROCESS_EVENTS:
+        raise AssertionError(f"{event} {arguments[:2]}: mark the test as `process`, then `make check` leaves it out")
+
+
+sys.addaudithook(_refuse_processes)

@@ -20,6 +20,7 @@ from triptych.cli.cluster import Exit, LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
 
+pytestmark = pytest.mark.process
 NAMES = ["encoder-1", "encoder-2", "text-1", "router", "gateway"]
 Make = Callable[..., LocalCluster]
 

@@ -607,6 +607,7 @@ def test_mistakes_in_a_bench_are_said_before_it_starts(arguments: list[str], cod
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_help_needs_nothing_that_takes_time() -> None:
     script = (
         "import sys, triptych.cli.main\n"
@@ -619,6 +620,7 @@ def test_help_needs_nothing_that_takes_time() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of CPU"
 
 
+@pytest.mark.process
 def test_a_terminal_without_the_characters_is_no_reason_to_fail() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "triptych.cli.main", "status", "--url", "http://127.0.0.1:1/é"],

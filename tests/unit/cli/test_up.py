@@ -15,6 +15,7 @@ import pytest
 from tests.unit.cli.closing_terminal import Terminal
 from tests.unit.cli.stranger import stranger
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[3]
 FREE = ("--port", "0", "--router-port", "0")
 

@@ -350,6 +350,7 @@ async def test_an_answer_without_choices_is_a_defect() -> None:
             await stream.collect()
 
 
+@pytest.mark.process
 def test_the_base_install_is_enough() -> None:
     """Neither the package nor the SDK brings in what a service, an engine or the command needs."""
     heavy = [

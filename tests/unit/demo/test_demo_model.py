@@ -15,6 +15,7 @@ from examples.demo_model import data, write_digits
 from examples.demo_model.evaluate import Query, Reader, digits_right
 from triptych.demo import MODEL_DIR
 
+pytestmark = pytest.mark.slow
 PICTURES = Path(__file__).parents[3] / "examples" / "digits"
 FILES = {
     "README.md",

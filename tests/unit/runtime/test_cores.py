@@ -1,5 +1,8 @@
 """Pools of threads keep to the memory that is near to them."""
 
+import asyncio
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,16 +48,27 @@ def test_threads_are_spread_in_proportion() -> None:
 
 
 async def test_each_thread_of_a_pool_keeps_to_its_place() -> None:
-    pinned: list[Cores] = []
+    pinned: dict[int, Cores] = {}
     places = spread(4, (cores(0, 1), cores(2, 3)))
-    offload = ThreadOffload(4, name="pinned", starting=pinning(places, lambda _, place: pinned.append(place)))
+    together = threading.Barrier(4)
+    """Nobody passes it before all four threads run."""
+
+    def work() -> int:
+        together.wait(timeout=10)
+        return threading.get_ident()
+
+    def pin(_: int, place: Cores) -> None:
+        assert threading.get_ident() not in pinned, "a thread is pinned once"
+        pinned[threading.get_ident()] = place
+
+    offload = ThreadOffload(4, name="pinned", starting=pinning(places, pin))
     try:
-        for _ in range(8):
-            await offload.run(int)
+        for _ in range(2):
+            ran = await asyncio.gather(*(offload.run(work) for _ in places))
+            assert set(ran) == set(pinned)
     finally:
         offload.close()
-    assert 1 <= len(pinned) <= 4
-    assert pinned == list(places[: len(pinned)])
+    assert Counter(pinned.values()) == Counter(places)
 
 
 def test_one_place_needs_no_pinning() -> None:

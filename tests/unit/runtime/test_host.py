@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from triptych.runtime.host import machine_name, new_epoch
 
 
+@pytest.mark.process
 def test_processes_of_one_machine_agree_on_its_name() -> None:
     code = "from triptych.runtime.host import machine_name; print(machine_name())"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.process
 APP = """
 import asyncio, contextlib, sys
 from triptych.runtime.process import run

@@ -17,6 +17,8 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.families.model_files import ModelFiles
 from triptych.tokens.prompt import PromptBuilder
 
+pytestmark = pytest.mark.process
+
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 SPECIAL = [
     "<unk>",

@@ -30,6 +30,7 @@ async def test_a_call_whose_caller_left_keeps_its_turn_until_it_ends() -> None:
         assert await aside.run(divmod, 7, 2) == (3, 1)
 
 
+@pytest.mark.process
 def test_a_call_that_hangs_does_not_keep_the_process() -> None:
     code = """if True:
         import asyncio, threading

@@ -16,6 +16,8 @@ from triptych.errors import TransferFailed
 from triptych.transport import slot
 from triptych.transport.tcp_wire import Tls
 
+pytestmark = pytest.mark.process
+
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A self-signed certificate for loopback, and its key."""

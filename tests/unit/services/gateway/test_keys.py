@@ -169,6 +169,7 @@ def test_a_file_that_makes_no_sense_is_one_clear_message(tmp_path: Path, text: s
         KeyRing.load(tmp_path / "missing", Clock())
 
 
+@pytest.mark.process
 def test_the_command_prints_the_key_once_and_the_lines_for_the_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.gateway.keys", "new"]
     made = subprocess.run([*command, "ci"], cwd=ROOT, capture_output=True, text=True, check=True)
