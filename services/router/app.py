@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.media.sniff import MediaLimits
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
@@ -59,21 +58,8 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
 
 
 def _prepare(settings: RouterSettings) -> ModelPrepare:
-    limits = MediaLimits(
-        max_bytes=settings.max_image_bytes,
-        max_pixels=settings.max_image_pixels,
-        max_side_px=settings.max_image_side_px,
-        max_scanned_pixels=settings.max_scanned_pixels,
-        max_video_bytes=settings.max_video_bytes,
-        max_video_s=settings.max_video_s,
-        max_frames=settings.max_video_frames,
-        max_video_pixels=settings.max_video_pixels,
-        max_audio_bytes=settings.max_audio_bytes,
-        max_audio_s=settings.max_audio_s,
-        max_audio_samples=settings.max_audio_samples,
-    )
     try:
         builder = PromptBuilder.load(ModelFiles.load(model_directory(settings.model, weights=False)))
-        return ModelPrepare(builder, limits, Grammars(builder.tokenizer))
+        return ModelPrepare(builder, settings.media, Grammars(builder.tokenizer))
     except BadModel as error:
         raise CannotStart(str(error)) from None

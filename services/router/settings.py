@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from triptych.media.sniff import MediaLimits
 from triptych.policy.policies import Policies
 from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
 
@@ -35,29 +36,8 @@ class RouterSettings(RpcServiceSettings):
 
     max_items_per_request: int = Field(default=64, ge=0)
     """Most images, videos and audio clips in one request."""
-    max_image_bytes: int = Field(default=20 << 20, ge=1)
-    """Largest encoded image."""
-    max_image_pixels: int = Field(default=64_000_000, ge=1)
-    """Most pixels of one image, by its header."""
-    max_image_side_px: int = Field(default=16_384, ge=1)
-    """Longest side of an image, by its header."""
-    max_scanned_pixels: int = Field(default=1_500_000_000, ge=1)
-    """Most pixels that decoding one image goes over: its own, times the scans of a JPEG. A run-length coded BMP counts as
-    256 scans."""
-    max_video_bytes: int = Field(default=32 << 20, ge=1)
-    """Largest encoded video."""
-    max_video_s: int = Field(default=3600, ge=1)
-    """Longest video, by its header."""
-    max_video_frames: int = Field(default=36_000, ge=1)
-    """Most frames of one video, by its header."""
-    max_video_pixels: int = Field(default=16_000_000_000, ge=1)
-    """Most pixels of one video, all frames together, by its header: what decoding it costs."""
-    max_audio_bytes: int = Field(default=25 << 20, ge=1)
-    """Largest encoded audio clip."""
-    max_audio_s: int = Field(default=1800, ge=1)
-    """Longest audio clip, by its header."""
-    max_audio_samples: int = Field(default=200_000_000, ge=1)
-    """Most samples of one channel of audio, by its header."""
+    media: MediaLimits = MediaLimits()
+    """The most that one item may be."""
     max_stop_strings: int = Field(default=16, ge=0)
     """Most stop strings in one request."""
     max_stop_chars: int = Field(default=256, ge=1)

@@ -23,28 +23,37 @@ _LEAST_SCANNED_PIXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The most that one item may be.
+    """The most that one item may be, by its header.
 
-    ``max_pixels`` bounds decoded memory of an image or a frame: 64 million are 192 MB as RGB. ``max_aspect_ratio``
-    bounds what comes after: processors that bring the shorter side to a fixed length would make gigabytes of an image
-    of 1 x 16,384. ``max_scanned_pixels``, of an image and its scans together, ``max_video_pixels``, of all frames
-    together, and ``max_audio_samples``, of one channel, bound the time that decoding takes: some 0.7 ns for each scanned
-    pixel, so that no image takes more than about a second.
+    ``max_scanned_pixels``, ``max_video_pixels`` and ``max_audio_samples`` bound the time that decoding takes: some 0.7 ns
+    for each scanned pixel, so that no image takes more than about a second.
     """
 
-    max_bytes: int = 20 << 20
-    """Of an image."""
-    max_video_bytes: int = 32 << 20
-    max_audio_bytes: int = 25 << 20
-    max_pixels: int = 64_000_000
-    max_side_px: int = 16_384
+    max_image_bytes: int = 20 << 20
+    """Largest encoded image."""
+    max_image_pixels: int = 64_000_000
+    """Most pixels of one image or frame: 64 million are 192 MB as RGB."""
+    max_image_side_px: int = 16_384
+    """Longest side of an image or a frame."""
     max_aspect_ratio: int = 200
+    """Longest side by shortest: processors that bring the shorter one to a fixed length would make gigabytes of 1 x 16,384."""
     max_scanned_pixels: int = 1_500_000_000
+    """Most pixels that decoding one image goes over: its own, times the scans of a JPEG. A run-length coded BMP counts as
+    256 scans."""
+    max_video_bytes: int = 32 << 20
+    """Largest encoded video."""
     max_video_s: int = 3600
-    max_frames: int = 36_000
+    """Longest video."""
+    max_video_frames: int = 36_000
+    """Most frames of one video."""
     max_video_pixels: int = 16_000_000_000
+    """Most pixels of one video, all frames together: what decoding it costs."""
+    max_audio_bytes: int = 25 << 20
+    """Largest encoded audio clip."""
     max_audio_s: int = 1800
+    """Longest audio clip."""
     max_audio_samples: int = 200_000_000
+    """Most samples of one channel of audio."""
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self)):
@@ -62,9 +71,9 @@ def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
     """
     if not data:
         raise InvalidMedia("the item is empty")
-    _check_bytes("item", data, max(limits.max_bytes, limits.max_video_bytes, limits.max_audio_bytes))
+    _check_bytes("item", data, max(limits.max_image_bytes, limits.max_video_bytes, limits.max_audio_bytes))
     if (header := read_header(data)) is not None:
-        _check_bytes(f"{header.format} image", data, limits.max_bytes)
+        _check_bytes(f"{header.format} image", data, limits.max_image_bytes)
         _check_size(f"the {header.format} image", header.width, header.height, limits)
         _check_passes(header, limits)
         return _image_info(header, data)
@@ -164,8 +173,8 @@ def _check_video(clip: Clip, limits: MediaLimits) -> None:
     _check_size(what, clip.width, clip.height, limits)
     if clip.frames < 1 or not clip.duration_s > 0:
         raise InvalidMedia(f"{what} has {clip.frames} frames over {clip.duration_s:.3f} s; it needs at least one frame")
-    if clip.frames > limits.max_frames:
-        raise InvalidMedia(f"{what} has {clip.frames} frames, the limit is {limits.max_frames}")
+    if clip.frames > limits.max_video_frames:
+        raise InvalidMedia(f"{what} has {clip.frames} frames, the limit is {limits.max_video_frames}")
     if clip.duration_s > limits.max_video_s:
         raise InvalidMedia(f"{what} takes {clip.duration_s:.1f} s, the limit is {limits.max_video_s} s")
     if (pixels := clip.frames * clip.width * clip.height) > limits.max_video_pixels:
@@ -176,9 +185,9 @@ def _check_size(what: str, width: int, height: int, limits: MediaLimits) -> None
     size = f"{what} is {width} x {height} pixels"
     if min(width, height) < 1:
         raise InvalidMedia(f"{size}; it needs at least 1 x 1")
-    if max(width, height) > limits.max_side_px:
-        raise InvalidMedia(f"{size}; the longest side allowed is {limits.max_side_px}")
-    if width * height > limits.max_pixels:
-        raise InvalidMedia(f"{size}, {width * height} in all; the limit is {limits.max_pixels}")
+    if max(width, height) > limits.max_image_side_px:
+        raise InvalidMedia(f"{size}; the longest side allowed is {limits.max_image_side_px}")
+    if width * height > limits.max_image_pixels:
+        raise InvalidMedia(f"{size}, {width * height} in all; the limit is {limits.max_image_pixels}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         raise InvalidMedia(f"{size}; the longer side may be at most {limits.max_aspect_ratio} times the shorter one")

@@ -1,18 +1,22 @@
 """Settings: one frozen object per service, read once at start from the command line, the environment and a file.
 
 Precedence: command line > environment (``TRIPTYCH_<SERVICE>_...``) > file (``--config FILE``, TOML) > default.
-Unknown keys are refused everywhere, and each default stands once, in the class that owns it.
+Unknown keys are refused everywhere, and each default stands once, in the class that owns it: a field of a settings class
+may be a frozen dataclass of the module that works by it, a *group*. A file has a table for each group, as
+``--print-config`` shows; on the command line and in the environment a setting in a group goes by its own name alone.
 """
 
 import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self, TypeVar
+from typing import Annotated, Any, NoReturn, Self, TypeVar, get_type_hints
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -123,8 +127,8 @@ class ServiceSettings(BaseSettings):
         _refuse_unknown_environment(cls, environ)
         try:
             merged: dict[str, Any] = {}
-            for layer in (_read_file(config), _read_environment(cls, environ), _read_command_line(cls, rest)):
-                merged.update(layer)
+            for layer in (_read_file(cls, config), _read_environment(cls, environ), _read_command_line(cls, rest)):
+                _merge(merged, layer)
             settings = cls(**merged)
         except ValidationError as error:
             raise SettingsError(_explain(error)) from None
@@ -232,12 +236,60 @@ def _take_common_flags(argv: Sequence[str]) -> tuple[list[str], Path | None, boo
     return rest, config, print_config
 
 
-def _read_file(path: Path | None) -> dict[str, Any]:
+@cache
+def _flat(cls: type[ServiceSettings]) -> tuple[type[BaseSettings], dict[str, str]]:
+    """A class that has the settings of all groups beside the others, and the group of each of these."""
+
+    class Flat(BaseSettings):
+        model_config = cls.model_config
+
+    described = cls.model_json_schema().get("$defs", {})
+    flat: dict[str, Any] = {}
+    group_of: dict[str, str] = {}
+    for name, info in cls.model_fields.items():
+        group = info.annotation
+        if not (isinstance(group, type) and is_dataclass(group)):
+            flat[name] = (group, info)
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        properties = described[group.__name__]["properties"]
+        for field in fields(group):
+            about = Field(default=field.default, description=properties[field.name].get("description"))
+            flat[field.name] = (hints[field.name], about)
+            group_of[field.name] = name
+    return create_model(cls.__name__, __base__=Flat, **flat), group_of
+
+
+def _grouped(cls: type[ServiceSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their own names, brought into their groups."""
+    group_of = _flat(cls)[1]
+    grouped: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in group_of:
+            grouped.setdefault(group_of[name], {})[name] = value
+        else:
+            grouped[name] = value
+    return grouped
+
+
+def _merge(below: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Put a layer over what there is, groups setting by setting."""
+    for name, value in layer.items():
+        old = below.get(name)
+        below[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+
+
+def _read_file(cls: type[ServiceSettings], path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            values = tomllib.load(file)
+        group_of = _flat(cls)[1]
+        for name in values:
+            if name in group_of:
+                raise SettingsError(f"--config: {name} belongs in the table [{group_of[name]}] of {path}")
+        return values  # noqa: TRY300
     except OSError as error:
         raise SettingsError(f"--config: cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
@@ -245,19 +297,20 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 
 
 def _read_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:
-    source = EnvSettingsSource(cls)
+    source = EnvSettingsSource(_flat(cls)[0])
     source.env_vars = {key.lower(): value for key, value in environ.items()}
-    return source()
+    return _grouped(cls, source())
 
 
 def _read_command_line(cls: type[ServiceSettings], argv: list[str]) -> dict[str, Any]:
-    source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=argv)
-    return InitSettingsSource(cls, init_kwargs=source())()
+    flat = _flat(cls)[0]
+    source: CliSettingsSource[Any] = CliSettingsSource(flat, cli_parse_args=argv)
+    return _grouped(cls, InitSettingsSource(flat, init_kwargs=source())())
 
 
 def _refuse_unknown_environment(cls: type[ServiceSettings], environ: Mapping[str, str]) -> None:
     prefix = str(cls.model_config.get("env_prefix"))
-    known = {prefix + name.upper() for name in cls.model_fields}
+    known = {prefix + name.upper() for name in _flat(cls)[0].model_fields}
     unknown = sorted(key for key in environ if key.upper().startswith(prefix) and key.upper() not in known)
     if unknown:
         raise SettingsError(f"unknown environment variable {', '.join(unknown)}")

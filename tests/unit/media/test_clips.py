@@ -131,15 +131,15 @@ def test_what_is_no_whole_clip_is_refused(data: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("data", "limit", "message"),
     [
-        (video(frames=12), {"max_frames": 11}, "the mp4 video has 12 frames, the limit is 11"),
+        (video(frames=12), {"max_video_frames": 11}, "the mp4 video has 12 frames, the limit is 11"),
         (video(frames=12), {"max_video_s": 1}, "the mp4 video takes 1.5 s, the limit is 1 s"),
-        (video(64, 48), {"max_pixels": 64 * 48 - 1}, "the limit is 3071"),
+        (video(64, 48), {"max_image_pixels": 64 * 48 - 1}, "the limit is 3071"),
         (video(64, 48, 12), {"max_video_pixels": 12 * 64 * 48 - 1}, "has 36864 pixels in all its frames"),
-        (video(64, 48), {"max_side_px": 63}, "the longest side allowed is 63"),
+        (video(64, 48), {"max_image_side_px": 63}, "the longest side allowed is 63"),
         (audio(1.5), {"max_audio_s": 1}, "the wav audio takes 1.5 s, the limit is 1 s"),
         (video(), {"max_video_bytes": 100}, "the mp4 video has [0-9]+ bytes, the limit is 100"),
         (audio(1.5), {"max_audio_bytes": 100}, "the wav audio has 48[0-9]+ bytes, the limit is 100"),
-        (bytes(1001), {"max_bytes": 999, "max_video_bytes": 1000, "max_audio_bytes": 998}, "the limit is 1000"),
+        (bytes(1001), {"max_image_bytes": 999, "max_video_bytes": 1000, "max_audio_bytes": 998}, "the limit is 1000"),
     ],
 )
 def test_limits_hold(data: bytes, limit: dict[str, int], message: str) -> None:

@@ -259,12 +259,12 @@ def test_an_image_of_one_pixel_is_taken() -> None:
 def test_too_many_bytes_are_refused() -> None:
     data = image("png")
     with pytest.raises(InvalidMedia, match=f"the png image has {len(data)} bytes, the limit is 10"):
-        inspect_media(data, MediaLimits(max_bytes=10))
+        inspect_media(data, MediaLimits(max_image_bytes=10))
 
 
 def test_limits_have_to_be_positive() -> None:
-    with pytest.raises(ValueError, match="max_pixels is 0"):
-        MediaLimits(max_pixels=0)
+    with pytest.raises(ValueError, match="max_image_pixels is 0"):
+        MediaLimits(max_image_pixels=0)
 
 
 def test_a_file_of_very_many_parts_is_refused() -> None:
@@ -283,8 +283,8 @@ def _inspect(data: bytes) -> None:
         return
     if info.modality is not Modality.IMAGE:  # what random bytes can begin like is for test_clips
         return
-    assert 1 <= info.width <= LIMITS.max_side_px
-    assert 1 <= info.height <= LIMITS.max_side_px
+    assert 1 <= info.width <= LIMITS.max_image_side_px
+    assert 1 <= info.height <= LIMITS.max_image_side_px
 
 
 @given(data=st.binary(max_size=300))

@@ -1,11 +1,26 @@
 """One frozen object, four sources, no surprises."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pydantic import Field, ValidationError
 
 from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, load_or_exit, service_config
+
+
+@dataclass(frozen=True, slots=True)
+class LockLimits:
+    """A group, declared by the module that works by it."""
+
+    max_turns: int = 2
+    """Most turns of the key."""
+    grace_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is {self.max_turns}, it has to be at least 1")
 
 
 class DoorSettings(ServiceSettings):
@@ -15,6 +30,7 @@ class DoorSettings(ServiceSettings):
     """The port."""
     peers: Strings = ()
     wide: bool = False
+    lock: LockLimits = LockLimits()
 
 
 @pytest.fixture
@@ -49,6 +65,9 @@ def test_several_strings_are_separated_by_commas_wherever_they_come_from(config:
         (["--port", "70000"], {}, "port: Input should be less than or equal to 65535"),
         (["--config", "nowhere.toml"], {}, "cannot read nowhere.toml"),
         (["--config"], {}, "--config needs a file"),
+        (["--max-turns", "0"], {}, "lock: Value error, max_turns is 0"),
+        (["--max-turns", "many"], {}, "lock.max_turns: Input should be a valid integer"),
+        ([], {"TRIPTYCH_DOOR_LOCK": "{}"}, "unknown environment variable TRIPTYCH_DOOR_LOCK"),
     ],
 )
 def test_a_mistake_is_named(argv: list[str], environ: dict[str, str], message: str) -> None:
@@ -61,6 +80,39 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
     path.write_text("prot = 2\n")
     with pytest.raises(SettingsError, match="prot: Extra inputs are not permitted"):
         DoorSettings.load(["--config", str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_turns = 3", r"max_turns belongs in the table \[lock\]"),
+        ("[lock]\nturns = 3", "lock.turns: Unexpected keyword argument"),
+        ("lock = 3", "lock: Input should be"),
+    ],
+)
+def test_a_group_is_a_table_of_the_file(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        DoorSettings.load(["--config", str(path)], {})
+
+
+def test_settings_of_a_group_come_from_every_source_by_their_own_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text("[lock]\nmax_turns = 3\ngrace_s = 9\n")
+    file = ["--config", str(path)]
+    assert DoorSettings.load([], {}).lock == LockLimits()
+    assert DoorSettings.load(file, {}).lock == LockLimits(3, 9.0)
+    assert DoorSettings.load(file, {"TRIPTYCH_DOOR_MAX_TURNS": "4"}).lock == LockLimits(4, 9.0)
+    assert DoorSettings.load([*file, "--max-turns", "5"], {"TRIPTYCH_DOOR_MAX_TURNS": "4"}).lock == LockLimits(5, 9.0)
+    with pytest.raises(SystemExit):
+        DoorSettings.load(["--grace-s", "7", "--print-config"], {})
+    assert json.loads(capsys.readouterr().out)["lock"] == {"max_turns": 2, "grace_s": 7.0}
+    with pytest.raises(SystemExit):
+        DoorSettings.load(["--help"], {})
+    assert "Most turns of the key. (default: 2)" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
