@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
@@ -37,6 +37,9 @@ from .connection import Connection
 from .settings import RouterSettings
 
 logger = logging.getLogger(__name__)
+
+_ASK_S = 0.25
+"""For so long a request waits for text instances that were away and are asked again."""
 
 
 class Scope(Protocol):
@@ -87,6 +90,7 @@ class Cluster:
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
         self._applicants: dict[int, Applicant] = {}
+        self._text_back = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
 
@@ -167,6 +171,18 @@ class Cluster:
 
     def feed(self, event: ClusterEvent) -> None:
         self._apply(self._machine.handle(event, self._clock()))
+        if self._machine.text_lost:
+            self._text_back.clear()
+        else:
+            self._text_back.set()
+
+    async def ask_for_text(self) -> None:
+        """Ask whoever is away, and wait a moment: a process that was stopped may have gone on since it was asked."""
+        for connection in self._connections.values():
+            connection.wanted.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ASK_S):
+                await self._text_back.wait()
 
     def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Give leases back in the background, and after that the credits that go with them."""
@@ -289,7 +305,11 @@ class Cluster:
             except TriptychError as error:
                 logger.debug("%s: %s", name, error.code)
             self.feed(InstanceSuspected(name))
-            await asyncio.sleep(delay_s)
+            connection.wanted.clear()
+            await asyncio.sleep(self._settings.reconnect_min_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await connection.wanted.wait()
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
     async def _follow(self, connection: Connection) -> bool:

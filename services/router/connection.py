@@ -16,6 +16,8 @@ class Connection:
         self.client = client
         self.suspect = asyncio.Event()
         """A call failed in a way that says it is down: ask it again."""
+        self.wanted = asyncio.Event()
+        """A request needs it: ask it at once, if it is away."""
         self.over = asyncio.Event()
         """The member is forgotten."""
         self._calls: set[asyncio.Task[object]] = set()

@@ -130,6 +130,8 @@ class RouterService:
         Unavailable; at any time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
         """
         logs.request_id.set(request.request_id)
+        if self._cluster.text_lost:
+            await self._cluster.ask_for_text()
         try:
             task = self._admit(request)
         except TriptychError as error:
