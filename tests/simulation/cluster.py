@@ -222,9 +222,9 @@ class TextNode(_Node):
         self.service.start()
 
     def _stub(self, address: str) -> LinkedInstance:
-        """An encoder's name is its address."""
         if address not in self._outbound:
-            node = next(node for node in self._cluster.encoders if node.name == address)
+            name = self._cluster.names.get(address, address)
+            node = next(node for node in self._cluster.encoders if node.name == name)
             self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
             self.links.append(self._outbound[address])
         return LinkedInstance(self._outbound[address])
@@ -314,6 +314,8 @@ class SimCluster:
         self.encoders += [node.encoder for node in self.hybrids]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += self.hybrids
+        self.names: dict[str, str] = {}
+        """By address, where that is not the name."""
         self.membership = SimMembership(self.processes)
         self.router = self.make_router(self.membership, self.connect)
 

@@ -60,6 +60,7 @@ async def wired(world: World) -> AsyncIterator[Wired]:
             if isinstance(node, TextNode):
                 servicers.append((text.SERVICE_NAME, text.TextServicer(node.instance).register))
             addresses.append(await listen(*servicers))
+            cluster.names[addresses[-1]] = node.name
         cluster.router = cluster.make_router(FixedMembership(addresses), InstanceStub)
         stack.push_async_callback(cluster.close)
         await cluster.start()
