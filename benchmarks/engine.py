@@ -57,6 +57,7 @@ class Shape:
 SHAPES = {
     "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
     "qwen2.5-50m": Shape(8, 512, 2048, 8, 2, 32_000),
+    "qwen2.5-vocabulary": Shape(2, 256, 512, 4, 2, 151_936),
 }
 
 

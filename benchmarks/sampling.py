@@ -1,8 +1,8 @@
 """Steps of the text engine in which 32 sequences are sampled: all in one batch, and row by row as the reference does.
 
-The two take turns from step to step of one engine, which is possible since both choose the same tokens; times are medians
-of CPU time on one thread, and ratios are of the run itself. Logits of the random model are scaled to a standard deviation
-of 3, since a random head tells all tokens alike.
+The two take turns from step to step of one engine, which is possible since both choose the same tokens. Times are medians
+of CPU time on one thread, of whole steps and of sampling in them; ratios are of the run itself. Logits of random models are
+scaled to a standard deviation of 3, since a random head gives all tokens about the same.
 """
 
 import argparse
@@ -43,16 +43,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds of CPU time for a step."""
+    """Milliseconds of CPU time of a step, and of sampling in it."""
 
     model: str
     case: str
+    batch_step_ms: float
+    rows_step_ms: float
     batch_ms: float
     rows_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.batch_ms / self.rows_ms
 
 
 class Rows:
@@ -100,22 +98,31 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
                 engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
             while engine.prefill_ready:
                 engine.step()
-            times = _times(engine, steps)
-            yield Figures(model, case, *(1e3 * statistics.median(some) for some in times))
+            yield Figures(model, case, *(1e3 * statistics.median(some) for some in _times(engine, steps)))
             for row in range(ROWS):
                 engine.cancel(f"{case}/{row}")
 
 
-def _times(engine: text_engine.TransformersTextEngine, steps: int) -> tuple[list[float], list[float]]:
-    batch, rows = list[float](), list[float]()
-    for one, how in ((batch, sample), (rows, Rows().sample)) * steps:
-        with patch.object(text_engine, "sample", how):
+def _times(engine: text_engine.TransformersTextEngine, steps: int) -> list[list[float]]:
+    """Seconds: steps in one batch, steps row by row, and of each the sampling (0 for greedy steps, which have none)."""
+    times: list[list[float]] = [[], [], [], []]
+    for at, how in ((0, sample), (1, Rows().sample)) * steps:
+        spent_s = [0.0]
+
+        def timed(*args: Any, how: Any = how, spent_s: list[float] = spent_s) -> Any:
+            began_s = time.process_time()
+            sampled = how(*args)
+            spent_s[0] += time.process_time() - began_s
+            return sampled
+
+        with patch.object(text_engine, "sample", timed):
             began_s = time.process_time()
             outputs = engine.step()
-            one.append(time.process_time() - began_s)
+            times[at].append(time.process_time() - began_s)
+        times[2 + at].append(spent_s[0])
         assert len(outputs) == ROWS
         assert not any(output.error for output in outputs)
-    return batch, rows
+    return times
 
 
 def _scale(adapter: Any) -> None:
@@ -131,7 +138,7 @@ def _scale(adapter: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m"])
+    parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m", "qwen2.5-vocabulary"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="only show that it works")
     parser.add_argument("--json", type=Path)
@@ -143,9 +150,10 @@ def main() -> None:
     for model in models:
         for one in measure(model, steps):
             print(
-                f"{one.model:14} {one.case:22} batch {one.batch_ms:7.2f} ms, rows {one.rows_ms:7.2f}: {one.ratio:.2f}"
+                f"{one.model:20} {one.case:22} step {one.batch_step_ms:7.2f} ms, by rows {one.rows_step_ms:7.2f}: "
+                f"{one.batch_step_ms / one.rows_step_ms:.2f}; sampling {one.batch_ms:7.2f}, by rows {one.rows_ms:7.2f}"
             )
-            figures.append(asdict(one) | {"ratio": one.ratio})
+            figures.append(asdict(one))
     if args.json:
         args.json.write_text(json.dumps({"machine": said, "rows": ROWS, "steps": steps, "figures": figures}, indent=1))
 

@@ -33,11 +33,11 @@ class EncoderSettings(InstanceSettings):
     prepare_threads: int = Field(default=0, ge=0, le=1024)
     """Threads that decode and preprocess; 0 for one per core. Each keeps to the cores of one NUMA node."""
     max_batch_items: int = Field(default=8, ge=1)
-    """Most items in one pass of the tower."""
+    """Most items in one pass of the encoder."""
     max_batch_tokens: int = Field(default=8192, ge=1)
-    """Most embedding tokens in one pass of the tower; a larger item runs alone."""
+    """Most embedding tokens in one pass of the encoder; a larger item runs alone."""
     max_batch_bytes: int = Field(default=256 * MIB, ge=1)
-    """Most bytes of preprocessed items (pixels, features) in one pass of the tower; a larger item runs alone."""
+    """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -26,7 +26,7 @@ class TextSettings(InstanceSettings):
     second step at most."""
 
     kv_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """Memory for the keys and values of running sequences, and of beginnings of prompts in what is left."""
+    """Memory for the keys and values of running sequences, and of cached prefixes in what is left."""
     max_sequences: int = Field(default=32, ge=1)
     """Most sequences in one step of the engine."""
     token_budget: int = Field(default=2048, ge=1)
@@ -44,7 +44,7 @@ class TextSettings(InstanceSettings):
     """Memory for weights that are kept a second time on a CPU, in an order in which small batches are computed up to
     twice as fast; the largest layers come first, in float32 only. 0 keeps none."""
     enforce_eager: bool = False
-    """On a GPU, record no CUDA graphs for decoding: less memory and a quicker start, but slower tokens."""
+    """On a GPU, capture no CUDA graphs for decoding: less memory and a quicker start, but slower tokens."""
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, answered ones that are still being read included."""

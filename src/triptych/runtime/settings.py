@@ -166,7 +166,7 @@ class RpcServiceSettings(ServiceSettings):
 
 
 class InstanceSettings(RpcServiceSettings):
-    """What every instance can be told that runs a half of the model and keeps embeddings in registered memory."""
+    """What every instance can be told that runs a part of the model and keeps embeddings in registered memory."""
 
     max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=256 << 20)
     """Largest message of a call: one item, or one prompt. It is received whole before anything in it can be checked."""
@@ -181,11 +181,11 @@ class InstanceSettings(RpcServiceSettings):
     model_id: str = ""
     """Name under which the model is served; empty takes the directory's."""
     device: str = "cpu"
-    """Where this instance's half of the model runs, as torch names it."""
+    """Where this instance's part of the model runs, as torch names it."""
     dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
     """What it computes in: float32, float16 or bfloat16. Encoders and text instances must use the same."""
     torch_threads: int = Field(default=1, ge=1, le=256)
-    """Threads that one pass of the tower, or one step of the text engine, uses."""
+    """Threads that one pass of the encoder, or one step of the text engine, uses."""
 
     transports: Strings = ("shm", "nixl", "tcp")
     """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
