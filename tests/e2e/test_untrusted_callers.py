@@ -1,0 +1,271 @@
+"""Whoever reaches a port of a process can make it neither die, nor swell, nor hang, nor blame itself."""
+
+import asyncio
+import contextlib
+import random
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tests.e2e.mutations import mutations
+from tests.e2e.reference import DIGITS
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+from triptych.domain.media import digest_of
+from triptych.v1 import common_pb2, encoder_pb2, instance_pb2, router_pb2, text_pb2
+from triptych.wire.decode import REQUESTS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+
+ROOM_NBYTES = 1 << 30
+"""Address space that a process gets beyond what it has when it is ready; each of its threads may map 64 MiB of it."""
+GROWTH_NBYTES = 400 << 20
+"""Of resident memory, over all that follows."""
+CALL_S = 20.0
+SERVICES = ("encoder-1", "text-1", "router")
+PNG = (DIGITS / "9_c.png").read_bytes()
+DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
+CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+SAMPLING = common_pb2.SamplingParams(temperature=1, top_p=1, n=1, repetition_penalty=1, max_tokens=2, seed=1)
+_numbers = count()
+
+
+def encode_request() -> encoder_pb2.EncodeRequest:
+    number = next(_numbers)
+    info = common_pb2.MediaInfo(
+        modality=common_pb2.MODALITY_IMAGE, format="png", nbytes=len(PNG), digest=digest_of(PNG), frames=1
+    )
+    info.width, info.height = (int.from_bytes(PNG[at : at + 4], "big") for at in (16, 20))
+    return encoder_pb2.EncodeRequest(
+        request_id=f"e{number}",
+        model=MODEL_ID,
+        media=PNG,
+        info=info,
+        tokens=1000,
+        lease_s=5,
+        reader_lease=number.to_bytes(16, "big"),
+        router_lease=(2**64 + number).to_bytes(16, "big"),
+    )
+
+
+def text_request() -> text_pb2.TextRequest:
+    return text_pb2.TextRequest(
+        request_id=f"t{next(_numbers)}", model=MODEL_ID, token_ids=[5, 6, 7, 8], sampling=SAMPLING
+    )
+
+
+def chat_request() -> router_pb2.ChatRequest:
+    chat = router_pb2.ChatRequest(request_id=f"c{next(_numbers)}", model=MODEL_ID, sampling=SAMPLING)
+    message = chat.messages.add(role=router_pb2.SPEAKER_ROLE_USER)
+    message.parts.add().media.CopyFrom(router_pb2.MediaPart(modality=common_pb2.MODALITY_IMAGE, data=PNG))
+    message.parts.add(text="What digit is it?")
+    return chat
+
+
+@dataclass
+class Port:
+    """One service's gRPC port."""
+
+    name: str
+    pid: int
+    channel: grpc.aio.Channel
+
+    async def call(self, path: str, data: bytes, timeout_s: float = CALL_S) -> grpc.StatusCode:
+        """The status of a call, of which at most one answer is read. An answer counts as OK."""
+        if path.endswith("ServerReflectionInfo"):
+            streams: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(path)
+            return await self._first(streams(iter([data]), timeout=timeout_s))
+        stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(path)
+        return await self._first(stream(data, timeout=timeout_s))
+
+    async def _first(self, answers: Any) -> grpc.StatusCode:
+        try:
+            async for _ in answers:
+                return grpc.StatusCode.OK
+        except grpc.aio.AioRpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        finally:
+            answers.cancel()
+        return grpc.StatusCode.OK
+
+    async def ask(self, path: str, request: Message, answer: Any) -> Any:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(path)
+        return answer.FromString(await method(request.SerializeToString(), timeout=CALL_S))
+
+
+@asynccontextmanager
+async def cluster_under_a_memory_limit() -> AsyncIterator[tuple[LocalCluster, dict[str, Port]]]:
+    async with LocalCluster(encoders=1, text=1) as cluster:
+        ports = {
+            name: Port(name, cluster.processes[name], grpc.aio.insecure_channel(cluster.targets[name], CHANNEL))
+            for name in SERVICES
+        }
+        try:
+            for port in ports.values():
+                await is_well(port)
+                limit = psutil.Process(port.pid).memory_info().vms + ROOM_NBYTES
+                resource.prlimit(port.pid, resource.RLIMIT_AS, (limit, limit))
+            yield cluster, ports
+        finally:
+            for port in ports.values():
+                await port.channel.close()
+
+
+async def is_well(port: Port) -> None:
+    """A good request is answered, as before."""
+    match port.name:
+        case "encoder-1":
+            request, path = encode_request().SerializeToString(), "/triptych.v1.Encoder/Encode"
+        case "text-1":
+            request, path = text_request().SerializeToString(), "/triptych.v1.Text/Generate"
+        case _:
+            request, path = chat_request().SerializeToString(), "/triptych.v1.Router/Chat"
+    for asked, data in ((path, request), ("/grpc.health.v1.Health/Check", b"")):
+        code = await port.call(asked, data)
+        assert code is grpc.StatusCode.OK, f"{port.name}: a good {asked} is answered with {code}"
+
+
+async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[tuple[Port, str, Message]]:
+    """One for every rpc of every service."""
+    encoder, text, router = (ports[name] for name in SERVICES)
+    encoded = await encoder.ask("/triptych.v1.Encoder/Encode", encode_request(), encoder_pb2.EncodeResponse)
+    ticket = encoded.ticket
+    ticket.address = cluster.targets["encoder-1"]
+    asked = chat_request()
+    assert await router.call("/triptych.v1.Router/Chat", asked.SerializeToString()) is grpc.StatusCode.OK
+    with_item = text_request()
+    placeholder = await placeholder_id(router)
+    with_item.token_ids[2:2] = [placeholder] * ticket.tokens
+    with_item.placements.add(start=2, ticket=ticket)
+    lease = encoder_pb2.LeaseRequest(key=ticket.key, generation=ticket.generation, lease_s=3, lease_id=bytes(range(16)))
+    own: list[tuple[Port, str, Message]] = [
+        (encoder, "Instance/Describe", instance_pb2.DescribeRequest()),
+        (encoder, "Encoder/Encode", encode_request()),
+        (encoder, "Encoder/Lease", lease),
+        (encoder, "Encoder/Release", encoder_pb2.ReleaseRequest(lease_ids=[bytes(16)])),
+        (encoder, "Instance/WatchLoad", instance_pb2.WatchLoadRequest()),
+        (text, "Instance/Describe", instance_pb2.DescribeRequest()),
+        (text, "Text/Generate", with_item),
+        (text, "Instance/WatchLoad", instance_pb2.WatchLoadRequest()),
+        (router, "Router/Chat", chat_request()),
+        (router, "Router/Tokenize", router_pb2.TokenizeRequest(chat=chat_request())),
+        (router, "Router/Models", router_pb2.ModelsRequest()),
+        (router, "Router/GetTimeline", router_pb2.TimelineRequest(request_id=asked.request_id)),
+        (router, "Router/Readiness", router_pb2.ReadinessRequest()),
+    ]
+    reflected = reflection_pb2.ServerReflectionRequest(file_containing_symbol="triptych.v1.Text")
+    return [
+        *((port, f"/triptych.v1.{path}", message) for port, path, message in own),
+        (text, "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest(service="triptych.v1.Text")),
+        (text, "/grpc.health.v1.Health/Watch", health_pb2.HealthCheckRequest(service="triptych.v1.Text")),
+        (text, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", reflected),
+    ]
+
+
+async def placeholder_id(router: Port) -> int:
+    """What stands for the item in the prompt: the token that is there most often."""
+    chat = chat_request()
+    answer = await router.ask(
+        "/triptych.v1.Router/Tokenize", router_pb2.TokenizeRequest(chat=chat), router_pb2.TokenizeResponse
+    )
+    ids: list[int] = list(answer.token_ids)
+    return max(ids, key=ids.count)
+
+
+async def test_no_request_that_is_almost_right_harms_an_instance() -> None:
+    async with cluster_under_a_memory_limit() as (cluster, ports):
+        before = resident(ports)
+        faults: list[str] = []
+        requests = await good_requests(cluster, ports)
+        assert REQUESTS.keys() <= {path for _, path, _ in requests}
+        for port, path, good in requests:
+            assert await port.call(path, good.SerializeToString()) is grpc.StatusCode.OK, f"{path} of a good request"
+            for what, data in mutations(good, seed=7):
+                code = await port.call(path, data)
+                if code in DEFECTS:
+                    faults.append(f"{path}, {what}: {code.name}")
+                assert psutil.pid_exists(port.pid), f"{path}, {what}: the process died"
+            await is_well(port)
+        growth = {name: now - before[name] for name, now in resident(ports).items()}
+        assert not faults, "\n".join(faults)
+        assert max(growth.values()) < GROWTH_NBYTES, growth
+        assert {name: pid for name, pid in cluster.processes.items() if not psutil.pid_exists(pid)} == {}
+
+
+def resident(ports: dict[str, Port]) -> dict[str, int]:
+    """Bytes of memory, by service."""
+    return {name: psutil.Process(port.pid).memory_info().rss for name, port in ports.items()}
+
+
+async def test_random_bytes_on_any_port_harm_nobody() -> None:
+    async with cluster_under_a_memory_limit() as (_, ports):
+        before = resident(ports)
+        rng = random.Random(7)
+        doors = [
+            (port, family, address)
+            for port in ports.values()
+            for family, address in await asyncio.to_thread(listening, port.pid)
+        ]
+        assert len(doors) > len(ports), "data planes listen, too"
+        for port, family, address in doors:
+            for data in garbage(rng):
+                await asyncio.to_thread(throw, family, address, data)
+            await is_well(port)
+        growth = {name: now - before[name] for name, now in resident(ports).items()}
+        assert max(growth.values()) < GROWTH_NBYTES, growth
+
+
+def garbage(rng: random.Random) -> Iterator[bytes]:
+    for nbytes in (0, 1, 16, 40, 1000, 1 << 20):
+        yield rng.randbytes(nbytes)
+    yield b"\x00" * (1 << 16)
+    yield b"\xff" * (1 << 16)
+    yield b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 100
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    yield preface + rng.randbytes(1 << 16)
+    yield preface + b"\xff\xff\xff\x00\x00\x00\x00\x00\x00" * 100
+    yield b"TRPQ" + rng.randbytes(36)
+    yield (b"TRPQ" + b"\x01\x00\x00\x00" + bytes(16) + b"\xff" * 16) * 1000
+    yield (b"TRPQ" + b"\x01\x00\x00\x00" + rng.randbytes(32)) * 1000
+
+
+def listening(pid: int) -> list[tuple[int, Any]]:
+    """Everything that a process can be connected to: TCP ports, and sockets in the abstract namespace."""
+    process = psutil.Process(pid)
+    found: list[tuple[int, Any]] = [
+        (socket.AF_INET, (one.laddr.ip, one.laddr.port))
+        for one in process.net_connections("inet4")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    own = {path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        *_, inode, name = line.split() if "@" in line else ("", "", "")
+        if f"socket:[{inode}]" in own and name.startswith("@triptych"):
+            found.append((socket.AF_UNIX, b"\0" + name[1:].encode()))
+    return sorted(set(found), key=str)
+
+
+def throw(family: int, address: Any, data: bytes) -> None:
+    """Send what is taken of it, and leave; nobody has to answer."""
+    with socket.socket(family, socket.SOCK_STREAM) as thrown:
+        thrown.settimeout(5)
+        with contextlib.suppress(OSError):  # it was hung up on, or waits for more
+            thrown.connect(address)
+            thrown.sendall(data)
+            thrown.shutdown(socket.SHUT_WR)
+            thrown.settimeout(0.2)
+            thrown.recv(1 << 16)
