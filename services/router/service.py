@@ -252,8 +252,9 @@ class RouterService:
             raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
         if request.prompt is not None and request.messages:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
-        admission.check_items(len(request.media), self._request_bounds)
-        media_bytes = sum(len(part.data) for part in request.media)
+        media = request.media
+        admission.check_items(len(media), self._request_bounds)
+        media_bytes = sum(len(part.data) for part in media)
         self._policies.admission(
             requests=len(self._tasks) + self._tokenizing,
             media_bytes=self._media_bytes,

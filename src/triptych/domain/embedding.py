@@ -111,7 +111,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        return prod(self.shape) * _ITEMSIZE[self.dtype]
 
 
 def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...]:
@@ -225,6 +225,7 @@ def tensor_offsets(tensors: tuple[TensorSpec, ...]) -> tuple[int, ...]:
 
 def payload_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
     """Bytes of a payload that holds these tensors in this order."""
-    if not tensors:
-        return 0
-    return tensor_offsets(tensors)[-1] + tensors[-1].nbytes
+    end = 0
+    for tensor in tensors:
+        end = align(end) + tensor.nbytes
+    return end

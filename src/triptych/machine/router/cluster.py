@@ -211,7 +211,10 @@ class ClusterMachine:
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
         """Take one event in and say what is to be done. Events about what is gone already change nothing."""
-        return self._handle(event, now_s) + self._mind_texts(now_s)
+        effects = self._handle(event, now_s)
+        if self._has_text and self._textless_s is None:
+            return effects
+        return effects + self._mind_texts(now_s)
 
     def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
         match event:
