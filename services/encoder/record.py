@@ -26,6 +26,9 @@ class NoRecord:
         del error
 
 
+NO_RECORD = NoRecord()
+
+
 class EncoderRecord:
     """``Record`` into a process's metrics."""
 

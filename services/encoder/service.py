@@ -18,14 +18,13 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
 
 from .batcher import Batcher, too_many_tokens
 from .holdings import Holdings
-from .record import NoRecord, Record
+from .record import NO_RECORD, Record
 from .settings import EncoderSettings
 
 
@@ -44,13 +43,13 @@ class EncoderService(Generic[PreparedT]):
         compute: Offload,
         copy: Offload,
         clock: Clock,
-        record: Record | None = None,
+        record: Record = NO_RECORD,
     ) -> None:
         """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread.
 
         ``copy`` is the holdings': items are hashed there, not behind others' preprocessing, for a hit needs none.
         """
-        self._record = record or NoRecord()
+        self._record = record
         self._engine = engine
         self._holdings = holdings
         self._settings = settings
@@ -61,17 +60,10 @@ class EncoderService(Generic[PreparedT]):
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
         holdings.when_changed(self._changes.notify)
-        limits = BatchLimits(
-            max_items=settings.max_waiting_items,
-            max_nbytes=settings.max_prepared_bytes,
-            max_batch_items=settings.max_batch_items,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_batch_nbytes=settings.max_batch_bytes,
-        )
         self._batcher = Batcher(
             engine,
             holdings,
-            limits,
+            settings.batches,
             scope=scope,
             prepare=prepare,
             compute=compute,
@@ -102,7 +94,7 @@ class EncoderService(Generic[PreparedT]):
             arena_bytes=self._holdings.memory.capacity_bytes,
             offers=self._offers(),
             encoder_version=self._engine.version,
-            max_items=self._settings.max_waiting_items,
+            max_items=self._settings.batches.max_waiting_items,
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:

@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.runtime.settings import InstanceSettings, service_config
 
 MIB = 1 << 20
@@ -26,18 +27,10 @@ class EncoderSettings(InstanceSettings):
     """Largest item."""
     max_received_bytes: int = Field(default=512 * MIB, ge=1)
     """Most media bytes of calls in progress; a call that does not fit is refused."""
-    max_waiting_items: int = Field(default=256, ge=1)
-    """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
-    max_prepared_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Most memory of these items together, decoded and preprocessed."""
+    batches: BatchLimits = BatchLimits()
+    """What waits to be encoded, and what is in one pass of the encoder."""
     prepare_threads: int = Field(default=0, ge=0, le=1024)
     """Threads that decode and preprocess; 0 for one per core. Each keeps to the cores of one NUMA node."""
-    max_batch_items: int = Field(default=8, ge=1)
-    """Most items in one pass of the encoder."""
-    max_batch_tokens: int = Field(default=8192, ge=1)
-    """Most embedding tokens in one pass of the encoder; a larger item runs alone."""
-    max_batch_bytes: int = Field(default=256 * MIB, ge=1)
-    """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -44,6 +44,9 @@ class NoRecord:
         del timeline, finish_reason
 
 
+NO_RECORD = NoRecord()
+
+
 class RouterRecord:
     """``Record`` into a process's metrics and log."""
 

@@ -22,7 +22,7 @@ from triptych.runtime import logs
 from .cluster import Cluster, Scope
 from .history import History
 from .prepare import Prepare
-from .record import NoRecord, Record
+from .record import NO_RECORD, Record
 from .request_task import RequestTask
 from .settings import RouterSettings
 
@@ -44,13 +44,13 @@ class RouterService:
         clock: Clock,
         scope: Scope,
         rng: Rng,
-        record: Record | None = None,
+        record: Record = NO_RECORD,
         policies: Policies | None = None,
     ) -> None:
         """``rng`` makes lease ids, which are secrets: it must not be predictable. ``policies`` are those of the settings."""
         self._policies = policies or settings.policies
         self._rng = rng
-        self._record = record or NoRecord()
+        self._record = record
         self._settings = settings
         self._prepare = prepare
         self._offload = offload

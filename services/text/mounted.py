@@ -120,7 +120,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 instance_id=instance_id,
                 epoch=epoch,
                 tls=tls,
-                company=_company(encoder, settings, encoder_settings.max_batch_items),
+                company=_company(encoder, settings, encoder_settings.batches.max_batch_items),
             )
             async with beside as text:
                 yield TextWithEncoder(text, encoder)

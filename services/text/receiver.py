@@ -37,7 +37,7 @@ from triptych.transport.peer_pool import PeerPool
 from triptych.transport.slot import tensors, verify
 
 from .merging import merge
-from .record import NoRecord, Record
+from .record import NO_RECORD, Record
 from .releases import Releases
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class TensorReceiver:
     scope: TaskScope
     offload: Offload
     clock: Clock
-    record: Record = field(default_factory=NoRecord)
+    record: Record = NO_RECORD
     cache: TensorCache = field(init=False)
     """What is remembered, to be read only."""
     _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)

@@ -54,6 +54,9 @@ class NoRecord:
         del seconds
 
 
+NO_RECORD = NoRecord()
+
+
 class TextRecord:
     """``Record`` into a process's metrics."""
 

@@ -23,7 +23,7 @@ from .answer import Answer, Detokenizer
 from .checks import check_request
 from .engine_loop import EngineLoop
 from .receiver import Arrived, TensorReceiver
-from .record import NoRecord, Record
+from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings
 from .stages import Stages
@@ -74,7 +74,7 @@ class TextService:
         engine_thread: Offload,
         rng: Rng,
         clock: Clock,
-        record: Record | None = None,
+        record: Record = NO_RECORD,
         stages: Stages | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
@@ -82,7 +82,7 @@ class TextService:
         ``stages`` are there where the instance encodes as well, in the same thread.
         ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
         """
-        self._record = record or NoRecord()
+        self._record = record
         self._engine = engine
         self._receiver = receiver
         self._settings = settings

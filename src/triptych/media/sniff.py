@@ -6,8 +6,9 @@ untrusted bytes to a decoder (ADR 11). A file whose header is sound but whose co
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from triptych.domain.limits import check_positive
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
 from triptych.media.clips import Clip
@@ -56,9 +57,7 @@ class MediaLimits:
     """Most samples of one channel of audio."""
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it has to be at least 1")
+        check_positive(self)
 
 
 def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:

@@ -13,6 +13,7 @@ goes with that thread's outcome.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from triptych.domain.limits import check_positive
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import batch_length
 
@@ -123,14 +124,19 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    max_items: int
-    """Entries at once, in any phase."""
-    max_nbytes: int
-    """Memory of all entries together."""
-    max_batch_items: int
-    max_batch_tokens: int
-    max_batch_nbytes: int
-    """Of what was prepared: pixels, features."""
+    max_waiting_items: int = 256
+    """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
+    max_prepared_bytes: int = 1 << 30
+    """Most memory of these items together, decoded and preprocessed."""
+    max_batch_items: int = 8
+    """Most items in one pass of the encoder."""
+    max_batch_tokens: int = 8192
+    """Most embedding tokens in one pass of the encoder; a larger item runs alone."""
+    max_batch_bytes: int = 256 << 20
+    """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
+
+    def __post_init__(self) -> None:
+        check_positive(self)
 
 
 class BatchQueue:
@@ -178,13 +184,19 @@ class BatchQueue:
             entry.deadlines_s[event.waiter] = event.deadline_s
             return []
         limits = self._limits
-        if event.nbytes > limits.max_nbytes:
-            reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {limits.max_nbytes}"
+        if event.nbytes > limits.max_prepared_bytes:
+            reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {limits.max_prepared_bytes}"
             return [Refuse(event.waiter, fits=False, reason=reason)]
-        if len(self._entries) >= limits.max_items:
-            return [Refuse(event.waiter, fits=True, reason=f"{limits.max_items} items are waiting, which is the limit")]
-        if self.nbytes + event.nbytes > limits.max_nbytes:
-            reason = f"waiting items take {self.nbytes} of {limits.max_nbytes} bytes, this one takes {event.nbytes}"
+        if len(self._entries) >= limits.max_waiting_items:
+            return [
+                Refuse(
+                    event.waiter, fits=True, reason=f"{limits.max_waiting_items} items are waiting, which is the limit"
+                )
+            ]
+        if self.nbytes + event.nbytes > limits.max_prepared_bytes:
+            reason = (
+                f"waiting items take {self.nbytes} of {limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
+            )
             return [Refuse(event.waiter, fits=True, reason=reason)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, deadlines_s={event.waiter: event.deadline_s})
         return [StartPreparing(event.key)]
@@ -196,9 +208,11 @@ class BatchQueue:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason="nobody wants it any more")]
         others = self.nbytes - entry.nbytes
-        if others + event.nbytes > self._limits.max_nbytes:
+        if others + event.nbytes > self._limits.max_prepared_bytes:
             self._forget(event.key)
-            reason = f"waiting items take {others} of {self._limits.max_nbytes} bytes, this one takes {event.nbytes}"
+            reason = (
+                f"waiting items take {others} of {self._limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
+            )
             return [Drop(event.key, expired=False, reason=reason)]
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
@@ -225,7 +239,7 @@ class BatchQueue:
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,
             max_tokens=min(limits.max_batch_tokens, budget.tokens) if budget else limits.max_batch_tokens,
-            max_nbytes=min(limits.max_batch_nbytes, budget.nbytes) if budget else limits.max_batch_nbytes,
+            max_nbytes=min(limits.max_batch_bytes, budget.nbytes) if budget else limits.max_batch_bytes,
         )
         for key in waiting[:count]:
             del self._queue[key]
@@ -242,6 +256,6 @@ class BatchQueue:
         """Raises AssertionError when an invariant does not hold."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"  # noqa: S101 - invariant
-        assert len(self._entries) <= self._limits.max_items, "too many entries"  # noqa: S101 - invariant
-        assert self.nbytes <= self._limits.max_nbytes, "too many bytes"  # noqa: S101 - invariant
+        assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"  # noqa: S101 - invariant
+        assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"  # noqa: S101 - invariant
         assert all(self._entries[key].deadlines_s for key in waiting), "an entry waits for nobody"  # noqa: S101 - invariant

@@ -21,7 +21,9 @@ from triptych.machine.encoder.batch_queue import (
 )
 from triptych.policy.iteration import ImageBudget
 
-LIMITS = BatchLimits(max_items=4, max_nbytes=1000, max_batch_items=3, max_batch_tokens=20, max_batch_nbytes=600)
+LIMITS = BatchLimits(
+    max_waiting_items=4, max_prepared_bytes=1000, max_batch_items=3, max_batch_tokens=20, max_batch_bytes=600
+)
 
 
 def arrive(name: str, waiter: int = 0, *, nbytes: int = 100, tokens: int = 10, deadline_s: float = 10.0) -> Arrive:
@@ -48,7 +50,7 @@ def test_what_waits_goes_in_order_and_within_the_batchs_bounds() -> None:
 
 
 def test_a_batch_is_bounded_in_bytes_too() -> None:
-    queue = BatchQueue(replace(LIMITS, max_batch_nbytes=250, max_batch_tokens=1000))
+    queue = BatchQueue(replace(LIMITS, max_batch_bytes=250, max_batch_tokens=1000))
     for name, nbytes in ((b"a", 300), (b"b", 100), (b"c", 100), (b"d", 100)):
         queue.handle(arrive(name.decode(), nbytes=nbytes), 0.0)
         queue.handle(Prepared(name, 10, nbytes), 0.0)

@@ -28,6 +28,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, FakePrepared, fake_embedding, fake_tensors
 from triptych.transport.slot import tensors, verify
 
@@ -123,7 +124,7 @@ def test_a_caller_that_goes_away_at_any_moment_leaves_nothing_behind(steps: int)
 
 def test_an_item_that_everybody_left_while_it_waited_is_not_encoded() -> None:
     async def scenario() -> None:
-        async with encoder_panel(max_batch_items=1) as panel, asyncio.TaskGroup() as group:
+        async with encoder_panel(batches=BatchLimits(max_batch_items=1)) as panel, asyncio.TaskGroup() as group:
             first = group.create_task(panel.service.encode(encode_request("first")))
             second = group.create_task(panel.service.encode(encode_request("second")))
             await asyncio.sleep(0.004)  # the first is in the tower, the second waits for it
@@ -137,7 +138,7 @@ def test_an_item_that_everybody_left_while_it_waited_is_not_encoded() -> None:
 
 def test_an_item_whose_time_is_over_is_not_encoded() -> None:
     async def scenario() -> None:
-        async with encoder_panel(max_batch_items=1) as panel, asyncio.TaskGroup() as group:
+        async with encoder_panel(batches=BatchLimits(max_batch_items=1)) as panel, asyncio.TaskGroup() as group:
             first = group.create_task(panel.service.encode(encode_request("first")))
             with pytest.raises(DeadlineExceeded, match="item 0"):
                 await panel.service.encode(encode_request("second", timeout_s=0.005))
@@ -228,7 +229,7 @@ def test_a_full_arena_refuses_at_once_and_holds_nothing() -> None:
 
 def test_what_can_never_fit_is_the_requests_fault() -> None:
     async def scenario() -> None:
-        async with encoder_panel(slots=2, max_prepared_bytes=1000) as panel:
+        async with encoder_panel(slots=2, batches=BatchLimits(max_prepared_bytes=1000)) as panel:
             with pytest.raises(InvalidMedia, match="limit is 1000"):
                 await panel.service.encode(encode_request("cat", width=64))
         async with encoder_panel(slots=1) as panel:
@@ -259,7 +260,7 @@ class CountingEngine(FakeEncoderEngine):
 def test_an_item_that_takes_more_memory_than_is_allowed_is_refused_before_it_is_decoded() -> None:
     async def scenario() -> None:
         engine = CountingEngine(tokens_of=lambda info: 2 * info.width)
-        async with encoder_panel(engine=engine, max_prepared_bytes=ITEM_NBYTES - 1) as panel:
+        async with encoder_panel(engine=engine, batches=BatchLimits(max_prepared_bytes=ITEM_NBYTES - 1)) as panel:
             reason = f"the item takes {ITEM_NBYTES} bytes to prepare, the limit is {ITEM_NBYTES - 1}"
             with pytest.raises(InvalidMedia, match=reason):
                 await panel.service.encode(encode_request("cat"))
@@ -268,7 +269,7 @@ def test_an_item_that_takes_more_memory_than_is_allowed_is_refused_before_it_is_
             half = await panel.service.encode(replace(encode_request("cat", tokens=16), shard=Shard(0, 1, 2)))
             assert engine.prepared == 2
             await panel.service.release(leases_of(smaller, half))
-        async with encoder_panel(max_prepared_bytes=ITEM_NBYTES) as panel:
+        async with encoder_panel(batches=BatchLimits(max_prepared_bytes=ITEM_NBYTES)) as panel:
             await panel.service.release(leases_of(await panel.service.encode(encode_request("cat"))))
 
     under_virtual_time(scenario)
@@ -276,7 +277,7 @@ def test_an_item_that_takes_more_memory_than_is_allowed_is_refused_before_it_is_
 
 def test_items_that_take_too_much_memory_together_come_again_later() -> None:
     async def scenario() -> None:
-        async with encoder_panel(max_prepared_bytes=2 * ITEM_NBYTES) as panel:
+        async with encoder_panel(batches=BatchLimits(max_prepared_bytes=2 * ITEM_NBYTES)) as panel:
             calls = (panel.service.encode(encode_request(name)) for name in ("a", "b", "c"))
             *served, refused = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(refused, Overloaded)
@@ -291,7 +292,7 @@ def test_items_that_take_too_much_memory_together_come_again_later() -> None:
 
 def test_a_burst_is_answered_or_refused_and_nothing_is_lost() -> None:
     async def scenario() -> None:
-        async with encoder_panel(slots=300, max_waiting_items=150) as panel:
+        async with encoder_panel(slots=300, batches=BatchLimits(max_waiting_items=150)) as panel:
             calls = (panel.service.encode(encode_request(f"image-{n}")) for n in range(200))
             results = await asyncio.gather(*calls, return_exceptions=True)
             served = [one for one in results if isinstance(one, EncodeResult)]

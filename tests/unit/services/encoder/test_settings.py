@@ -7,11 +7,13 @@ from triptych.runtime.settings import SettingsError
 
 
 def test_defaults_need_nothing_but_the_model() -> None:
-    assert EncoderSettings.load(["--model", "somewhere"], {}).max_batch_items > 1
+    assert EncoderSettings.load(["--model", "somewhere"], {}).batches.max_batch_items > 1
 
 
 def test_every_setting_is_described() -> None:
-    assert [name for name, field in EncoderSettings.model_fields.items() if not field.description] == []
+    schema = EncoderSettings.model_json_schema()
+    fields = [field for group in (schema, *schema["$defs"].values()) for field in group.get("properties", {}).items()]
+    assert [name for name, field in fields if "description" not in field] == []
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,7 @@ def test_every_setting_is_described() -> None:
         ["--model", "m", "--max-item-bytes", "100", "--max-received-bytes", "99"],
         ["--model", "m", "--max-item-bytes", str(64 << 20)],
         ["--model", "m", "--dtype", "int8"],
+        ["--model", "m", "--max-batch-items", "0"],
     ],
 )
 def test_what_cannot_work_is_refused(arguments: list[str]) -> None:

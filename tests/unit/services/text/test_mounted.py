@@ -26,7 +26,7 @@ def told(**changes: object) -> TextSettings:
 def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() -> None:
     settings = told(dtype="bfloat16", max_pull_s=3.0, mount_encoder="--arena-bytes 1048576 --max-batch-items=3")
     encoder = settings_of_encoder(settings)
-    assert (encoder.arena_bytes, encoder.max_batch_items) == (MIB, 3)
+    assert (encoder.arena_bytes, encoder.batches.max_batch_items) == (MIB, 3)
     assert (encoder.model, encoder.dtype, encoder.max_pull_s) == (MODEL_DIR, "bfloat16", 3.0)
 
 
