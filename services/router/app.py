@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.ports import Membership, Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
@@ -18,7 +19,7 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
 from .gauges import watch
-from .membership import FixedMembership
+from .membership import FileMembership, FixedMembership, read_members
 from .prepare import ModelPrepare, SmallInline
 from .record import RouterRecord
 from .service import RouterService
@@ -37,7 +38,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         prepare = await offload.run(partial(_prepare, settings))
         scope = await stack.enter_async_context(TaskScope("router"))
         service = RouterService(
-            FixedMembership(settings.instances),
+            await _membership(settings, offload),
             lambda address: InstanceStub(address, tls),
             settings=settings,
             prepare=prepare,
@@ -55,6 +56,18 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
+
+
+async def _membership(settings: RouterSettings, offload: Offload) -> Membership:
+    """A file that cannot be used is an error now; later it is not."""
+    path = settings.instances_file
+    if path is None:
+        return FixedMembership(settings.instances)
+    try:
+        await offload.run(read_members, path)
+    except ValueError as error:
+        raise CannotStart(f"--instances-file: {error}") from None
+    return FileMembership(path, poll_s=settings.instances_poll_s, offload=offload)
 
 
 def _prepare(settings: RouterSettings) -> ModelPrepare:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from triptych.domain.membership import MembershipSnapshot
 from triptych.runtime.metrics import Metrics, gauge
 
 
@@ -30,6 +31,12 @@ class ClusterState(Protocol):
 
     def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
 
+    @property
+    def membership(self) -> MembershipSnapshot: ...
+
+    @property
+    def membership_fault(self) -> str: ...
+
 
 def watch(metrics: Metrics, state: State) -> None:
     """Read ``state`` at every scrape."""
@@ -44,6 +51,13 @@ def watch(metrics: Metrics, state: State) -> None:
         yield gauge("triptych_credits_outstanding", "Credits that are out", cluster.outstanding_credits)
         yield gauge(
             "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
+        )
+
+        yield gauge("triptych_membership_version", "Snapshots of members so far", cluster.membership.version)
+        yield gauge(
+            "triptych_membership_stale",
+            "1 while the source of members cannot be read, so that the last snapshot holds",
+            bool(cluster.membership_fault),
         )
 
     metrics.watch(read)

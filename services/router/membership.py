@@ -1,8 +1,29 @@
-"""Sources of members (``ports.Membership``)."""
+"""Sources of members (``ports.Membership``): the settings, or a file that is watched."""
 
+import asyncio
+import logging
+import tomllib
 from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import Annotated
 
-from triptych.domain.membership import Member, MembershipSnapshot
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from triptych.domain.membership import MAX_MEMBERS, Member, MembershipSnapshot, MemberState
+from triptych.domain.stage import Role
+from triptych.policy.addresses import why_not_called
+from triptych.ports import Offload
+
+logger = logging.getLogger(__name__)
+
+_MAX_FILE_NBYTES = 1 << 20
+
+
+def checked_address(address: str) -> str:
+    """Raises ValueError unless it is HOST:PORT."""
+    if (reason := why_not_called(address, beyond_loopback=True)) is not None:
+        raise ValueError(f"{address!r}: {reason}")
+    return address
 
 
 class FixedMembership:
@@ -15,3 +36,80 @@ class FixedMembership:
 
     async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
         yield self._snapshot
+
+
+class FileMembership:
+    """Those that a file names, which may change. A file that cannot be used leaves things as they are."""
+
+    def __init__(self, path: Path, *, poll_s: float, offload: Offload) -> None:
+        """``offload`` reads the file: it may lie on a disk that is slow."""
+        self.fault = ""
+        self._path = path
+        self._poll_s = poll_s
+        self._offload = offload
+
+    async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
+        snapshot, known = MembershipSnapshot(), None
+        while True:
+            try:
+                seen = await self._offload.run(_signature, self._path)
+                if seen != known:
+                    members = await self._offload.run(read_members, self._path)
+                    known = seen
+                    if self.fault:
+                        logger.info("%s can be used again", self._path)
+                    self.fault = ""
+                    if snapshot.version == 0 or members != snapshot.members:
+                        snapshot = MembershipSnapshot(snapshot.version + 1, members)
+                        yield snapshot
+            except ValueError as error:
+                if str(error) != self.fault:
+                    logger.error("%s; membership %d stays", error, snapshot.version)  # noqa: TRY400 - no defect
+                self.fault, known = str(error), None
+            await asyncio.sleep(self._poll_s)
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: Annotated[str, AfterValidator(checked_address)]
+    state: MemberState = MemberState.ACTIVE
+    role: Role | None = None
+    model: str | None = Field(default=None, min_length=1, max_length=512)
+    epoch: int | None = Field(default=None, ge=0, lt=1 << 64)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instances: list[_Entry] = Field(max_length=MAX_MEMBERS)
+
+
+def read_members(path: Path) -> tuple[Member, ...]:
+    """Raises ValueError, in one line, for a file that cannot be read or is not valid."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_NBYTES + 1)
+        if len(data) > _MAX_FILE_NBYTES:
+            raise ValueError(f"{path} has more than {_MAX_FILE_NBYTES} bytes")
+        entries = _File.model_validate(tomllib.loads(data.decode())).instances
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    members = tuple(Member(one.address, one.state, one.role, one.model, one.epoch) for one in entries)
+    if len({member.address for member in members}) != len(members):
+        raise ValueError(f"{path} names an address twice")
+    return members
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    """Another one after each change. Raises ValueError."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

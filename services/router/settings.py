@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from triptych.media.sniff import MediaLimits
 from triptych.policy.policies import Policies
 from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
+
+from .membership import checked_address
 
 
 class RouterSettings(RpcServiceSettings):
@@ -20,6 +22,10 @@ class RouterSettings(RpcServiceSettings):
     template are read, not its weights."""
     instances: Strings = ()
     """HOST:PORT of each instance, encoders and text instances alike: what it serves, it says itself."""
+    instances_file: Path | None = None
+    """A file (TOML) that names them instead, and is watched: they join and leave as it changes."""
+    instances_poll_s: float = Field(default=1.0, ge=0.05, le=60)
+    """How often that file is looked at."""
 
     encoder_routing: str = "least-loaded"
     """Which encoder gets an item: least-loaded, least-requests, power-of-two or round-robin. One that is believed to hold
@@ -107,6 +113,11 @@ class RouterSettings(RpcServiceSettings):
     history_requests: int = Field(default=4096, ge=0)
     """Finished requests whose timeline can still be asked for."""
 
+    @field_validator("instances")
+    @classmethod
+    def _addresses_are_hosts_and_ports(cls, instances: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_address, instances))
+
     @property
     def policies(self) -> Policies:
         return Policies.named(
@@ -132,6 +143,8 @@ class RouterSettings(RpcServiceSettings):
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} ({getattr(self, low)}) exceeds {high} ({getattr(self, high)})")
+        if self.instances and self.instances_file is not None:
+            raise ValueError("instances and instances_file both name the instances: one of them is enough")
         if twice := sorted({one for one in self.instances if self.instances.count(one) > 1}):
             raise ValueError(f"instances names {', '.join(twice)} twice")
         return self

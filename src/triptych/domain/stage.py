@@ -12,6 +12,8 @@ class Stage(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    __hash__ = object.__hash__  # a member is one object; Enum's own hash is computed anew in Python for every look-up
+
 
 class Role(Enum):
     """The set of stages that one instance serves, written as their first letters."""

@@ -46,11 +46,16 @@ class Candidate:
 
     def with_item(self, tokens: int, nbytes: int) -> "Candidate":
         """As it is once it has one more item."""
-        return replace(
-            self,
-            pending_tokens=self.pending_tokens + tokens,
-            pending=self.pending + 1,
-            available_bytes=self.available_bytes - nbytes,
+        return Candidate(
+            self.name,
+            self.usable,
+            self.pending_tokens + tokens,
+            self.pending + 1,
+            self.arena_bytes,
+            self.available_bytes - nbytes,
+            self.max_items,
+            self.backoff,
+            self.instance_id,
         )
 
 

@@ -181,33 +181,47 @@ class Instance:
         kept = self._candidates.get(stages)
         if kept is not None and now_s < kept[1]:
             return kept[0]
-        times = [at_s for stage in stages for at_s in self.may_be_tried_s(stage) if at_s > now_s]
-        made = self._candidate([self.stages[stage] for stage in stages], now_s, encodes=Stage.ENCODE in stages)
-        self._candidates[stages] = made, min(times, default=inf)
-        return made
+        made = self._candidates[stages] = self._candidate(stages, now_s)
+        return made[0]
 
-    def _candidate(self, stages: list[StageCredits], now_s: float, *, encodes: bool) -> Candidate:
-        info = self.info
-        arena_bytes = info.arena_bytes if info is not None and encodes else 0
-        tokens = sum(one.own_tokens for one in stages)
-        pending = sum(one.own_pending for one in stages)
-        available = arena_bytes - sum(one.own_bytes for one in stages)
-        loads = [one.load for one in stages if one.load is not None]
-        if loads:
+    def _candidate(self, stages: Stages, now_s: float) -> tuple[Candidate, float]:
+        """How it looks, and until when. Made for every decision, of an instance to which something has happened."""
+        info, encodes = self.info, Stage.ENCODE in stages
+        tokens = pending = nbytes = 0
+        told_tokens = told_pending = told_nbytes = 0
+        reported = full = backoff = False
+        until_s = inf
+        for stage in stages:
+            one = self.stages[stage]
+            tokens += one.own_tokens
+            pending += one.own_pending
+            nbytes += one.own_bytes
+            told_tokens += one.new_tokens
+            told_pending += one.new_pending
+            told_nbytes += one.new_bytes
+            if (load := one.load) is not None:
+                reported = True
+                told_tokens += load.pending_tokens
+                told_pending += load.pending
+                told_nbytes += load.leased_bytes
+            if now_s < one.full_until_s:
+                full, until_s = True, min(until_s, one.full_until_s)
+            if now_s < one.backoff_until_s:
+                backoff, until_s = True, min(until_s, one.backoff_until_s)
+        if reported:
             # Other routers' load is in the report alone; what is under way to the instance is in the own books alone.
-            told = sum(load.pending_tokens for load in loads) + sum(one.new_tokens for one in stages)
-            tokens = max(tokens, told) if encodes else told
-            pending = max(pending, sum(load.pending for load in loads) + sum(one.new_pending for one in stages))
-            leased = sum(load.leased_bytes for load in loads) + sum(one.new_bytes for one in stages)
-            available = min(available, arena_bytes - leased)
-        return Candidate(
-            name=self.name,
-            usable=self.usable,
-            pending_tokens=tokens,
-            pending=pending,
-            arena_bytes=arena_bytes,
-            available_bytes=0 if any(now_s < one.full_until_s for one in stages) else available,
-            max_items=info.max_items if info is not None and encodes else 0,
-            backoff=any(now_s < one.backoff_until_s for one in stages),
-            instance_id="" if info is None else info.instance_id,
+            tokens = max(tokens, told_tokens) if encodes else told_tokens
+            pending, nbytes = max(pending, told_pending), max(nbytes, told_nbytes)
+        arena_bytes = info.arena_bytes if info is not None and encodes else 0
+        made = Candidate(
+            self.name,
+            self.usable,
+            tokens,
+            pending,
+            arena_bytes,
+            0 if full else arena_bytes - nbytes,
+            info.max_items if info is not None and encodes else 0,
+            backoff,
+            "" if info is None else info.instance_id,
         )
+        return made, until_s
