@@ -11,6 +11,8 @@ import grpc.aio
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
+from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.arena import ArenaLimits
 from triptych.ports import Offload
@@ -104,7 +106,10 @@ async def opened(
         threads = settings.prepare_threads or len(cores)
         prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
         stack.callback(prepare.close)
-        engine = await compute.run(partial(_load, settings, model))
+        decoders = DecoderProcesses(DecodeLimits(settings.max_decode_s, settings.max_decode_bytes))
+        stack.callback(decoders.close)
+        engine = await compute.run(partial(_load, settings, model, decoders))
+        await prepare.run(decoders.start)
 
         record = EncoderRecord(telemetry.metrics)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
@@ -153,7 +158,7 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(settings: EncoderSettings, model: Path | Checkpoint) -> TransformersEncoderEngine:
+def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> TransformersEncoderEngine:
     try:
         return TransformersEncoderEngine(
             model if isinstance(model, Checkpoint) else model_directory(model),
@@ -161,6 +166,7 @@ def _load(settings: EncoderSettings, model: Path | Checkpoint) -> TransformersEn
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,
+            decoding=decoding,
         )
     except BadModel as error:
         raise CannotStart(str(error)) from None

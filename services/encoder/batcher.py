@@ -1,8 +1,8 @@
 """From bytes to embeddings: each item is prepared in a pool, waits, and goes through the tower in a batch.
 
 Callers who want the same embedding at the same time share a *flight*: one is encoded, each gets leases of its own. A
-flight belongs to the instance, not to the caller who came first, so it goes on when that one leaves; when all
-have left it ends as soon as no thread works on it.
+flight belongs to the instance, not to the caller who came first, so it goes on when that one leaves. When all have left
+it ends: a decode that runs is stopped, and an item that is in a pass when they leave is dropped after it.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from triptych.machine.encoder import batch_queue
 from triptych.machine.encoder.arena_events import Slot
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
+from triptych.runtime.offload import Stop
 from triptych.runtime.tasks import TaskScope
 
 from .holdings import Holdings
@@ -51,6 +52,8 @@ class _Flight(Generic[PreparedT]):
         self.prepared: PreparedT | None = None
         self.slot: Slot | None = None
         self.encode_started_s = 0.0
+        self.unwanted = Stop()
+        """Given when the last of its waiters leaves while it is prepared."""
 
 
 class Batcher(Generic[PreparedT]):
@@ -164,6 +167,8 @@ class Batcher(Generic[PreparedT]):
         flight = self._flights.get(key)
         if flight is None or flight.waiters.pop(waiter_id, None) is None:
             return
+        if not flight.waiters:
+            flight.unwanted.stop()
         for effect in self._queue.handle(batch_queue.Leave(key, waiter_id), self._clock()):
             if isinstance(effect, batch_queue.Drop):
                 self._drop(effect)
@@ -174,11 +179,13 @@ class Batcher(Generic[PreparedT]):
     async def _prepare(self, flight: _Flight[PreparedT]) -> None:
         prepared: PreparedT | None = None
         while prepared is None and flight.waiters:
+            unwanted = flight.unwanted = Stop()
             try:
-                prepared = await self._prepare_pool.run(self._prepare_if_wanted, flight)
+                prepared = await self._prepare_pool.run(self._prepare_if_wanted, flight, unwanted)
             except Exception as error:  # noqa: BLE001 - told to those whose item it is
-                self._fail(flight, error)
-                return
+                if not unwanted.stopped:  # else it was ended for want of callers; there may be new ones
+                    self._fail(flight, error)
+                    return
         if prepared is not None:
             self._refuse_fewer_than(flight, prepared.tokens)
         if prepared is None or not flight.waiters:
@@ -198,9 +205,11 @@ class Batcher(Generic[PreparedT]):
         self._on_ready()
         self._on_change()
 
-    def _prepare_if_wanted(self, flight: _Flight[PreparedT]) -> PreparedT | None:
+    def _prepare_if_wanted(self, flight: _Flight[PreparedT], unwanted: Stop) -> PreparedT | None:
         """In a thread. An item that everybody left while it waited for the thread is not touched."""
-        return self._engine.prepare(flight.media, flight.info, flight.shard) if flight.waiters else None
+        if unwanted.stopped:
+            return None
+        return self._engine.prepare(flight.media, flight.info, flight.shard, unwanted)
 
     def _refuse_fewer_than(self, flight: _Flight[PreparedT], tokens: int) -> None:
         """A caller who counted fewer tokens than there are has a prompt that the embedding does not fit into."""

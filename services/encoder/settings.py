@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from triptych.engine.media.decoders import DecodeLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.runtime.settings import InstanceSettings, service_config
 
@@ -30,7 +31,12 @@ class EncoderSettings(InstanceSettings):
     batches: BatchLimits = BatchLimits()
     """What waits to be encoded, and what is in one pass of the encoder."""
     prepare_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads that decode and preprocess; 0 for one per core. Each keeps to the cores of one NUMA node."""
+    """Threads that preprocess, and processes that decode for them; 0 for one per core. Each keeps to the cores of one NUMA
+    node."""
+    max_decode_s: float = Field(default=DecodeLimits.max_cpu_s, gt=0, le=86_400)
+    """Most CPU time that decoding one item may take; its decoder is killed then."""
+    max_decode_bytes: int = Field(default=DecodeLimits.max_nbytes, ge=64 * MIB)
+    """Most memory that decoding one item may take, beside what it becomes."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

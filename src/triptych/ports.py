@@ -10,6 +10,7 @@ across the network; `tests/simulation` runs the whole cluster in one process by 
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -265,6 +266,19 @@ class PreparedItem(Protocol):
 PreparedT = TypeVar("PreparedT", bound=PreparedItem)
 
 
+class StopSignal(Protocol):
+    """Tells blocking work in a thread that nobody wants it any more."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def on_stop(self, call: Callable[[], object]) -> AbstractContextManager[None]:
+        """Within the context, ``call`` is called once when the signal is given, by the thread that gives it; at once if it
+        was given already. Outside of it, it is not called any more, nor is it running.
+        """
+        ...
+
+
 class EncoderEngine(Protocol[PreparedT]):
     """Tower and projector. ``prepare`` is thread-safe; ``encode`` is called from one thread at a time."""
 
@@ -283,8 +297,13 @@ class EncoderEngine(Protocol[PreparedT]):
         """The most memory that decoding takes on the way, so that it is counted before. Raises InvalidMedia."""
         ...
 
-    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedT:
-        """Decode and preprocess one item, or one shard of it. Raises InvalidMedia, InvalidRequest for no shard of it."""
+    def prepare(
+        self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
+    ) -> PreparedT:
+        """Decode and preprocess one item, or one shard of it. Given ``stop``, it ends early, with any error.
+
+        Raises InvalidMedia, InvalidRequest for no shard of it.
+        """
         ...
 
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:

@@ -18,10 +18,12 @@ from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.families.adapters import Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
+from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.weight_loading import ModelPart, load_part
 from triptych.errors import EngineFailure, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
+from triptych.ports import StopSignal
 
 _NBYTES_PER_VALUE = 4
 _CHANNELS = 3
@@ -51,11 +53,15 @@ class TransformersEncoderEngine:
         device: str,
         dtype: str,
         threads: int,
+        decoding: Decoding | None = None,
     ) -> None:
-        """``threads`` is how many torch uses, in the whole process."""
+        """``threads`` is how many torch uses, in the whole process. ``decoding`` is where items are decoded: here, in the
+        caller's thread, if nothing else is said.
+        """
         torch.set_num_threads(threads)
         checkpoint = open_checkpoint(model_dir)
         adapters = adapters_of(checkpoint)
+        self._decoding = decoding or LocalDecoding()
         self._device = torch.device(device)
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[dtype], device=self._device)
         self._adapter = adapters.encoder(model, checkpoint)
@@ -96,26 +102,28 @@ class TransformersEncoderEngine:
             values += _CHANNELS * (seen if shard is None else -(-seen * shard.count // shard.of))
         return _NBYTES_PER_VALUE * values
 
-    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> PreparedMedia:
+    def prepare(
+        self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
+    ) -> PreparedMedia:
         """Decode and preprocess one item, or a shard of it, as the checkpoint's own processor does. Thread-safe.
 
-        Raises InvalidMedia, and InvalidRequest for a shard that the item does not have.
+        Raises InvalidMedia, InvalidRequest for a shard that the item does not have, and Cancelled when it was stopped.
         """
         tokens, outputs = shard_outputs(self._family, info, self._model_info.dtype, shard)
         try:
-            features = self._features(media, info, shard)
+            features = self._features(self._decoding.item(media, info, stop), shard)
         except (ValueError, OSError, ArithmeticError) as error:
             raise InvalidMedia(f"the {info.width}x{info.height} {info.modality.value} cannot be processed") from error
         return PreparedMedia(features, tokens, outputs)
 
-    def _features(self, media: bytes, info: MediaInfo, shard: Shard | None) -> Features:
+    def _features(self, item: MediaItem, shard: Shard | None) -> Features:
         if shard is None or shard.count == shard.of:
-            return self._adapter.prepare(media, info)
+            return self._adapter.prepare(item)
         if not isinstance(self._adapter, ShardingEncoderAdapter):
             raise TypeError(
                 f"{self._family.model_type} says where items can be cut, its encoder adapter does not cut them"
             )
-        return self._adapter.prepare_shard(media, info, shard)
+        return self._adapter.prepare_shard(item, shard)
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:

@@ -10,7 +10,7 @@ KEPT_NBYTES = 512 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def keep_freed() -> bool:
+def keep_freed(largest_nbytes: int = LARGEST_NBYTES, kept_nbytes: int = KEPT_NBYTES) -> bool:
     """Let memory that a pass gives back serve the next pass of this process, rather than return to the kernel.
 
     glibc by itself maps large tensors one by one, or trims its heap, as it happens to have learned from earlier sizes:
@@ -22,5 +22,5 @@ def keep_freed() -> bool:
         return False
     return all(
         library.mallopt(option, nbytes) == 1
-        for option, nbytes in ((_M_MMAP_THRESHOLD, LARGEST_NBYTES), (_M_TRIM_THRESHOLD, KEPT_NBYTES))
+        for option, nbytes in ((_M_MMAP_THRESHOLD, largest_nbytes), (_M_TRIM_THRESHOLD, kept_nbytes))
     )

@@ -1,8 +1,10 @@
 """Blocking work off the event loop, in a bounded pool of threads."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,3 +27,37 @@ class ThreadOffload:
     def close(self) -> None:
         """Drop what has not started. What runs goes on to its end, or to the end of the process."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Stop:
+    """``ports.StopSignal``, for work in a thread that can be ended from outside. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._calls: list[Callable[[], object]] = []
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def stop(self) -> None:
+        """Calls block nobody for long, so this may be called on an event loop."""
+        with self._lock:
+            self._stopped = True
+            while self._calls:
+                self._calls.pop()()
+
+    @contextmanager
+    def on_stop(self, call: Callable[[], object]) -> Iterator[None]:
+        with self._lock:
+            if self._stopped:
+                call()
+            else:
+                self._calls.append(call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if call in self._calls:
+                    self._calls.remove(call)

@@ -19,7 +19,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
-from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores
+from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
 from triptych.testing.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
@@ -109,7 +109,13 @@ class FakeEncoderEngine:
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:  # noqa: ARG002  # as if all were
         return 4 * info.pixels
 
-    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> FakePrepared:
+    def prepare(
+        self,
+        media: bytes,
+        info: MediaInfo,
+        shard: Shard | None = None,
+        stop: StopSignal | None = None,  # noqa: ARG002  # its cost is spent at once
+    ) -> FakePrepared:
         """The units of an item are all of one size."""
         spend(self.prepare_s)
         if media.endswith(BROKEN_MEDIA):

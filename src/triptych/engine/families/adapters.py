@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import Shard
+from triptych.engine.media.item import MediaItem
 from triptych.families.base import Span
 
 Features = Mapping[str, torch.Tensor]
@@ -28,7 +29,7 @@ class EncoderAdapter(Protocol):
         """All settings of the processor, as JSON can hold them: part of an embedding's identity."""
         ...
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+    def prepare(self, item: MediaItem) -> Features:
         """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe.
 
         Raises InvalidMedia for what cannot be decoded, ValueError for what the encoder cannot take.
@@ -44,7 +45,7 @@ class EncoderAdapter(Protocol):
 class ShardingEncoderAdapter(EncoderAdapter, Protocol):
     """An encoder adapter whose family says where items can be cut (``families.base.Shardable``)."""
 
-    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+    def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
         """As ``prepare``, of some of the item's units: ``encode`` makes their rows of it, and only those."""
         ...
 

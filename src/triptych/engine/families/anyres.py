@@ -8,10 +8,11 @@ from PIL import Image
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
 from triptych.engine.media.image_processor import ImagePreparer
+from triptych.engine.media.item import MediaItem
 from triptych.families.anyres import AnyRes
 from triptych.families.llava_onevision import WHOLE
 from triptych.families.model_files import BadModel
@@ -33,17 +34,17 @@ class LlavaNextEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._images.settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        units = len(self._family.units(info))
-        return self.prepare_shard(media, info, Shard(0, units, units))
+    def prepare(self, item: MediaItem) -> Features:
+        units = len(self._family.units(item.info))
+        return self.prepare_shard(item, Shard(0, units, units))
 
-    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+    def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
         """Units are the whole and what begins in each row of tiles.
 
         Pixels [tiles, channels, height, width] of the tiles that the shard needs and their numbers in the image, the
         image's height and width, and how many tiles it has and where the shard's rows of it begin and end.
         """
-        features, part = self._pixels(media, info), self._family.part(info, shard)
+        features, part = self._pixels(item), self._family.part(item.info, shard)
         tiles = features["pixel_values"]
         if len(tiles) != part.of:
             raise ValueError(f"the processor made {len(tiles)} tiles, not the {part.of} that were counted")
@@ -55,8 +56,8 @@ class LlavaNextEncoder:
             "part": torch.tensor([part.of, part.rows.start, part.rows.stop]),
         }
 
-    def _pixels(self, media: bytes, info: MediaInfo) -> Features:
-        return self._images.prepare(media, info)
+    def _pixels(self, item: MediaItem) -> Features:
+        return self._images.prepare(item)
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """One pass of the encoder over all tiles. Those that a shard goes without take no part in its rows."""
@@ -99,11 +100,11 @@ class LlavaNextEncoder:
 class LlavaOneVisionEncoder(LlavaNextEncoder):
     """An image that is seen whole only has no tiles: its pixels are [1, channels, height, width]."""
 
-    def _pixels(self, media: bytes, info: MediaInfo) -> Features:
-        if WHOLE not in info.options:
-            return super()._pixels(media, info)
+    def _pixels(self, item: MediaItem) -> Features:
+        if WHOLE not in item.info.options:
+            return super()._pixels(item)
         # The image processor goes by how many images a sample has; the other one costs next to nothing.
-        sample = [self._images.open(media, info), Image.new("RGB", (1, 1))]
+        sample = [self._images.open(item), Image.new("RGB", (1, 1))]
         features = self._images.process([sample])
         return {name: features[name][0] for name in ("pixel_values", "image_sizes")}
 

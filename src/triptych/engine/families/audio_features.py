@@ -6,8 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from triptych.domain.media import MediaInfo
-from triptych.engine.media.audio import decode_audio
+from triptych.engine.media.item import MediaItem
 from triptych.families.model_files import BadModel, ModelFiles
 
 
@@ -31,12 +30,12 @@ class WhisperFeatures:
         settings: Mapping[str, Any] = self._extractor.to_dict()
         return settings
 
-    def extract(self, media: bytes, info: MediaInfo, **options: Any) -> dict[str, torch.Tensor]:
+    def extract(self, item: MediaItem, **options: Any) -> dict[str, torch.Tensor]:
         """The extractor's tensors for one clip, without their batch dimension; ``options`` are its own.
 
         Thread-safe. Raises InvalidMedia.
         """
         rate = self._extractor.sampling_rate
-        samples = decode_audio(media, info, rate)
+        samples = item.samples(rate)
         batch = self._extractor(samples, sampling_rate=rate, return_tensors="pt", **options)
         return {name: value[0] for name, value in batch.items()}

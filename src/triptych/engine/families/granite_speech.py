@@ -8,12 +8,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.audio_utils import mel_filter_bank
 
-from triptych.domain.media import MediaInfo
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
 from triptych.engine.families.lora import Lora
 from triptych.engine.families.plain import PlainDecoder
-from triptych.engine.media.audio import decode_audio
+from triptych.engine.media.item import MediaItem
 from triptych.families.fields import integer
 from triptych.families.granite_speech import EXTRACTOR_DEFAULTS
 from triptych.families.model_files import BadModel
@@ -40,9 +39,9 @@ class GraniteSpeechEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+    def prepare(self, item: MediaItem) -> Features:
         """As ``GraniteSpeechFeatureExtractor`` does, without torchaudio: two log-mel spectra side by side per frame."""
-        samples = torch.from_numpy(decode_audio(media, info, self._settings["sampling_rate"]))
+        samples = torch.from_numpy(item.samples(self._settings["sampling_rate"]))
         width = self._settings["win_length"]
         spectrum = torch.stft(
             samples,

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import TensorSpec
-from triptych.domain.media import MediaInfo
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.cross_attention import (
     CROSS_ATTENTION,
@@ -20,6 +19,7 @@ from triptych.engine.decoder.cross_attention import (
 )
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
 from triptych.engine.media.image_processor import ImagePreparer
+from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
 from triptych.families.mllama import PADDING, TILES, Mllama
 from triptych.families.model_files import BadModel
@@ -34,8 +34,8 @@ class MllamaEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._images.settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        features = self._images.prepare(media, info)
+    def prepare(self, item: MediaItem) -> Features:
+        features = self._images.prepare(item)
         return {name: features[name][0] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:

@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
 
-from triptych.domain.media import MediaInfo
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
 from triptych.engine.families.audio_features import WhisperFeatures
+from triptych.engine.media.item import MediaItem
 
 
 class Qwen2AudioEncoder:
@@ -22,8 +22,8 @@ class Qwen2AudioEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._extractor.settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        made = self._extractor.extract(media, info, padding="max_length", return_attention_mask=True)
+    def prepare(self, item: MediaItem) -> Features:
+        made = self._extractor.extract(item, padding="max_length", return_attention_mask=True)
         return {"input_features": made["input_features"], "frames": made["attention_mask"].sum()}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:

@@ -19,7 +19,8 @@ from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.image_processor import ImagePreparer
-from triptych.engine.media.videos import Frame, decode_video
+from triptych.engine.media.item import MediaItem
+from triptych.engine.media.videos import Frame
 from triptych.engine.tensors import domain_dtype
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import Json, ModelFiles
@@ -46,20 +47,21 @@ class QwenEncoder:
     def settings(self) -> Mapping[str, Any]:
         return {**self._images.settings, "videos": {**self._frames.settings, **asdict(self._family.videos)}}
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        frames = self._family.grid(info).frames
-        return self.prepare_shard(media, info, Shard(0, frames, frames))
+    def prepare(self, item: MediaItem) -> Features:
+        frames = self._family.grid(item.info).frames
+        return self.prepare_shard(item, Shard(0, frames, frames))
 
-    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+    def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
         """A unit is a patch in time; an image has one."""
+        info = item.info
         whole = self._family.grid(info)
         grid = whole._replace(frames=shard.count)
         if info.modality is Modality.VIDEO:
             length = self._family.patches.frames
             numbers = self._family.sampled_frames(info)[shard.first * length :][: shard.count * length]
-            pixels = self._frames.prepare(decode_video(media, info, numbers), grid)
+            pixels = self._frames.prepare(item.frames(numbers), grid)
         else:
-            pixels = self._images.process([self._images.open(media, info)])["pixel_values"]
+            pixels = self._images.process([self._images.open(item)])["pixel_values"]
         if len(pixels) != grid.frames * grid.rows * grid.columns:
             raise ValueError(f"the processor made {len(pixels)} patches, not the {grid} that were counted")
         per_unit = self._family.patches.tokens_per_frame(grid)

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
 from triptych.engine.media.image_processor import ImagePreparer
+from triptych.engine.media.item import MediaItem
 
 
 class TileEncoder:
@@ -30,18 +31,18 @@ class TileEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._images.settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
-        return {"pixel_values": self._checked_tiles(media, info)}
+    def prepare(self, item: MediaItem) -> Features:
+        return {"pixel_values": self._checked_tiles(item)}
 
-    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+    def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
         """A unit is a tile."""
-        tiles = self._checked_tiles(media, info)
+        tiles = self._checked_tiles(item)
         if len(tiles) != shard.of:
             raise ValueError(f"the processor made {len(tiles)} tiles, not the {shard.of} that were counted")
         return {"pixel_values": tiles[shard.first : shard.first + shard.count].clone()}
 
-    def _checked_tiles(self, media: bytes, info: MediaInfo) -> torch.Tensor:
-        tiles = self._tiles(self._images.process([self._images.open(media, info)]))
+    def _checked_tiles(self, item: MediaItem) -> torch.Tensor:
+        tiles = self._tiles(self._images.process([self._images.open(item)]))
         shape = tuple(tiles.shape[1:])
         if shape != self._shape:
             raise ValueError(f"the processor made tiles of {shape}, the encoder takes {self._shape}")

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import Shard
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features
 from triptych.engine.families.audio_features import WhisperFeatures
+from triptych.engine.media.item import MediaItem
 from triptych.families.model_files import BadModel
 from triptych.families.voxtral import Voxtral
 
@@ -29,17 +30,17 @@ class VoxtralEncoder:
     def settings(self) -> Mapping[str, Any]:
         return self._extractor.settings
 
-    def prepare(self, media: bytes, info: MediaInfo) -> Features:
+    def prepare(self, item: MediaItem) -> Features:
         """One spectrum over the whole clip, since its loudest part sets the level of all, then cut into windows."""
         window = self._family.window
-        made = self._extractor.extract(media, info, padding=True, truncation=False, pad_to_multiple_of=window.samples)
+        made = self._extractor.extract(item, padding=True, truncation=False, pad_to_multiple_of=window.samples)
         spectrum = made["input_features"]
         frames = window.samples // window.hop
         return {"input_features": spectrum.reshape(len(spectrum), -1, frames).transpose(0, 1).contiguous()}
 
-    def prepare_shard(self, media: bytes, info: MediaInfo, shard: Shard) -> Features:
+    def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
         """A unit is a window."""
-        windows = self.prepare(media, info)["input_features"]
+        windows = self.prepare(item)["input_features"]
         return {"input_features": windows[shard.first : shard.first + shard.count].clone()}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:

@@ -1,6 +1,6 @@
 """Untrusted audio: decoded to one channel at the rate that a model listens at."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import av
@@ -9,9 +9,8 @@ import numpy.typing as npt
 from av.container import InputContainer
 
 from triptych.domain.media import MediaInfo, Modality
-from triptych.engine.media.videos import MAX_DECODE_S, opened
+from triptych.engine.media.videos import opened
 from triptych.errors import InvalidMedia
-from triptych.runtime.clock import monotonic
 
 Samples = npt.NDArray[np.float32]
 """[samples], from -1 to 1."""
@@ -31,9 +30,7 @@ _SLACK_S = 0.2
 _EXACT = frozenset({"wav", "flac"})
 
 
-def decode_audio(
-    media: bytes, info: MediaInfo, sample_rate_hz: int, *, clock: Callable[[], float] = monotonic
-) -> Samples:
+def decode_audio(media: bytes, info: MediaInfo, sample_rate_hz: int) -> Samples:
     """[info.samples_at(sample_rate_hz)]: the mean of all channels.
 
     ``info`` was read from the header and is what all bounds were checked against: audio that turns out longer or
@@ -48,7 +45,7 @@ def decode_audio(
     samples = np.zeros(expected, dtype=np.float32)
     found = 0
     with opened(media, demuxer, decoders, f"{info.format} audio") as container:
-        for block in _resampled(container, sample_rate_hz, clock):
+        for block in _resampled(container, sample_rate_hz):
             room = max(0, expected - found)
             samples[found : found + len(block)] = block[:room]
             found += len(block)
@@ -61,14 +58,11 @@ def decode_audio(
     return samples
 
 
-def _resampled(container: InputContainer, sample_rate_hz: int, clock: Callable[[], float]) -> Iterator[Samples]:
-    until_s = clock() + MAX_DECODE_S
+def _resampled(container: InputContainer, sample_rate_hz: int) -> Iterator[Samples]:
     stream = container.streams.audio[0]
     stream.codec_context.thread_count = 1
     resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
     for frame in container.decode(stream):
-        if clock() > until_s:
-            raise InvalidMedia(f"the audio takes more than {MAX_DECODE_S:.0f} s to decode")
         frame.pts = None  # what is heard is one block behind the other, whatever the timestamps say
         for part in resampler.resample(_mono(frame)):
             yield part.to_ndarray()[0]

@@ -8,8 +8,7 @@ import torch
 import transformers
 from PIL import Image
 
-from triptych.domain.media import MediaInfo
-from triptych.engine.media.images import decode_image
+from triptych.engine.media.item import MediaItem
 from triptych.families.model_files import BadModel, ModelFiles
 
 
@@ -26,13 +25,13 @@ class ImagePreparer:
         settings: dict[str, Any] = self._processor.to_dict()
         return settings | self._options
 
-    def prepare(self, media: bytes, info: MediaInfo) -> dict[str, torch.Tensor]:
+    def prepare(self, item: MediaItem) -> dict[str, torch.Tensor]:
         """The processor's tensors for one image, without their batch dimension. Thread-safe. Raises InvalidMedia."""
-        return {name: value[0] for name, value in self.process([self.open(media, info)]).items()}
+        return {name: value[0] for name, value in self.process([self.open(item)]).items()}
 
-    def open(self, media: bytes, info: MediaInfo) -> Image.Image:
+    def open(self, item: MediaItem) -> Image.Image:
         """The image in RGB. Raises InvalidMedia."""
-        return Image.fromarray(decode_image(media, info))
+        return Image.fromarray(item.pixels())
 
     def process(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The processor's tensors for images, nested as it takes them. Thread-safe."""

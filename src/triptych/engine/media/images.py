@@ -60,7 +60,7 @@ def decode_image(media: bytes, info: MediaInfo) -> Pixels:
             orientation = image.getexif().get(_ORIENTATION_TAG)
             pixels = _UPRIGHT[orientation](pixels) if orientation in _UPRIGHT else pixels
             height, width = pixels.shape[:2]
-    except InvalidMedia:
+    except (InvalidMedia, MemoryError):
         raise
     except Exception as error:  # Pillow's decoders raise whatever their parsing runs into
         raise InvalidMedia(f"the {info.format} image cannot be decoded") from error

@@ -19,6 +19,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.media import MediaInfo, Modality
 from triptych.engine.families.adapters import PlacedItem
 from triptych.engine.families.qwen_vl import QwenDecoder, QwenEncoder
+from triptych.engine.media.item import LocalItem
 from triptych.engine.media.videos import decode_video
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.base import Placeholders
@@ -94,7 +95,7 @@ def placed(adapter: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
                 filled += range(len(tokens), len(tokens) + part.count)
             tokens += [part.token_id] * part.count if isinstance(part, Placeholders) else [TEXT_ID] * len(part)
         tokens += [TEXT_ID] * (number + 1)
-        rotary = adapter.prepare(data, info)[ROTARY]
+        rotary = adapter.prepare(LocalItem(data, info))[ROTARY]
         specs = family.tensors(len(filled), DType.F32)
         tensors = {spec.name: torch.zeros(spec.shape) for spec in specs} | {ROTARY: rotary}
         items.append(PlacedItem(tuple(filled), tensors))
@@ -151,7 +152,7 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
         do_sample_frames=True,
         return_tensors="pt",
     )
-    features = adapter.prepare(data, info)
+    features = adapter.prepare(LocalItem(data, info))
     assert features["grid"].tolist() == made["video_grid_thw"][0].tolist()
     assert torch.allclose(features["pixel_values"], made["pixel_values_videos"], rtol=0, atol=1e-5)
 
@@ -159,9 +160,9 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
 def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
     data, info = inspected(clips.video(640, 480, frames=60, frames_per_s=2))
     adapter = encoder("qwen2_vl")
-    adapter.prepare(*ITEMS[1])
+    adapter.prepare(LocalItem(*ITEMS[1]))
     tracemalloc.start()
-    features = adapter.prepare(data, info)
+    features = adapter.prepare(LocalItem(data, info))
     most_nbytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert features["grid"][0] == 30
@@ -172,7 +173,7 @@ def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
 def test_rows_of_deepstack_are_told_apart_however_they_come(split: bool) -> None:
     """By items, or all in one as up to transformers 5.17."""
     adapter = encoder("qwen3_vl")
-    features = [adapter.prepare(data, info) for data, info in (ITEMS[0], ITEMS[3])]
+    features = [adapter.prepare(LocalItem(data, info)) for data, info in (ITEMS[0], ITEMS[3])]
     counts = [len(one[ROTARY]) for one in features]
     layer = torch.rand(sum(counts), 8)
     made = SimpleNamespace(
@@ -198,9 +199,9 @@ def test_settings_for_videos_are_part_of_an_identity(model_type: str) -> None:
 def test_a_video_that_is_not_what_its_header_says_is_refused() -> None:
     data, info = ITEMS[1]
     with pytest.raises(InvalidMedia):
-        encoder("qwen2_vl").prepare(data, replace(info, frames=info.frames - 1))
+        encoder("qwen2_vl").prepare(LocalItem(data, replace(info, frames=info.frames - 1)))
     with pytest.raises(InvalidMedia):
-        encoder("qwen2_vl").prepare(data[: len(data) // 2], info)
+        encoder("qwen2_vl").prepare(LocalItem(data[: len(data) // 2], info))
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

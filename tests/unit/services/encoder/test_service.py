@@ -16,6 +16,7 @@ from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ArenaFull,
+    Cancelled,
     DeadlineExceeded,
     EngineFailure,
     InternalError,
@@ -29,6 +30,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.encoder.batch_queue import BatchLimits
+from triptych.ports import StopSignal
 from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, FakePrepared, fake_embedding, fake_tensors
 from triptych.transport.slot import tensors, verify
 
@@ -252,9 +254,59 @@ class CountingEngine(FakeEncoderEngine):
         whole = super().decoded_nbytes(info)
         return whole if shard is None else whole * shard.count // shard.of
 
-    def prepare(self, media: bytes, info: MediaInfo, shard: Shard | None = None) -> FakePrepared:
+    def prepare(
+        self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
+    ) -> FakePrepared:
         self.prepared += 1
-        return super().prepare(media, info, shard)
+        return super().prepare(media, info, shard, stop)
+
+
+class StoppingEngine(FakeEncoderEngine):
+    """Keeps the signals that it is given; the first item ends with an error, as one does whose decoder is killed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.signals: list[StopSignal] = []
+
+    def prepare(
+        self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
+    ) -> FakePrepared:
+        assert stop is not None
+        self.signals.append(stop)
+        prepared = super().prepare(media, info, shard, stop)
+        if len(self.signals) == 1:
+            raise Cancelled("nobody waits for the item any more")
+        return prepared
+
+
+def test_preparing_is_stopped_when_the_last_caller_leaves_and_begins_anew_for_one_who_comes() -> None:
+    async def scenario() -> None:
+        engine = StoppingEngine(tokens_of=lambda info: 2 * info.width)
+        async with encoder_panel(engine=engine) as panel, asyncio.TaskGroup() as group:
+            first, second = (group.create_task(panel.service.encode(encode_request("cat"))) for _ in range(2))
+            await asyncio.sleep(engine.prepare_s / 4)
+            first.cancel()
+            await asyncio.sleep(engine.prepare_s / 4)
+            assert not engine.signals[0].stopped
+            second.cancel()
+            await asyncio.sleep(engine.prepare_s / 4)
+            assert engine.signals[0].stopped
+            result = await panel.service.encode(encode_request("cat"))
+            assert len(engine.signals) == 2
+            await panel.service.release(leases_of(result))
+
+    under_virtual_time(scenario)
+
+
+def test_preparing_is_stopped_at_the_callers_deadline() -> None:
+    async def scenario() -> None:
+        engine = StoppingEngine(tokens_of=lambda info: 2 * info.width)
+        async with encoder_panel(engine=engine) as panel:
+            with pytest.raises(DeadlineExceeded):
+                await panel.service.encode(replace(encode_request("cat"), timeout_s=engine.prepare_s / 2))
+            assert engine.signals[0].stopped
+
+    under_virtual_time(scenario)
 
 
 def test_an_item_that_takes_more_memory_than_is_allowed_is_refused_before_it_is_decoded() -> None:

@@ -1,0 +1,160 @@
+"""``python -m triptych.engine.media.decoder_process``: a process that decodes untrusted items, one after the other.
+
+Started by ``decoders.DecoderProcesses``. It can be killed at any time: nothing is lost but the item. Bytes cross in a
+file in memory that both have open, from its beginning, so that neither waits for the other's turn at a core in the middle
+of them: an item's, and then those of one raw array after the other. What is in the file is said on a socket. A request is
+two lengths and JSON. An answer is ``DATA`` for each array, for whose successor the file is free at ``NEXT``, and then
+``END``; or ``REFUSED``, a length and a text.
+
+No torch: it starts in a few hundred milliseconds and takes some 20 MB of its own.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from triptych.domain.media import MediaInfo, Modality
+from triptych.engine.heap import keep_freed
+from triptych.errors import InvalidMedia
+from triptych.runtime.parent import end_with_parent
+
+READY, DATA, NEXT, END, REFUSED = b"R", b"D", b"N", b"E", b"X"
+LENGTHS = struct.Struct("!II")
+"""Of the JSON and of the item."""
+TEXT_LENGTH = struct.Struct("!H")
+_MAX_TEXT_BYTES = 1000
+_LARGEST_KEPT_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
+"""Of the heap, from one item to the next: finding pages anew takes longer than decoding into them."""
+_INFO_FIELDS = ("width", "height", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg")
+
+
+class Closed(Exception):
+    """The other side of the socket is gone."""
+
+
+def receive_into(link: socket.socket, buffer: memoryview) -> None:
+    """Fill the buffer. Raises Closed."""
+    while buffer:
+        try:
+            nbytes = link.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except ConnectionError as error:
+            raise Closed from error
+        if not nbytes:
+            raise Closed
+        buffer = buffer[nbytes:]
+
+
+def receive(link: socket.socket, nbytes: int) -> bytearray:
+    """So many bytes. Raises Closed."""
+    data = bytearray(nbytes)
+    receive_into(link, memoryview(data))
+    return data
+
+
+def write(file: int, data: memoryview) -> None:
+    """From the beginning of the file."""
+    at = 0
+    while at < len(data):
+        at += os.pwrite(file, data[at:], at)
+
+
+def read_into(file: int, buffer: memoryview) -> None:
+    """From the beginning of the file. Raises Closed where it is too short."""
+    at = 0
+    while at < len(buffer):
+        nbytes = os.preadv(file, [buffer[at:]], at)
+        if not nbytes:
+            raise Closed
+        at += nbytes
+
+
+def request_of(info: MediaInfo, **asked: object) -> bytes:
+    """What is asked for, to be sent in front of the item's bytes."""
+    fields = {name: getattr(info, name) for name in _INFO_FIELDS}
+    return json.dumps({"modality": info.modality.value, "format": info.format, **fields, **asked}).encode()
+
+
+def main(argv: list[str]) -> None:
+    descriptor, file, parent_pid, max_nbytes, max_cpu_s, cores = argv[1:]
+    if not end_with_parent(int(parent_pid)):
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when it is over
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # noqa: TID251 - read by numpy when it is imported, which is below
+    from triptych.engine.media.item import LocalItem
+
+    keep_freed(_LARGEST_KEPT_BYTES, _KEPT_BYTES)
+    _bound_memory(int(max_nbytes))
+    with socket.socket(fileno=int(descriptor)) as link:
+        link.sendall(READY)
+        while True:
+            json_nbytes, media_nbytes = LENGTHS.unpack(receive(link, LENGTHS.size))
+            asked = json.loads(receive(link, json_nbytes))
+            item = LocalItem(os.pread(int(file), media_nbytes, 0), _info(asked, media_nbytes))
+            signal.setitimer(signal.ITIMER_PROF, float(max_cpu_s))  # it kills: no decoder can be asked to end
+            _answer(link, int(file), item, asked)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            del item
+
+
+def _bound_memory(max_nbytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + max_nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _info(asked: dict[str, Any], nbytes: int) -> MediaInfo:
+    fields = {name: asked[name] for name in _INFO_FIELDS}
+    return MediaInfo(modality=Modality(asked["modality"]), format=asked["format"], nbytes=nbytes, digest=b"", **fields)
+
+
+def _answer(link: socket.socket, file: int, item: Any, asked: dict[str, Any]) -> None:
+    what = f"the {item.info.format} {item.info.modality.value}"
+    first = True
+    try:
+        for array in _decoded(item, asked):
+            if not first:
+                receive(link, len(NEXT))
+            first = False
+            write(file, array.data.cast("B"))
+            link.sendall(DATA)
+    except InvalidMedia as error:
+        _refuse(link, error.message)
+    except MemoryError:
+        _refuse(link, f"{what} takes more memory to decode than one item may")
+    except (Closed, ConnectionError):
+        raise
+    except Exception:  # noqa: BLE001 - decoders raise whatever their parsing runs into
+        _refuse(link, f"{what} cannot be decoded")
+    else:
+        link.sendall(END)
+
+
+def _decoded(item: Any, asked: dict[str, Any]) -> Iterator[Any]:
+    if "indices" in asked:
+        for frame in item.frames(asked["indices"]):
+            yield frame if frame.flags.c_contiguous else frame.copy()
+    elif "sample_rate_hz_wanted" in asked:
+        yield item.samples(asked["sample_rate_hz_wanted"])
+    else:
+        yield item.pixels()
+
+
+def _refuse(link: socket.socket, text: str) -> None:
+    data = text.encode()[:_MAX_TEXT_BYTES]
+    link.sendall(REFUSED + TEXT_LENGTH.pack(len(data)) + data)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv)
+    except (Closed, ConnectionError):
+        os._exit(0)

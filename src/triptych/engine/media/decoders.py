@@ -1,0 +1,264 @@
+"""Untrusted items are decoded in processes of their own, which are killed when nobody waits for what they do.
+
+A decoder cannot be asked to stop, may take more time or memory than its item's header let expect, and may crash. Here
+that costs one item an error: the process is killed, or found dead, and the next item gets another. What comes from it is
+read as so many raw bytes as the header says, and nothing else of it is believed.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.domain.media import MediaInfo
+from triptych.engine.media.audio import Samples
+from triptych.engine.media.decoder_process import (
+    DATA,
+    END,
+    LENGTHS,
+    NEXT,
+    READY,
+    REFUSED,
+    TEXT_LENGTH,
+    Closed,
+    read_into,
+    receive,
+    request_of,
+    write,
+)
+from triptych.engine.media.images import Pixels
+from triptych.engine.media.item import MediaItem
+from triptych.engine.media.videos import Frame
+from triptych.errors import Cancelled, EngineFailure, InvalidMedia
+from triptych.ports import StopSignal
+from triptych.runtime.cores import Cores, usable_cores
+
+logger = logging.getLogger(__name__)
+
+_MODULE = "triptych.engine.media.decoder_process"
+_KEPT_BYTES = 8 << 20
+"""Of a file that items cross in; what a larger one took is given back."""
+
+
+@dataclass(frozen=True)
+class DecodeLimits:
+    """The most that decoding one item may take: CPU time, and memory beside what an idle decoder has."""
+
+    max_cpu_s: float = 120.0
+    max_nbytes: int = 2 << 30
+
+
+class _Decoder:
+    """One process. ``kill`` may be called by any thread, the rest by one at a time."""
+
+    def __init__(self, limits: DecodeLimits, cores: Cores) -> None:
+        self._link, theirs = socket.socketpair()
+        self._file = os.memfd_create("triptych-decoder")
+        with theirs:
+            descriptors = (theirs.fileno(), self._file)
+            options = (*descriptors, os.getpid(), limits.max_nbytes, limits.max_cpu_s, ",".join(map(str, cores)))
+            self._process = subprocess.Popen(  # noqa: S603 - this very interpreter, and numbers
+                [sys.executable, "-m", _MODULE, *map(str, options)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                process_group=0,  # a terminal's signals are for the parent
+            )
+        self.cores = cores
+        self.started = self.busy = self._read = self._ended = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_started(self) -> None:
+        """Raises Closed."""
+        if not self.started:
+            self.started = receive(self._link, 1) == READY
+
+    def ask(self, request: bytes, media: bytes) -> None:
+        """Raises Closed."""
+        self.busy, self._read = True, False
+        write(self._file, memoryview(media))
+        self._send(LENGTHS.pack(len(request), len(media)) + request)
+
+    def read(self, array: npt.NDArray[Any]) -> None:
+        """The next array, of the size that it has to have. Raises Closed, InvalidMedia."""
+        if self._read:
+            self._send(NEXT)
+        self._expect(DATA)
+        read_into(self._file, array.data.cast("B"))
+        self._read = True
+
+    def read_end(self) -> None:
+        """Raises Closed, InvalidMedia."""
+        self._expect(END)
+        self._done()
+
+    def _done(self) -> None:
+        self.busy = False
+        if os.fstat(self._file).st_size > _KEPT_BYTES:
+            os.ftruncate(self._file, 0)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._link.sendall(data)
+        except ConnectionError as error:
+            raise Closed from error
+
+    def _expect(self, wanted: bytes) -> None:
+        found = bytes(receive(self._link, 1))
+        if found == REFUSED:
+            (nbytes,) = TEXT_LENGTH.unpack(receive(self._link, TEXT_LENGTH.size))
+            text = receive(self._link, nbytes).decode(errors="replace")
+            self._done()
+            raise InvalidMedia(text)
+        if found != wanted:
+            raise Closed
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> int:
+        """However it stands with it; the exit status, negative for a signal."""
+        if not self._ended:
+            self._ended = True
+            self._link.close()
+            os.close(self._file)
+            self._process.kill()
+        return self._process.wait()
+
+
+class DecoderProcesses:
+    """``Decoding``. There are as many processes as callers decode at the same time, so bound those; idle ones are kept."""
+
+    def __init__(self, limits: DecodeLimits | None = None) -> None:
+        self.limits = limits or DecodeLimits()
+        self._idle: dict[Cores, list[_Decoder]] = {}
+        self._busy: set[_Decoder] = set()
+        self._lock = Lock()
+        self._closed = False
+        # They end with the thread that started them, so that is one that stays.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="decoders")
+
+    def start(self) -> None:
+        """Have one ready, so that the first item does not wait for it. Raises EngineFailure."""
+        with self.lease(None) as decoder:
+            try:
+                decoder.wait_started()
+            except Closed:
+                raise EngineFailure(f"a decoder process does not start: status {decoder.end()}") from None
+
+    def close(self) -> None:
+        """End them all; what they decode fails."""
+        with self._lock:
+            self._closed = True
+            for decoder in self._busy:
+                decoder.kill()
+            idle = [decoder for decoders in self._idle.values() for decoder in decoders]
+            self._idle.clear()
+        for decoder in idle:
+            decoder.end()
+        self._starter.shutdown(wait=False)
+
+    def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:
+        return _Item(self, media, info, stop)
+
+    @contextmanager
+    def lease(self, stop: StopSignal | None) -> Iterator[_Decoder]:
+        """A process for one item: back among the idle ones afterwards, if the item is done, and killed if not."""
+        decoder = self._idle_one() or self._starter.submit(_Decoder, self.limits, usable_cores()).result()
+        with self._lock:
+            self._busy.add(decoder)
+        try:
+            with nullcontext() if stop is None else stop.on_stop(decoder.kill):
+                yield decoder
+        finally:
+            with self._lock:
+                self._busy.discard(decoder)
+                stopped = stop is not None and stop.stopped
+                keep = decoder.started and not (decoder.busy or stopped or self._closed)
+                if keep:
+                    self._idle.setdefault(decoder.cores, []).append(decoder)
+            if not keep:
+                decoder.end()
+
+    def _idle_one(self) -> _Decoder | None:
+        """The one that was used last, of those that keep to the same cores as the calling thread."""
+        with self._lock:
+            idle = self._idle.get(usable_cores(), [])
+            while idle:
+                decoder = idle.pop()
+                if decoder.alive:
+                    return decoder
+                decoder.end()
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """``MediaItem``: blocking."""
+
+    processes: DecoderProcesses
+    media: bytes
+    info: MediaInfo
+    stop: StopSignal | None
+
+    def pixels(self) -> Pixels:
+        pixels = np.empty((self.info.height, self.info.width, 3), dtype=np.uint8)
+        with self._asked() as decoder:
+            decoder.read(pixels)
+            decoder.read_end()
+        return pixels
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Frame]:
+        times = Counter(indices)
+        with self._asked(indices=sorted(times)) as decoder:
+            for index in sorted(times):
+                frame = np.empty((self.info.height, self.info.width, 3), dtype=np.uint8)
+                decoder.read(frame)
+                for _ in range(times[index]):
+                    yield frame
+            decoder.read_end()
+
+    def samples(self, sample_rate_hz: int) -> Samples:
+        samples = np.empty(self.info.samples_at(sample_rate_hz), dtype=np.float32)
+        with self._asked(sample_rate_hz_wanted=sample_rate_hz) as decoder:
+            decoder.read(samples)
+            decoder.read_end()
+        return samples
+
+    @contextmanager
+    def _asked(self, **what: object) -> Iterator[_Decoder]:
+        with self.processes.lease(self.stop) as decoder:
+            try:
+                decoder.wait_started()
+                decoder.ask(request_of(self.info, **what), self.media)
+                yield decoder
+            except Closed:
+                self._blame(decoder)
+
+    def _blame(self, decoder: _Decoder) -> NoReturn:
+        """Its process is dead. The item is at fault, unless it was killed for the caller's sake or never started."""
+        status = decoder.end()
+        if self.stop is not None and self.stop.stopped:
+            raise Cancelled("nobody waits for the item any more") from None
+        if not decoder.started:
+            raise EngineFailure(f"a decoder process does not start: status {status}") from None
+        what = f"the {self.info.format} {self.info.modality.value}"
+        if status == -signal.SIGPROF:
+            limit_s = self.processes.limits.max_cpu_s
+            raise InvalidMedia(f"{what} takes more than {limit_s:g} s to decode") from None
+        logger.warning("a decoder process ended with status %d on %s of %d bytes", status, what, len(self.media))
+        raise InvalidMedia(f"{what} cannot be decoded") from None

@@ -1,0 +1,62 @@
+"""One item on its way to being features: its bytes, and how they are decoded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from triptych.domain.media import MediaInfo
+from triptych.engine.media.audio import Samples, decode_audio
+from triptych.engine.media.images import Pixels, decode_image
+from triptych.engine.media.videos import Frame, decode_video
+from triptych.ports import StopSignal
+
+
+class MediaItem(Protocol):
+    """What is asked for must be of the item's modality; raises InvalidMedia, and Cancelled when decoding was stopped."""
+
+    @property
+    def info(self) -> MediaInfo: ...
+
+    def pixels(self) -> Pixels:
+        """As ``images.decode_image``."""
+        ...
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Frame]:
+        """As ``videos.decode_video``."""
+        ...
+
+    def samples(self, sample_rate_hz: int) -> Samples:
+        """As ``audio.decode_audio``."""
+        ...
+
+
+class Decoding(Protocol):
+    """Where items are decoded."""
+
+    def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:
+        """``stop`` ends a decode that runs, if it can be ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalItem:
+    """Decoded in this process and thread, to the end: for bytes that can be trusted, or a process that may be lost."""
+
+    media: bytes
+    info: MediaInfo
+
+    def pixels(self) -> Pixels:
+        return decode_image(self.media, self.info)
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Frame]:
+        return decode_video(self.media, self.info, indices)
+
+    def samples(self, sample_rate_hz: int) -> Samples:
+        return decode_audio(self.media, self.info, sample_rate_hz)
+
+
+class LocalDecoding:
+    """``Decoding`` in the caller's own process: measurements at start, tests, benchmarks."""
+
+    def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:  # noqa: ARG002 - it cannot be ended
+        return LocalItem(media, info)
