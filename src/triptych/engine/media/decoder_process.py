@@ -29,6 +29,8 @@ READY, DATA, NEXT, END, REFUSED = b"R", b"D", b"N", b"E", b"X"
 LENGTHS = struct.Struct("!II")
 """Of the JSON and of the item."""
 TEXT_LENGTH = struct.Struct("!H")
+OUT_OF_MEMORY = 3
+"""Exit status: memory that one item may not take is not to be had for the next one either."""
 _MAX_TEXT_BYTES = 1000
 _LARGEST_KEPT_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
 """Of the heap, from one item to the next: finding pages anew takes longer than decoding into them."""
@@ -92,16 +94,16 @@ def main(argv: list[str]) -> None:
 
     keep_freed(_LARGEST_KEPT_BYTES, _KEPT_BYTES)
     _bound_memory(int(max_nbytes))
-    with socket.socket(fileno=int(descriptor)) as link:
-        link.sendall(READY)
-        while True:
-            json_nbytes, media_nbytes = LENGTHS.unpack(receive(link, LENGTHS.size))
-            asked = json.loads(receive(link, json_nbytes))
-            item = LocalItem(os.pread(int(file), media_nbytes, 0), _info(asked, media_nbytes))
-            signal.setitimer(signal.ITIMER_PROF, float(max_cpu_s))  # it kills: no decoder can be asked to end
-            _answer(link, int(file), item, asked)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            del item
+    link = socket.socket(fileno=int(descriptor))  # it closes with the process: its status is there then
+    link.sendall(READY)
+    while True:
+        json_nbytes, media_nbytes = LENGTHS.unpack(receive(link, LENGTHS.size))
+        asked = json.loads(receive(link, json_nbytes))
+        item = LocalItem(os.pread(int(file), media_nbytes, 0), _info(asked, media_nbytes))
+        signal.setitimer(signal.ITIMER_PROF, float(max_cpu_s))  # it kills: no decoder can be asked to end
+        _answer(link, int(file), item, asked)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        del item
 
 
 def _bound_memory(max_nbytes: int) -> None:
@@ -128,9 +130,7 @@ def _answer(link: socket.socket, file: int, item: Any, asked: dict[str, Any]) ->
             link.sendall(DATA)
     except InvalidMedia as error:
         _refuse(link, error.message)
-    except MemoryError:
-        _refuse(link, f"{what} takes more memory to decode than one item may")
-    except (Closed, ConnectionError):
+    except (Closed, ConnectionError, MemoryError):
         raise
     except Exception:  # noqa: BLE001 - decoders raise whatever their parsing runs into
         _refuse(link, f"{what} cannot be decoded")
@@ -158,3 +158,5 @@ if __name__ == "__main__":
         main(sys.argv)
     except (Closed, ConnectionError):
         os._exit(0)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)

@@ -29,6 +29,7 @@ from triptych.engine.media.decoder_process import (
     END,
     LENGTHS,
     NEXT,
+    OUT_OF_MEMORY,
     READY,
     REFUSED,
     TEXT_LENGTH,
@@ -260,5 +261,7 @@ class _Item:
         if status == -signal.SIGPROF:
             limit_s = self.processes.limits.max_cpu_s
             raise InvalidMedia(f"{what} takes more than {limit_s:g} s to decode") from None
+        if status == OUT_OF_MEMORY:
+            raise InvalidMedia(f"{what} takes more memory to decode than one item may") from None
         logger.warning("a decoder process ended with status %d on %s of %d bytes", status, what, len(self.media))
         raise InvalidMedia(f"{what} cannot be decoded") from None

@@ -166,7 +166,7 @@ def test_a_process_that_died_while_it_was_idle_is_replaced(decoders: DecoderProc
     decoders.start()
     (process,) = running()
     process.kill()
-    until(lambda: not running())
+    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
     assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
     assert running() != [process]
 
