@@ -11,7 +11,7 @@ import grpc.aio
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.device_arena import open_arena
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
-from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
+from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.arena import ArenaLimits
@@ -106,7 +106,7 @@ async def opened(
         threads = settings.prepare_threads or len(cores)
         prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
         stack.callback(prepare.close)
-        decoders = DecoderProcesses(DecodeLimits(settings.max_decode_s, settings.max_decode_bytes))
+        decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
         engine = await compute.run(partial(_load, settings, model, decoders))
         await prepare.run(decoders.start)

@@ -33,10 +33,8 @@ class EncoderSettings(InstanceSettings):
     prepare_threads: int = Field(default=0, ge=0, le=1024)
     """Threads that preprocess, and processes that decode for them; 0 for one per core. Each keeps to the cores of one NUMA
     node."""
-    max_decode_s: float = Field(default=DecodeLimits.max_cpu_s, gt=0, le=86_400)
-    """Most CPU time that decoding one item may take; its decoder is killed then."""
-    max_decode_bytes: int = Field(default=DecodeLimits.max_nbytes, ge=64 * MIB)
-    """Most memory that decoding one item may take, beside what it becomes."""
+    decoding: DecodeLimits = DecodeLimits()
+    """The most that decoding one item may take."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:

@@ -49,16 +49,30 @@ from triptych.runtime.cores import Cores, usable_cores
 logger = logging.getLogger(__name__)
 
 _MODULE = "triptych.engine.media.decoder_process"
+_LONGEST_DECODE_S = 86_400
+_LEAST_DECODE_BYTES = 64 << 20
 _KEPT_BYTES = 8 << 20
 """Of a file that items cross in; what a larger one took is given back."""
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """The most that decoding one item may take: CPU time, and memory beside what an idle decoder has."""
+    """The most that decoding one item may take."""
 
-    max_cpu_s: float = 120.0
-    max_nbytes: int = 2 << 30
+    max_decode_s: float = 120.0
+    """Most CPU time that decoding one item may take; its decoder is killed then."""
+    max_decode_bytes: int = 2 << 30
+    """Most memory that decoding one item may take, beside that of an idle decoder."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_decode_s <= _LONGEST_DECODE_S:
+            raise ValueError(
+                f"max_decode_s is {self.max_decode_s:g}, it has to be above 0 and at most {_LONGEST_DECODE_S}"
+            )
+        if self.max_decode_bytes < _LEAST_DECODE_BYTES:
+            raise ValueError(
+                f"max_decode_bytes is {self.max_decode_bytes}, it has to be at least {_LEAST_DECODE_BYTES}"
+            )
 
 
 class _Decoder:
@@ -69,7 +83,13 @@ class _Decoder:
         self._file = os.memfd_create("triptych-decoder")
         with theirs:
             descriptors = (theirs.fileno(), self._file)
-            options = (*descriptors, os.getpid(), limits.max_nbytes, limits.max_cpu_s, ",".join(map(str, cores)))
+            options = (
+                *descriptors,
+                os.getpid(),
+                limits.max_decode_bytes,
+                limits.max_decode_s,
+                ",".join(map(str, cores)),
+            )
             self._process = subprocess.Popen(  # noqa: S603 - this very interpreter, and numbers
                 [sys.executable, "-m", _MODULE, *map(str, options)],
                 stdin=subprocess.DEVNULL,
@@ -259,7 +279,7 @@ class _Item:
             raise EngineFailure(f"a decoder process does not start: status {status}") from None
         what = f"the {self.info.format} {self.info.modality.value}"
         if status == -signal.SIGPROF:
-            limit_s = self.processes.limits.max_cpu_s
+            limit_s = self.processes.limits.max_decode_s
             raise InvalidMedia(f"{what} takes more than {limit_s:g} s to decode") from None
         if status == OUT_OF_MEMORY:
             raise InvalidMedia(f"{what} takes more memory to decode than one item may") from None

@@ -27,6 +27,8 @@ from triptych.testing import clips
 from triptych.testing.hostile import jpeg_of_many_scans
 from triptych.testing.media import png
 
+pytestmark = pytest.mark.process
+
 LIMITS = MediaLimits(max_scanned_pixels=10**15)
 SLOW = jpeg_of_many_scans(8000, 8000, scans=20_000)
 """Minutes of CPU time."""
@@ -172,7 +174,7 @@ def test_a_process_that_died_while_it_was_idle_is_replaced(decoders: DecoderProc
 
 
 def test_time_is_bounded() -> None:
-    decoders = DecoderProcesses(DecodeLimits(max_cpu_s=0.5))
+    decoders = DecoderProcesses(DecodeLimits(max_decode_s=0.5))
     try:
         with pytest.raises(InvalidMedia, match=r"the jpeg image takes more than 0\.5 s to decode"):
             decoders.item(*looked_at(SLOW)).pixels()
@@ -183,7 +185,7 @@ def test_time_is_bounded() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    decoders = DecoderProcesses(DecodeLimits(max_nbytes=100 << 20))
+    decoders = DecoderProcesses(DecodeLimits(max_decode_bytes=100 << 20))
     try:
         plain = BytesIO()
         Image.new("1", (8000, 8000)).save(plain, "png")

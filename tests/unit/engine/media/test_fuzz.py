@@ -18,10 +18,12 @@ from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
 
+pytestmark = pytest.mark.process
+
 LIMITS = MediaLimits(
-    max_pixels=1 << 20, max_scanned_pixels=1 << 26, max_video_pixels=1 << 26, max_audio_samples=1 << 22
+    max_image_pixels=1 << 20, max_scanned_pixels=1 << 26, max_video_pixels=1 << 26, max_audio_samples=1 << 22
 )
-DECODING = DecodeLimits(max_cpu_s=5.0, max_nbytes=512 << 20)
+DECODING = DecodeLimits(max_decode_s=5.0, max_decode_bytes=512 << 20)
 MUTATIONS = 100
 """Of each file; seconds of CPU time for all."""
 MAX_INSPECT_S = 0.5
