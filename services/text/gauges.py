@@ -69,7 +69,7 @@ def watch(
         yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", usage, of_model)
         yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
         yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
-        yield total("vllm:num_preemptions", "Sequences put back to be computed again", preemptions, of_model)
+        yield total("vllm:num_preemptions", "Sequences preempted, to be computed again", preemptions, of_model)
         yield gauge(
             "triptych_text_tokens_pending",
             "Tokens to prefill or decode",

@@ -89,7 +89,7 @@ class OwnEncoder:
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextWithEncoder]:
-    """Open the checkpoint once, load both halves of it, and listen for both services. Raises CannotStart."""
+    """Open the checkpoint once, load encoder and decoder of it, and listen for both services. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     encoder_settings = settings_of_encoder(settings)
     tls = tls_identity(settings)

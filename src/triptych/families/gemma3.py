@@ -1,4 +1,4 @@
-"""Gemma 3: every image takes the same number of positions, which attend to each other both ways, between blank lines."""
+"""Gemma 3: every image takes the same number of positions, with bidirectional attention, between blank lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

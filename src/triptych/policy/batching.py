@@ -20,7 +20,7 @@ of sequences and the event loop take their part when it counts: a quarter more w
 class Prefill:
     """A prompt of which ``tokens`` positions from ``first`` on are not computed yet (as an order: are to be computed).
 
-    ``whole``: runs of positions that attend to each other both ways, so that one pass has to compute all of one.
+    ``bidirectional``: spans whose positions attend to each other in both directions: a chunk contains all of one or nothing.
     """
 
     sequence_id: str
@@ -82,7 +82,7 @@ def plan_step(
 
 
 def chunk(work: Prefill, limit: int) -> int:
-    """The most tokens of ``work``, up to ``limit``, that cut through none of its whole runs; maybe 0."""
+    """The most tokens of ``work``, up to ``limit``, that do not end inside a bidirectional span; maybe 0."""
     end = work.first + min(work.tokens, limit)
     for run in reversed(work.bidirectional):
         if run.start < end < run.start + run.tokens:
@@ -91,10 +91,10 @@ def chunk(work: Prefill, limit: int) -> int:
 
 
 def preemption_victim(running: Sequence[str]) -> str:
-    """Whom to take memory from when it runs out, of ``running`` in order of arrival.
+    """Which sequence to preempt when no KV block is free, of ``running`` in order of arrival.
 
-    The latest one: it has computed least that has to be computed again, and the oldest is never taken from, so that it
-    always gets to its end, and after it the next.
+    The latest: it has computed least that is to be computed again, and the oldest is never preempted, so that it always
+    gets to its end, and after it the next.
     """
     return running[-1]
 
@@ -119,6 +119,6 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
 
 
 def _first_end(work: Prefill) -> int:
-    """Where the run that ``work`` begins with ends."""
+    """Where the span that ``work`` begins in ends."""
     ends = [run.start + run.tokens for run in work.bidirectional if run.start <= work.first < run.start + run.tokens]
     return max(ends, default=work.first + 1)

@@ -1,4 +1,4 @@
-"""Decoders whose layers are not all full attention, against ``generate``: windows, runs both ways, other layers."""
+"""Decoders whose layers are not all full attention, against ``generate``: windows, bidirectional spans, other layers."""
 
 import random
 from dataclasses import replace
