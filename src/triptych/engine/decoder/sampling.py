@@ -5,7 +5,8 @@ greedy, temperature, min-p, top-k, top-p and the draw. Log-probabilities are tho
 before any of it (vLLM's ``raw_logprobs``). Ties go to the lower token id, and one token always stays.
 
 A draw depends on (seed, choice, position) alone, so neither the sequences that share a batch nor a preemption change an
-answer. ``tests/unit/engine/decoder/reference_sampling.py`` has the same by definition, row by row.
+answer. ``tests/unit/engine/decoder/reference_sampling.py`` has the same by definition, row by row. (A GPU adds weights in
+another order than a CPU, so a draw at the very edge between two tokens may fall to the other one there.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sa
     leaves no token; it concerns that sequence alone.
     """
     scored = [row for row, one in enumerate(sequences) if one.sampling.logprobs is not None]
-    raw = _rows(logits, scored).clone() if scored else logits
+    raw = logits[torch.tensor(scored, device=logits.device)] if scored else logits
     failures = _adjust(logits, sequences)
     tokens = argmax(logits)
     random = [row for row, one in enumerate(sequences) if one.sampling.temperature > 0 and row not in failures]
