@@ -57,7 +57,7 @@ _KEPT_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """The most that decoding one item may take."""
+    """Bounds on decoding one item, whatever its header says."""
 
     max_decode_s: float = 120.0
     """Most CPU time that decoding one item may take; its decoder is killed then."""
