@@ -50,6 +50,7 @@ class Mortal:
         self.epoch = 1
         self.failures: deque[Exception] = deque()
         self.kv_tokens = 0
+        self.closed = 0
         self._died = asyncio.Event()
 
     def kill(self) -> None:
@@ -70,6 +71,7 @@ class Mortal:
 
     async def close(self) -> None:
         """As a stub has it."""
+        self.closed += 1
 
     async def describe(self) -> InstanceInfo:
         await self.spend(0.001)

@@ -13,8 +13,10 @@ from tests.unit.services.router.test_service import now_s, virtual
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.membership import Member
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, InstanceLost, Overloaded, Unavailable
+from triptych.machine.router.cluster_events import MemberJoined, MemberLeaving, MemberLeft
 from triptych.machine.router.shared_events import CallFailed
 
 
@@ -26,6 +28,46 @@ async def test_calls_that_fail_one_turn_of_the_loop_apart_are_each_taken_in() ->
             await asyncio.sleep(0)
         await asyncio.sleep(0.1)
         assert isinstance((await collect(made.router, ask("next")))[-1], ChatFinished)
+
+
+@virtual
+async def test_a_stub_is_opened_when_its_member_joins_and_closed_after_its_last_call() -> None:
+    async with bench(texts=2) as made:
+        encoder, text = made.encoders[0], made.texts[0]
+        encoder.encode_s, text.token_s = 0.5, 0.1
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)]))) for n in range(4)]
+        await asyncio.sleep(0.2)
+        made.router.cluster.feed(MemberLeaving(encoder.instance_id))
+        await asyncio.sleep(0.1)
+        assert encoder.working
+        assert not encoder.closed, "it still works"
+        await asyncio.sleep(0.4)
+        made.router.cluster.feed(MemberLeaving(text.instance_id))
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        await asyncio.sleep(0.1)
+        assert (encoder.closed, text.closed) == (1, 1)
+        assert [one.closed for one in (made.encoders[1], made.texts[1])] == [0, 0]
+        made.router.cluster.feed(MemberJoined(Member(encoder.instance_id)))
+        await asyncio.sleep(0.1)
+        assert f"{encoder.instance_id}: ready" in (await made.router.readiness()).instances
+
+
+@virtual
+async def test_calls_to_a_member_that_has_left_are_given_up_at_once() -> None:
+    async with bench(texts=2) as made:
+        for encoder in made.encoders:
+            encoder.encode_s = 100.0
+        answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
+        await asyncio.sleep(0.2)
+        victim, other = sorted(made.encoders, key=lambda encoder: -encoder.working)
+        other.encode_s = 0.01
+        made.router.cluster.feed(MemberLeft(victim.instance_id))
+        await asyncio.sleep(0.1)
+        assert victim.closed
+        assert isinstance((await answer)[-1], ChatFinished)
+        assert now_s() < 2
+        victim.leases.clear()
 
 
 @virtual
