@@ -132,6 +132,7 @@ async def opened(
             compute=compute,
             copy=copy,
             clock=monotonic,
+            max_preparing=threads,
             record=record,
         )
         watch(telemetry.metrics, service, holdings)

@@ -67,14 +67,15 @@ class Batcher(Generic[PreparedT]):
         *,
         scope: TaskScope,
         prepare: Offload,
+        max_preparing: int,
         compute: Offload,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
-        """``prepare`` is a pool; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
+        """``prepare`` is a pool for ``max_preparing`` items at a time; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
         self._engine = engine
         self._holdings = holdings
-        self._queue = batch_queue.BatchQueue(limits)
+        self._queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
         self._scope = scope
         self._prepare_pool = prepare
         self._compute = compute
@@ -124,13 +125,7 @@ class Batcher(Generic[PreparedT]):
 
     async def turn(self, budget: ImageBudget | None = None) -> bool:
         """Encode one batch of what waits, within ``budget``; whether there was anything. One turn at a time."""
-        batch: list[_Flight[PreparedT]] = []
-        for effect in self._queue.handle(batch_queue.Take(budget), self._clock()):
-            match effect:
-                case batch_queue.Encode(keys):
-                    batch = [self._flights[key] for key in keys]
-                case batch_queue.Drop():
-                    self._drop(effect)
+        batch = self._handle(batch_queue.Take(budget))
         if batch:
             await self._encode(batch)
         return bool(batch)
@@ -145,16 +140,29 @@ class Batcher(Generic[PreparedT]):
             tokens=request.tokens,
             nbytes=len(request.media) + self._engine.decoded_nbytes(request.info, request.shard),
             deadline_s=waiter.arrived_s + request.timeout_s,
+            priority=request.priority,
         )
-        for effect in self._queue.handle(arrive, waiter.arrived_s):
-            match effect:
-                case batch_queue.Refuse(_, fits, reason):
-                    raise Overloaded(reason) if fits else InvalidMedia(reason)
-                case batch_queue.StartPreparing():
-                    flight = self._flights[key] = _Flight(key, request)
-                    self._scope.spawn(self._prepare(flight), name="prepare")
+        if key not in self._flights:
+            self._flights[key] = _Flight(key, request)
         self._flights[key].waiters[waiter_id] = waiter
+        self._handle(arrive)
         self._on_change()
+
+    def _handle(self, event: batch_queue.Event) -> list[_Flight[PreparedT]]:
+        """Do what the queue says; what it says is to be encoded now is returned. Raises what it refuses a caller with."""
+        batch: list[_Flight[PreparedT]] = []
+        for effect in self._queue.handle(event, self._clock()):
+            match effect:
+                case batch_queue.StartPreparing(key):
+                    self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
+                case batch_queue.Encode(keys):
+                    batch = [self._flights[key] for key in keys]
+                case batch_queue.Drop():
+                    self._drop(effect)
+                case batch_queue.Refuse(key, fits, reason):
+                    del self._flights[key]
+                    raise Overloaded(reason) if fits else InvalidMedia(reason)
+        return batch
 
     def _take_back(self, waiter: _Waiter) -> None:
         """Leases that were granted in the very moment in which their caller went away."""
@@ -169,9 +177,7 @@ class Batcher(Generic[PreparedT]):
             return
         if not flight.waiters:
             flight.unwanted.stop()
-        for effect in self._queue.handle(batch_queue.Leave(key, waiter_id), self._clock()):
-            if isinstance(effect, batch_queue.Drop):
-                self._drop(effect)
+        self._handle(batch_queue.Leave(key, waiter_id))
         self._on_change()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
@@ -198,10 +204,7 @@ class Batcher(Generic[PreparedT]):
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        event = batch_queue.Prepared(flight.key, prepared.tokens, prepared.nbytes)
-        for effect in self._queue.handle(event, self._clock()):
-            if isinstance(effect, batch_queue.Drop):
-                self._drop(effect)
+        self._handle(batch_queue.Prepared(flight.key, prepared.tokens, prepared.nbytes))
         self._on_ready()
         self._on_change()
 
@@ -298,8 +301,8 @@ class Batcher(Generic[PreparedT]):
         if flight.slot is not None:
             self._holdings.abandon(flight.slot)
             flight.slot = None
-        self._queue.handle(batch_queue.Done(flight.key), self._clock())
         del self._flights[flight.key]
+        self._handle(batch_queue.Done(flight.key))
         self._on_change()
 
 

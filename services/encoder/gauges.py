@@ -20,6 +20,8 @@ class Loaded(Protocol):
 
     def load(self) -> InstanceLoad: ...
 
+    def longest_waits_s(self) -> dict[int, float]: ...
+
 
 def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
     """Read the encoder's state at every scrape."""
@@ -30,6 +32,11 @@ def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
     def read() -> Iterable[Metric]:
         load, memory = service.load().at(Stage.ENCODE), holdings.memory
         leased = load.leased_bytes
+        longest = service.longest_waits_s().items()
+        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
+        yield gauge(
+            "triptych_encoder_longest_wait_seconds", "Longest wait of items that wait now", waits, ("priority",)
+        )
         yield gauge("triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending)
         yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
         yield gauge(

@@ -43,9 +43,10 @@ class EncoderService(Generic[PreparedT]):
         compute: Offload,
         copy: Offload,
         clock: Clock,
+        max_preparing: int,
         record: Record = NO_RECORD,
     ) -> None:
-        """``prepare`` is a pool for CPU work; ``compute`` runs one call at a time, always in the same thread.
+        """``prepare`` is a pool for CPU work, which gets ``max_preparing`` items at a time; ``compute`` runs one call at a time, always in the same thread.
 
         ``copy`` is the holdings': items are hashed there, not behind others' preprocessing, for a hit needs none.
         """
@@ -56,6 +57,7 @@ class EncoderService(Generic[PreparedT]):
         self._offers = offers
         self._scope = scope
         self._copy = copy
+        self._clock = clock
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
@@ -66,6 +68,7 @@ class EncoderService(Generic[PreparedT]):
             settings.batches,
             scope=scope,
             prepare=prepare,
+            max_preparing=max_preparing,
             compute=compute,
             clock=clock,
             on_change=self._changes.notify,
@@ -141,6 +144,10 @@ class EncoderService(Generic[PreparedT]):
     def when_changed(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` from now on whenever the load may have changed."""
         self._changes.when_changed(listener)
+
+    def longest_waits_s(self) -> dict[int, float]:
+        """By priority, how long a caller has waited for an item that is not being encoded."""
+        return self._batcher.queue.longest_waits_s(self._clock())
 
     async def missing(self) -> tuple[str, ...]:
         """What keeps the instance from taking work; empty when it is ready."""

@@ -292,6 +292,7 @@ class RequestTask:
             reader_lease=effect.reader_lease,
             router_lease=effect.router_lease,
             shard=plan.shard,
+            priority=self.request.priority,
         )
         try:
             with self._cluster.call(effect.name) as encoder:

@@ -202,6 +202,7 @@ def cache_limits(settings: TextSettings) -> CacheLimits:
     """What bounds the tensors that are pulled. One holder has half of the bytes on their way, so that one that hangs leaves room."""
     return CacheLimits(
         max_waiting=settings.max_waiting_requests,
+        max_held_nbytes=settings.max_embedding_bytes,
         pulls=PullLimits(
             max_nbytes=settings.max_pulling_bytes,
             max_holder_nbytes=settings.max_pulling_bytes // 2,

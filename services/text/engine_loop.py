@@ -8,6 +8,7 @@ as well, this is the only loop too: the tower has its turns between steps (``sta
 import asyncio
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from triptych.errors import EngineFailure, TriptychError, Unavailable
@@ -37,8 +38,7 @@ class _Exchanged:
     """What the engine said of who left and who came."""
 
     refused: dict[str, Exception]
-    pending_tokens: int
-    prefill_ready: bool
+    load: "_Load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,17 @@ class _Stepped:
 
     outputs: list[EngineOutput]
     has_work: bool
-    pending_tokens: int
-    prefill_ready: bool
+    load: "_Load"
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What the engine says of itself."""
+
+    pending_tokens: int = 0
+    waiting: AbstractSet[str] = frozenset()
+    """Requests that have not begun."""
+    prefill_ready: bool = False
 
 
 class EngineLoop:
@@ -81,16 +90,24 @@ class EngineLoop:
         self._live: dict[str, Sequences] = {}
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
-        self._engine_pending_tokens = 0
-        self._prefill_ready = False
+        self._load = _Load()
 
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
         joining = (one.request for one in self._joining.values())
-        return self._engine_pending_tokens + sum(
+        return self._load.pending_tokens + sum(
             len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0) for request in joining
         )
+
+    @property
+    def waiting_requests(self) -> int:
+        """Those that the engine has not begun."""
+        return len(self._joining) + sum(one.joined_s is None for one in self._live.values())
+
+    @property
+    def running_requests(self) -> int:
+        return sum(one.joined_s is not None for one in self._live.values())
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -132,7 +149,9 @@ class EngineLoop:
                     self._wake.clear()
                     await self._wake.wait()
                 await self._apply()
-                iteration = _ALONE if self._stages is None else self._stages.next(prefill_ready=self._prefill_ready)
+                iteration = (
+                    _ALONE if self._stages is None else self._stages.next(prefill_ready=self._load.prefill_ready)
+                )
                 if self._live:
                     await self._step(iteration)
                 if self._stages is not None and iteration.encode:
@@ -160,14 +179,10 @@ class EngineLoop:
         cancelled, self._cancelled = self._cancelled, set()
         self._live.update((request_id, one.sequences) for request_id, one in joining.items())
         exchanged = await self._thread.run(self._exchange, cancelled, [one.request for one in joining.values()])
-        self._engine_pending_tokens, self._prefill_ready = exchanged.pending_tokens, exchanged.prefill_ready
-        refused = exchanged.refused
-        now_s = self._clock()
+        self._load, refused = exchanged.load, exchanged.refused
         for request_id, one in joining.items():
             one.on_copied()
-            if request_id not in refused:
-                one.sequences.join(now_s)
-            elif self._live.get(request_id) is one.sequences:
+            if request_id in refused and self._live.get(request_id) is one.sequences:
                 self._fail(request_id, refused[request_id])
 
     def _exchange(self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest]) -> _Exchanged:
@@ -183,10 +198,10 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - told to the one whose request it is
                 refused[request.request_id] = error
-        return _Exchanged(refused, self._engine.pending_tokens, self._has_prefill())
+        return _Exchanged(refused, self._engine_load())
 
     async def _step(self, iteration: Iteration) -> None:
-        before = dict(self._live)
+        before, began_s = dict(self._live), self._clock()
         try:
             stepped = await self._thread.run(self._step_once, iteration)
         except Exception as error:  # noqa: BLE001 - the engine's state is unknown: all of its sequences end here
@@ -194,8 +209,10 @@ class EngineLoop:
                 if self._live.get(request_id) is sequences:
                     self._fail(request_id, error)
             return
-        self._engine_pending_tokens, self._prefill_ready = stepped.pending_tokens, stepped.prefill_ready
-        now_s = self._clock()
+        self._load, now_s = stepped.load, self._clock()
+        for request_id, sequences in before.items():
+            if sequences.joined_s is None and request_id not in stepped.load.waiting:
+                sequences.join(began_s)
         for output in stepped.outputs:
             self._deliver(output, now_s)
         if not stepped.has_work:
@@ -218,11 +235,12 @@ class EngineLoop:
         outputs: list[EngineOutput] = []
         if self._engine.has_work:
             outputs = self._engine.step() if self._stages is None else self._stages.step(iteration)
-        return _Stepped(outputs, self._engine.has_work, self._engine.pending_tokens, self._has_prefill())
+        return _Stepped(outputs, self._engine.has_work, self._engine_load())
 
-    def _has_prefill(self) -> bool:
+    def _engine_load(self) -> _Load:
         """In the engine's thread."""
-        return self._stages is not None and self._stages.engine.prefill_ready
+        prefill_ready = self._stages is not None and self._stages.engine.prefill_ready
+        return _Load(self._engine.pending_tokens, self._engine.waiting, prefill_ready)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request; the engine is told to forget it, whatever it thinks itself."""

@@ -35,6 +35,8 @@ class Loaded(Protocol):
 
     def load(self) -> InstanceLoad: ...
 
+    def longest_waits_s(self) -> dict[int, float]: ...
+
 
 def watch(
     metrics: Metrics,
@@ -63,6 +65,9 @@ def watch(
         running, waiting = per_model(decode.pending), per_model(prefill.pending)
         yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
+        longest = service.longest_waits_s().items()
+        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
+        yield gauge("triptych_longest_wait_seconds", "Longest wait of those that wait now", waits, ("priority",))
         memory_of_kv = kv()
         usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
         hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)

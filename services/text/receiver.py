@@ -16,6 +16,7 @@ from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
     CachedSlot,
+    CopiesGone,
     Effect,
     Event,
     Evicted,
@@ -80,7 +81,8 @@ class TensorReceiver:
         self.cache = TensorCache(self.limits, start=self.arena.base, end=self.arena.nbytes)
 
     async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
-        """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case.
+        """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case, and
+        ``copies_gone`` after it.
 
         From here on the tickets' leases are given back by the receiver. Raises TransferFailed, which names the items
         (of the placements), InvalidRequest for what can never fit, Overloaded.
@@ -106,6 +108,10 @@ class TensorReceiver:
         """The request reads its embeddings no more; unknown ids are fine."""
         self._wanted.pop(request_id, None)
         self._handle(Leave(request_id))
+
+    def copies_gone(self, request_id: str) -> None:
+        """Nobody has a copy of the request's embeddings any more; unknown ids are fine."""
+        self._handle(CopiesGone(request_id))
 
     async def tick(self) -> None:
         """Look whether memory that was set aside is free again, and let go of holders that nobody reads from."""

@@ -60,19 +60,20 @@ class Sequences:
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self.joined_s: float | None = None
-        """When the engine took it in, on the loop's clock."""
+        """When the engine began with it, on the loop's clock."""
 
     def times_s(self, choice: int) -> tuple[float | None, float | None]:
         """When the first and the last token of a choice came, on the loop's clock."""
         unread = self._choices[choice]
         return unread.first_token_s, unread.last_token_s
 
-    async def joined(self) -> None:
-        """Return once the engine has taken it in. Raises what the engine said when it did not."""
+    async def joined(self) -> float:
+        """When the engine began with it, once it has. Raises what the engine said when it did not."""
         while self.joined_s is None and self._error is None:
             await self._change()
-        if self.joined_s is None and self._error is not None:
-            raise self._error
+        if self.joined_s is not None:
+            return self.joined_s
+        raise self._error or AssertionError("it has begun, or failed")
 
     async def next(self) -> list[Tokens]:
         """All tokens that are ready, of one choice at least. Raises EngineFailure.
@@ -103,7 +104,7 @@ class Sequences:
         return all(unread.over for unread in self._choices)
 
     def join(self, now_s: float) -> None:
-        """The engine has taken it in."""
+        """The engine has begun with it."""
         self.joined_s = now_s
         self._changed.set()
 

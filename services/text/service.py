@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
@@ -13,8 +13,7 @@ from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
 from triptych.machine.extents import round_up
-from triptych.machine.text import text_queue
-from triptych.policy.queueing import Turn, turn
+from triptych.policy.queueing import Turn, longest_waits, turn
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
@@ -39,16 +38,22 @@ class _Job:
     request: TextRequest
     arrived_s: float
     number: int
-    may_pull: asyncio.Event = field(default_factory=asyncio.Event)
-    may_run: asyncio.Event = field(default_factory=asyncio.Event)
     in_receiver: bool = False
     """The receiver has the tickets and gives their leases back."""
     in_engine: bool = False
     """The engine has been handed the request and says when it needs the embeddings no more."""
+    has_begun: bool = False
+    """The engine computes it, or has computed it."""
 
     @property
     def deadline_s(self) -> float:
         return self.arrived_s + self.request.timeout_s
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, and the most that may be generated."""
+        sampling = self.request.sampling
+        return len(self.request.token_ids) + sampling.n * (sampling.max_tokens or 0)
 
     @property
     def turn(self) -> Turn:
@@ -96,15 +101,6 @@ class TextService:
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
-        self._queue = text_queue.TextQueue(
-            text_queue.QueueLimits(
-                max_waiting=settings.max_waiting_requests,
-                max_running=settings.max_running_requests,
-                # Those that pull together fit the image cache; bytes on their way are the receiver's to bound.
-                max_pulling_requests_nbytes=receiver.cache.capacity_bytes,
-                max_running_nbytes=settings.max_embedding_bytes,
-            )
-        )
         self._loop = EngineLoop(
             engine,
             engine_thread,
@@ -135,7 +131,7 @@ class TextService:
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready`` comes when the engine has taken the request in. Closing the generator ends it within one step.
+        """``Ready`` comes when the engine has begun with the request. Closing the generator ends it within one step.
 
         ``queue_s`` is all time before ``Ready`` that was not spent on pulling. Raises, all before ``Ready``,
         TransferFailed, ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time
@@ -180,14 +176,24 @@ class TextService:
         return self._changes.watch()
 
     def load(self) -> InstanceLoad:
-        """What waits for the engine, as the load of prefill, and what is in it, as that of decode: both share a batch."""
-        waiting = StageLoad(self._queue.waiting_tokens, self._queue.waiting)
-        running = StageLoad(self._loop.pending_tokens, self._queue.running)
+        """What has not begun, as the load of prefill, and what has, as that of decode: both share a batch.
+
+        Tokens of what the engine has not begun count with those that it has.
+        """
+        coming = [job for job in self._jobs.values() if not job.in_engine]
+        waiting = StageLoad(sum(job.tokens for job in coming), len(coming) + self._loop.waiting_requests)
+        running = StageLoad(self._loop.pending_tokens, self._loop.running_requests)
         return InstanceLoad({Stage.PREFILL: waiting, Stage.DECODE: running}, self._draining)
 
     def when_changed(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` from now on whenever the load may have changed."""
         self._changes.when_changed(listener)
+
+    def longest_waits_s(self) -> dict[int, float]:
+        """By priority, for how long a request has waited for its embeddings or for the engine."""
+        now_s = self._clock()
+        waiting = ((job.request.priority, now_s - job.arrived_s) for job in self._jobs.values() if not job.has_begun)
+        return longest_waits(waiting)
 
     async def missing(self) -> tuple[str, ...]:
         """What keeps the instance from taking work; empty when it is ready."""
@@ -201,7 +207,6 @@ class TextService:
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant of this instance's memory does not hold."""
-        self._queue.validate()
         self._receiver.cache.validate()
 
     # --- a request's way ---------------------------------------------------------------------------------------------
@@ -218,33 +223,26 @@ class TextService:
             raise InvalidRequest(
                 f"the request's embeddings take {nbytes} bytes, at most {self._settings.max_embedding_bytes} are taken"
             )
-        arrive = text_queue.Arrive(
-            request_id=job.job_id,
-            tokens=len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0),
-            items=len(request.placements),
-            nbytes=nbytes,
-            turn=job.turn,
-        )
+        if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.max_waiting_requests:
+            raise Overloaded(f"{waiting} requests are waiting, which is the limit")
         self._jobs[job.job_id] = job
-        self._happened(arrive)
+        self._changes.notify()
 
     async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
-        """Through the queue, with the embeddings, into the engine."""
+        """With the embeddings, in its turn, into the engine."""
         arrived, pull_s, grammar = Arrived((), ()), 0.0, None
         async with self._deadline(job):
             if job.request.sampling.response_format is not None:
                 grammar = await self._offload.run(self._new_grammar, job.request.sampling.response_format)
             if job.request.placements:
-                await job.may_pull.wait()
                 began_s = self._clock()
                 job.in_receiver = True
                 arrived = await self._receiver.acquire(job.job_id, job.request.placements, job.turn)
                 pull_s = self._clock() - began_s
-                self._happened(text_queue.AllPulled(job.job_id))
-            await job.may_run.wait()
             sequences = self._submit(job, arrived, grammar)
-            await sequences.joined()
-        queue_s = max(0.0, self._clock() - job.arrived_s - pull_s)
+            began_s = await sequences.joined()
+        job.has_begun = True
+        queue_s = max(0.0, began_s - job.arrived_s - pull_s)
         return Ready(arrived.reports, queue_s, pull_s), sequences
 
     def _submit(self, job: _Job, arrived: Arrived, grammar: TokenGrammar | None) -> Sequences:
@@ -253,13 +251,13 @@ class TextService:
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
         engine_request = EngineRequest(
-            job.job_id, request.token_ids, arrived.inputs, sampling, grammar, request.tenant_salt
+            job.job_id, request.token_ids, arrived.inputs, sampling, grammar, request.tenant_salt, job.turn
         )
         job.in_engine = True
         return self._loop.submit(
             engine_request,
             on_copied=partial(self._receiver.leave, job.job_id),
-            on_over=partial(self._happened, text_queue.Leave(job.job_id)),
+            on_over=partial(self._receiver.copies_gone, job.job_id),
         )
 
     def _let_go(self, job: _Job) -> None:
@@ -271,18 +269,8 @@ class TextService:
         else:
             for placement in job.request.placements:
                 self._receiver.releases.add(placement.ticket)
-        self._happened(text_queue.Leave(job.job_id))
+        self._receiver.copies_gone(job.job_id)
         self._jobs.pop(job.job_id, None)
-
-    def _happened(self, event: text_queue.Event) -> None:
-        for effect in self._queue.handle(event, self._clock()):
-            match effect:
-                case text_queue.StartPulls(job_id):
-                    self._jobs[job_id].may_pull.set()
-                case text_queue.StartRun(job_id):
-                    self._jobs[job_id].may_run.set()
-                case text_queue.Refuse(_, reason):
-                    raise Overloaded(reason)
         self._changes.notify()
 
     @asynccontextmanager

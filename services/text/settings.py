@@ -36,7 +36,8 @@ class TextSettings(InstanceSettings):
     start, and the token budget is the largest up to ``token_budget`` that takes three quarters of it while nothing else
     runs. Role EPD: so is what is encoded beside one step of decodes. Unset measures nothing."""
     max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
-    """Most bytes of embeddings that the engine holds for requests that run; further ones wait, a larger one is refused."""
+    """Most bytes of embeddings that the engine holds for requests that run or wait for a place in a step; further requests
+    wait before they pull, a larger one is refused."""
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
     """Memory for the keys and values of images where text attends to them in layers of its own (Llama 3.2 Vision);
     those that do not fit are computed again in every step."""
@@ -50,8 +51,6 @@ class TextSettings(InstanceSettings):
     """Most requests at the same time, answered ones that are still being read included."""
     max_waiting_requests: int = Field(default=1024, ge=1)
     """Most requests that wait for their embeddings or for the engine; one more is refused."""
-    max_running_requests: int = Field(default=64, ge=1)
-    """Most requests in the engine: those beyond ``max_sequences`` are ready to join its next step."""
 
     prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
     """One of ``transports`` to try before the others, whatever was measured; empty ranks them by host and hardware."""

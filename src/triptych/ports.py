@@ -24,6 +24,7 @@ from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.policy.queueing import FIRST_COME, Turn
 
 T = TypeVar("T")
 
@@ -352,7 +353,8 @@ class TokenGrammar(Protocol):
 class EngineRequest:
     """A prompt for the text engine, to be answered ``sampling.n`` times; ``max_tokens`` and ``seed`` are set.
 
-    ``grammar`` stands at the beginning of an answer, and is the engine's from then on. Beginnings of prompts are shared
+    Those that wait are begun in the order of ``turn``, and of those that run the last gives way first where memory runs
+    out. ``grammar`` stands at the beginning of an answer, and is the engine's from then on. Beginnings of prompts are shared
     only among requests of equal ``tenant_salt``.
     """
 
@@ -362,6 +364,7 @@ class EngineRequest:
     sampling: SamplingParams
     grammar: TokenGrammar | None = None
     tenant_salt: bytes = b""
+    turn: Turn = FIRST_COME
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +433,11 @@ class TextEngine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+
+    @property
+    def waiting(self) -> AbstractSet[str]:
+        """Requests that were added and have not begun, for want of memory or of a place; or not since they gave way."""
+        ...
 
     @property
     def pending_tokens(self) -> int:

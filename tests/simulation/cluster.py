@@ -57,6 +57,8 @@ class World:
     """Of each of them."""
     encoder_arena_bytes: int = MIB
     text_arena_bytes: int = MIB
+    max_running: int = 64
+    """Requests that a text engine computes together."""
     latency_s: tuple[float, float] = (0.0002, 0.002)
     fault: Callable[[str, str], Fault] = lambda link, method: Fault.NONE
     """Of each call, by the names of the link and the method."""
@@ -139,6 +141,7 @@ class EncoderNode(_Node):
             offers=lambda: (self.transport.offer(),),
             scope=scope,
             prepare=InlineOffload(2),
+            max_preparing=2,
             compute=compute,
             copy=copy,
             clock=cluster.clock,
@@ -199,7 +202,7 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,
         )
-        self.engine = FakeTextEngine(WORDS)
+        self.engine = FakeTextEngine(WORDS, max_running=world.max_running)
         tokenizer = fake_tokenizer()
         stages = None
         if encoder is not None:

@@ -87,7 +87,6 @@ def prioritized(asks: Sequence[Ask], priority: int, name: str, timeout_s: float 
 
 
 LONG = SamplingParams(temperature=0, max_tokens=40)
-ONE_AT_A_TIME: dict[str, Any] = {"max_running_requests": 1}
 
 
 @pytest.mark.parametrize("images", [(0, 0), (2, 4)])
@@ -105,7 +104,7 @@ def test_a_lower_priority_overtakes_who_waits_at_a_full_text_instance(images: tu
         assert places[-1] < len(usual) - 4, [request.request_id for request in order]
         assert all(order[place].priority == 0 for place in range(places[-1] + 1, len(order)))
 
-    simulate(World(seed=4, text=ONE_AT_A_TIME), scenario)
+    simulate(World(seed=4, max_running=1), scenario)
 
 
 def test_a_higher_priority_waits_no_longer_than_its_deadline() -> None:
@@ -118,7 +117,7 @@ def test_a_higher_priority_waits_no_longer_than_its_deadline() -> None:
         for reply in failed:
             assert reply.ended_s - reply.ask.at_s == pytest.approx(1.0, abs=0.5)
 
-    simulate(World(seed=6, text=ONE_AT_A_TIME), scenario)
+    simulate(World(seed=6, max_running=1), scenario)
 
 
 def test_a_mixed_workload_is_answered_right() -> None:

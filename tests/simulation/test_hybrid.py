@@ -199,5 +199,5 @@ def test_prompts_without_an_end_do_not_keep_items_waiting_for_ever(patience_s: f
         else:
             assert max(waited_s) > 0.5
 
-    settings = {"encode_patience_s": patience_s, "max_running_requests": 10_000}
+    settings = {"encode_patience_s": patience_s}
     simulate(alone(6, text=settings), scenario)

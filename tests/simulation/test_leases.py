@@ -83,7 +83,7 @@ def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(m
         seed=3,
         encoder_arena_bytes=6 * 1024,
         text_arena_bytes=2 * 1024,
-        text={"max_running_requests": 1},
+        max_running=1,
         router={"max_lease_s": max_lease_s},
     )
     simulate(world, scenario, limit_s=900)

@@ -29,6 +29,8 @@ class EncodeRequest:
     """The caller's own; it keeps the embedding alive until it is released or expires."""
     shard: Shard | None = None
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
+    priority: int = 0
+    """Lower goes first, whatever time is left."""
 
 
 @dataclass(frozen=True, slots=True)

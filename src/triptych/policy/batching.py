@@ -1,7 +1,7 @@
 """Which sequences of a text instance run in its next step, and how far (HydraInfer, algorithm 1).
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
-the token budget then leaves goes to prompts that are already being prefilled, in the order in which they came, and
+the token budget then leaves goes to prompts that are already being prefilled, in the order of their turns, and
 after them to prompts that wait. The budget bounds the time of a step, and with it the time between two tokens.
 """
 
@@ -53,7 +53,7 @@ def plan_step(
 ) -> StepPlan:
     """Fill one step.
 
-    ``decoding`` and ``prefilling`` hold memory already, each in order of arrival. ``waiting`` holds none, and is asked
+    ``decoding`` and ``prefilling`` hold memory already, each in the order of their turns. ``waiting`` holds none, and is asked
     for the next only when that one can begin: it may give out memory then, and ends when there is none. All of
     ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit. The budget is exceeded only by a
     run that may not be cut and that is the first prefill of a step: it would never get its turn otherwise.
@@ -91,10 +91,9 @@ def chunk(work: Prefill, limit: int) -> int:
 
 
 def preemption_victim(running: Sequence[str]) -> str:
-    """Which sequence to preempt when no KV block is free, of ``running`` in order of arrival.
+    """Which sequence to preempt when no KV block is free, of ``running`` in the order of their turns.
 
-    The latest: it has computed least that is to be computed again, and the oldest is never preempted, so that it always
-    gets to its end, and after it the next.
+    The last: the first is never preempted, so that it always gets to its end, and after it the next.
     """
     return running[-1]
 

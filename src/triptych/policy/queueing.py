@@ -1,10 +1,12 @@
 """Who is next, wherever something waits: one order for requests, pulls, sequences and items. And how many make a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 AGEING_S = 30.0
 """Whoever has waited for so long is overtaken by nobody of its priority that comes from then on."""
+SHOWN_PRIORITIES = 8
+"""Of either sign."""
 SHARE_NBYTES_PER_S = 100 << 20
 """What a request may pull before it counts as a second less urgent."""
 
@@ -21,6 +23,10 @@ class Turn(NamedTuple):
     priority: int
     due_s: float
     arrival: int
+
+
+FIRST_COME = Turn(0, 0.0, 0)
+"""Of those that have no other turn: they go as they came."""
 
 
 def turn(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
@@ -42,6 +48,19 @@ def after_share(waiting: Turn, had_nbytes: int) -> Turn:
     ones that came a little later. Nobody starves: a turn is put off only by what its own request was given.
     """
     return waiting._replace(due_s=waiting.due_s + had_nbytes / SHARE_NBYTES_PER_S)
+
+
+def longest_waits(waiting: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """By priority, the longest of the times waited, given the priority and the time of each that waits.
+
+    Priorities beyond ``-SHOWN_PRIORITIES`` and ``SHOWN_PRIORITIES`` count as these: callers choose them, and what is shown is
+    bounded.
+    """
+    longest: dict[int, float] = {}
+    for priority, waited_s in waiting:
+        shown = max(-SHOWN_PRIORITIES, min(SHOWN_PRIORITIES, priority))
+        longest[shown] = max(waited_s, longest.get(shown, 0.0))
+    return longest
 
 
 def batch_length(sizes: Sequence[tuple[int, int]], *, max_items: int, max_tokens: int, max_nbytes: int) -> int:

@@ -215,7 +215,7 @@ class FakeTextEngine:
 
     def step(self) -> list[EngineOutput]:
         while self._waiting and len(self._running) < self.max_running:
-            request_id = next(iter(self._waiting))
+            request_id = min(self._waiting, key=lambda one: self._waiting[one][0].request.turn)
             self._running[request_id] = self._waiting.pop(request_id)
         return self.decode_step()
 
@@ -237,6 +237,10 @@ class FakeTextEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(self._waiting)
 
     @property
     def pending_tokens(self) -> int:

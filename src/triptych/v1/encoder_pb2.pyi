@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "router_lease", "shard")
+    __slots__ = ("request_id", "item", "model", "media", "info", "tokens", "tenant_salt", "lease_s", "reader_lease", "router_lease", "shard", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class EncodeRequest(_message.Message):
     READER_LEASE_FIELD_NUMBER: _ClassVar[int]
     ROUTER_LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     item: int
     model: str
@@ -31,7 +32,8 @@ class EncodeRequest(_message.Message):
     reader_lease: bytes
     router_lease: bytes
     shard: _common_pb2.Shard
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("ticket", "router_lease", "cached", "queue_s", "encode_s")

@@ -80,6 +80,7 @@ TABLE: Mapping[str, Rows] = {
         "lease_s": _SECONDS,
         "reader_lease": _LEASE,
         "router_lease": _LEASE,
+        "priority": PRIORITY,
     },
     "LeaseRequest": {"key": _KEY, "generation": Anything(), "lease_s": _SECONDS, "lease_id": _LEASE},
     "ReleaseRequest": {"lease_ids": Many(1 << 16, _LEASE, "leases")},

@@ -166,6 +166,7 @@ async def encoder_panel(
             offers=lambda: (transport.offer(),),
             scope=scope,
             prepare=InlineOffload(2),
+            max_preparing=2,
             compute=thread or InlineOffload(1),
             copy=copy,
             clock=clock,
@@ -203,6 +204,7 @@ async def text_panel(
     encoders: Sequence[Encoder],
     *,
     engine: FakeTextEngine | None = None,
+    max_running: int = 64,
     slots: int = 64,
     damage: Callable[[object], bool] = lambda _: False,
     thread: InlineOffload | None = None,
@@ -215,7 +217,7 @@ async def text_panel(
     ``tower`` has its turns, within ``budget``, in the engine's ``thread``.
     """
     clock = asyncio.get_running_loop().time
-    engine = engine or FakeTextEngine(vocabulary=VOCABULARY)
+    engine = engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=max_running)
     said = TextSettings(model=Path("unused"), **settings)
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id="text", epoch=1)
     inner = MemoryTransport(network, arena, host="here", check=lambda *_: False)

@@ -121,6 +121,7 @@ def accept(
             token_ids=list(embeddable),
             prompt_tokens=prompt,
             max_tokens=max_tokens,
+            turn=request.turn,
             bidirectional=plan.bidirectional,
             prefix_hashes=prefix_hashes.fork() if prefix_hashes is not None else None,
             plan=plan,

@@ -169,6 +169,10 @@ class TransformersTextEngine:
         return self._batch.prefill_ready
 
     @property
+    def waiting(self) -> frozenset[str]:
+        return self._batch.waiting
+
+    @property
     def pending_tokens(self) -> int:
         return self._batch.pending_tokens
 

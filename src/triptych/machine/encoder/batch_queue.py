@@ -1,11 +1,12 @@
-"""Memory of an encoder's queue: which items are being prepared, wait for the tower, or are in it, and who wants them.
+"""Memory of an encoder's queue: which items wait, are being prepared or are in the encoder's batch, and who wants them.
 
 Equal items (same embedding key) are one entry with several waiters, so each is encoded once. An entry lives from its
 first ``Arrive`` until ``Done``:
 
-    Arrive -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
+    Arrive -> ARRIVED -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
 
-Bounds are on entries and on bytes: a full queue refuses at the door and never makes anyone wait. An entry that nobody
+Both turns, to be prepared and to be encoded, are given in the order of ``policy.queueing``; an item has the turn of the most
+urgent caller who wants it. Bounds are on entries and on bytes: a full queue refuses at the door and never makes anyone wait. An entry that nobody
 wants any more leaves at once while it waits; while a thread works on it, it stays (its memory is still in use) and
 goes with that thread's outcome.
 """
@@ -15,13 +16,14 @@ from enum import Enum
 
 from triptych.domain.limits import check_positive
 from triptych.policy.iteration import ImageBudget
-from triptych.policy.queueing import batch_length
+from triptych.policy.queueing import Turn, batch_length, longest_waits, turn
 
 Key = bytes
 """Whole digest of an embedding's identity."""
 
 
 class Phase(Enum):
+    ARRIVED = "arrived"
     PREPARING = "preparing"
     WAITING = "waiting"
     ENCODING = "encoding"
@@ -39,6 +41,7 @@ class Arrive:
     tokens: int
     nbytes: int
     deadline_s: float
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,9 @@ class StartPreparing:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The caller is not taken in. ``fits`` tells whether it ever could be."""
+    """The caller is not taken in, and there is no entry. ``fits`` tells whether it ever could be."""
 
-    waiter: int
+    key: Key
     fits: bool
     reason: str
 
@@ -114,12 +117,22 @@ Effect = StartPreparing | Refuse | Drop | Encode
 class _Entry:
     tokens: int
     nbytes: int
-    phase: Phase = Phase.PREPARING
-    deadlines_s: dict[int, float] = field(default_factory=dict)
-    """Of each waiter."""
+    phase: Phase = Phase.ARRIVED
+    waiters: dict[int, "_Waiter"] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> Turn:
+        return min(waiter.turn for waiter in self.waiters.values())
 
     def expired(self, now_s: float) -> bool:
-        return all(deadline_s <= now_s for deadline_s in self.deadlines_s.values())
+        return all(waiter.deadline_s <= now_s for waiter in self.waiters.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    turn: Turn
+    arrived_s: float
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +155,15 @@ class BatchLimits:
 class BatchQueue:
     """``handle`` is the only mutator. ``now_s`` is on the clock on which deadlines are given."""
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, *, max_preparing: int) -> None:
+        """``max_preparing``: entries that are PREPARING at a time."""
         self._limits = limits
+        self._max_preparing = max_preparing
         self._entries: dict[Key, _Entry] = {}
         self._queue: dict[Key, float] = {}
         """When each WAITING entry became so, in that order."""
+        self._preparing = 0
+        self._arrivals = 0
 
     @property
     def pending_items(self) -> int:
@@ -165,46 +182,63 @@ class BatchQueue:
         """When the first of those that wait for the tower began to; None where none waits."""
         return next(iter(self._queue.values()), None)
 
+    def longest_waits_s(self, now_s: float) -> dict[int, float]:
+        """By priority, how long a caller has waited for an item that is not being encoded."""
+        entries = (entry for entry in self._entries.values() if entry.phase is not Phase.ENCODING)
+        waiters = (waiter for entry in entries for waiter in entry.waiters.values())
+        return longest_waits((waiter.turn.priority, now_s - waiter.arrived_s) for waiter in waiters)
+
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Arrive():
-                return self._arrive(event)
+                effects = self._arrive(event, now_s)
             case Prepared():
-                return self._prepared(event, now_s)
+                effects = self._prepared(event, now_s)
             case Leave():
-                return self._leave(event)
+                effects = self._leave(event)
             case Take(budget):
-                return self._take(budget, now_s)
+                effects = self._take(budget, now_s)
             case Done(key):
                 self._forget(key)
-                return []
+                effects = []
+        return effects + self._start_preparing()
 
-    def _arrive(self, event: Arrive) -> list[Effect]:
+    def _arrive(self, event: Arrive, now_s: float) -> list[Effect]:
+        waits = turn(priority=event.priority, deadline_s=event.deadline_s, arrived_s=now_s, arrival=self._arrivals)
+        self._arrivals += 1
+        waiter = _Waiter(waits, now_s, event.deadline_s)
         if (entry := self._entries.get(event.key)) is not None:
-            entry.deadlines_s[event.waiter] = event.deadline_s
+            entry.waiters[event.waiter] = waiter
             return []
         limits = self._limits
         if event.nbytes > limits.max_prepared_bytes:
             reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {limits.max_prepared_bytes}"
-            return [Refuse(event.waiter, fits=False, reason=reason)]
+            return [Refuse(event.key, fits=False, reason=reason)]
         if len(self._entries) >= limits.max_waiting_items:
             return [
-                Refuse(
-                    event.waiter, fits=True, reason=f"{limits.max_waiting_items} items are waiting, which is the limit"
-                )
+                Refuse(event.key, fits=True, reason=f"{limits.max_waiting_items} items are waiting, which is the limit")
             ]
         if self.nbytes + event.nbytes > limits.max_prepared_bytes:
             reason = (
                 f"waiting items take {self.nbytes} of {limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
             )
-            return [Refuse(event.waiter, fits=True, reason=reason)]
-        self._entries[event.key] = _Entry(event.tokens, event.nbytes, deadlines_s={event.waiter: event.deadline_s})
-        return [StartPreparing(event.key)]
+            return [Refuse(event.key, fits=True, reason=reason)]
+        self._entries[event.key] = _Entry(event.tokens, event.nbytes, waiters={event.waiter: waiter})
+        return []
+
+    def _start_preparing(self) -> list[Effect]:
+        effects: list[Effect] = []
+        arrived = [(entry.turn, key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED]
+        for _, key in sorted(arrived)[: self._max_preparing - self._preparing]:
+            self._entries[key].phase = Phase.PREPARING
+            self._preparing += 1
+            effects.append(StartPreparing(key))
+        return effects
 
     def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
         assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"  # noqa: S101 - invariant
-        if not entry.deadlines_s:
+        if not entry.waiters:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason="nobody wants it any more")]
         others = self.nbytes - entry.nbytes
@@ -214,6 +248,7 @@ class BatchQueue:
                 f"waiting items take {others} of {self._limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
             )
             return [Drop(event.key, expired=False, reason=reason)]
+        self._preparing -= 1
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
         return []
@@ -222,8 +257,8 @@ class BatchQueue:
         entry = self._entries.get(event.key)
         if entry is None:
             return []
-        entry.deadlines_s.pop(event.waiter, None)
-        if entry.deadlines_s or entry.phase is not Phase.WAITING:
+        entry.waiters.pop(event.waiter, None)
+        if entry.waiters or entry.phase not in (Phase.ARRIVED, Phase.WAITING):
             return []
         self._forget(event.key)
         return [Drop(event.key, expired=False, reason="nobody wants it any more")]
@@ -234,7 +269,7 @@ class BatchQueue:
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
-        waiting = list(self._queue)
+        waiting = sorted(self._queue, key=lambda key: self._entries[key].turn)
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,
@@ -249,8 +284,10 @@ class BatchQueue:
         return effects
 
     def _forget(self, key: Key) -> None:
-        self._entries.pop(key, None)
+        entry = self._entries.pop(key, None)
         self._queue.pop(key, None)
+        if entry is not None and entry.phase is Phase.PREPARING:
+            self._preparing -= 1
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
@@ -258,4 +295,9 @@ class BatchQueue:
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"  # noqa: S101 - invariant
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"  # noqa: S101 - invariant
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"  # noqa: S101 - invariant
-        assert all(self._entries[key].deadlines_s for key in waiting), "an entry waits for nobody"  # noqa: S101 - invariant
+        phases = [entry.phase for entry in self._entries.values()]
+        assert phases.count(Phase.PREPARING) == self._preparing <= self._max_preparing, "too many are prepared"  # noqa: S101 - invariant
+        idle = self._preparing < self._max_preparing
+        assert not (idle and Phase.ARRIVED in phases), "an entry waits for nothing"  # noqa: S101 - invariant
+        wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))
+        assert all(wanted), "an entry waits for nobody"  # noqa: S101 - invariant

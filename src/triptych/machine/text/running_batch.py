@@ -3,10 +3,10 @@
     add -> WAITING -- (blocks for its tokens so far) -> RUNNING -- remove -> gone
               ^------- preempted: no block is free -------/
 
-A sequence starts when there are blocks for its tokens so far and one more, or waits holding none; first come, first
-served. It gets blocks as it grows. When none is free, the latest arrival is preempted: it keeps its tokens, frees all its
-blocks, and is computed again from the start when its turn comes, before all that arrived after it. The oldest is never
-preempted, so it gets to its end; whatever waits arrived after whatever runs.
+A sequence starts when there are blocks for its tokens so far and one more, or waits holding none; its caller's turn
+(``policy.queueing``) says which is next. It gets blocks as it grows. When none is free, the last in that order of those that run is
+preempted: it keeps its tokens, frees all its blocks, and is computed again from the start when its turn comes. The first of
+those that run is never preempted, so it gets to its end. Whoever runs keeps its place: one that waits takes no blocks from it.
 
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives the others its
 blocks; from then on each is on its own.
@@ -21,6 +21,7 @@ from triptych.families.base import Span
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
 from triptych.machine.text.sequence import Sequence
 from triptych.policy.batching import Prefill, plan_step, preemption_victim
+from triptych.policy.queueing import Turn
 
 S = TypeVar("S", bound=Sequence)
 
@@ -72,7 +73,7 @@ class RunningBatch(Generic[S]):
         """By request and choice, followers included."""
         self._running: list[S] = []
         self._waiting: list[S] = []
-        """Leaders and sequences on their own, each in order of arrival."""
+        """Leaders and sequences on their own, each in the order of their turns."""
         self.preemptions = 0
         self.prefix_queries_tokens = 0
         """Tokens of sequences that were looked up in what is kept, when they started first."""
@@ -82,6 +83,11 @@ class RunningBatch(Generic[S]):
     @property
     def has_work(self) -> bool:
         return bool(self._known)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Requests with a sequence that has no blocks."""
+        return frozenset(one.request_id for one in self._waiting)
 
     @property
     def pending_tokens(self) -> int:
@@ -126,7 +132,7 @@ class RunningBatch(Generic[S]):
         self._arrivals += 1
         self._known[leader.request_id] = {one.choice: one for one in sequences}
         leader.followers = followers
-        self._waiting.append(leader)
+        insort(self._waiting, leader, key=_order)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
         """Forget a request or one choice of it, and free its blocks; returns the sequences that are no more.
@@ -193,7 +199,8 @@ class RunningBatch(Generic[S]):
         """Raises AssertionError unless the invariants hold."""
         self.blocks.validate()
         running, waiting = self._running, self._waiting
-        assert [*running, *waiting] == sorted([*running, *waiting], key=_order), "out of order"  # noqa: S101 - invariant
+        for line in (running, waiting):
+            assert line == sorted(line, key=_order), "out of order"  # noqa: S101 - invariant
         everyone = [other for one in (*running, *waiting) for other in (one, *one.followers)]
         known = [one for choices in self._known.values() for one in choices.values()]
         assert sorted(map(_order, everyone)) == sorted(map(_order, known)), "somebody is lost"  # noqa: S101 - invariant
@@ -211,7 +218,7 @@ class RunningBatch(Generic[S]):
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def _grow(self, one: S, copies: list[Copy], preempted: list[S]) -> None:
-        """Blocks for the next token of a sequence that decodes; preempts later arrivals, at last itself, where none is free."""
+        """Blocks for the next token of a sequence that decodes; preempts those behind it, at last itself, where none is free."""
         while True:
             missing = self.blocks_for(one.length) - len(self.blocks.table(one.sequence_id))
             if missing <= 0:
@@ -242,7 +249,7 @@ class RunningBatch(Generic[S]):
             one = self._waiting[0]
             if not self._has_place(one) or not self._start(one, copies):
                 return
-            self._running.append(self._waiting.pop(0))
+            insort(self._running, self._waiting.pop(0), key=_order)
             units[one.sequence_id] = one
             yield self._prefill(one)
 
@@ -339,5 +346,5 @@ def _part(one: S, count: int) -> Part[S]:
     return Part(one, one.computed, count, one.computed + count == one.length)
 
 
-def _order(one: Sequence) -> tuple[int, int]:
+def _order(one: Sequence) -> tuple[Turn, int, int]:
     return one.order

@@ -5,6 +5,7 @@ from typing import Self
 
 from triptych.families.base import Span
 from triptych.machine.text.prefix_hashes import PrefixHashes
+from triptych.policy.queueing import FIRST_COME, Turn
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Sequence:
     bidirectional: tuple[Span, ...] = ()
     prefix_hashes: PrefixHashes | None = None
     """Of its full blocks; None where the prefix cannot be shared."""
+    turn: Turn = FIRST_COME
+    """Its caller's."""
     arrival: int = 0
     computed: int = 0
     """Tokens whose keys and values are in the KV cache."""
@@ -34,8 +37,8 @@ class Sequence:
         return f"{self.request_id}/{self.choice}"
 
     @property
-    def order(self) -> tuple[int, int]:
-        return self.arrival, self.choice
+    def order(self) -> tuple[Turn, int, int]:
+        return self.turn, self.arrival, self.choice
 
     @property
     def length(self) -> int:

@@ -29,6 +29,7 @@ from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
     CachedSlot,
+    CopiesGone,
     Effect,
     Event,
     Evicted,
@@ -52,6 +53,8 @@ from triptych.policy.queueing import Turn
 class CacheLimits:
     max_waiting: int
     """Requests in line for memory."""
+    max_held_nbytes: int
+    """Of all requests that were let in and are not over: who reads them makes a copy."""
     pulls: PullLimits
     failure_grace_s: float
     """How long a request whose first pull failed looks on whether its others fail as well."""
@@ -85,6 +88,10 @@ class _Request:
     turn: Turn
     missed: frozenset[Key] = frozenset()
     """What was not here, nor on its way, when it was let in."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(round_up(ticket.slot_nbytes) for ticket in self.tickets)
 
     @property
     def keys(self) -> dict[Key, Ticket]:
@@ -123,7 +130,9 @@ class TensorCache:
         self._ready = 0
         self._pinned_bytes = 0
         self._requests: dict[str, _Request] = {}
-        """Those that were let in."""
+        """Those that were let in and read."""
+        self._held: dict[str, int] = {}
+        """Bytes of each that was let in and is not over."""
         self._waiting: dict[str, _Request] = {}
         """Those in line, in the order in which they came."""
         self._set_aside: dict[int, int] = {}
@@ -150,6 +159,11 @@ class TensorCache:
         return self._ready
 
     @property
+    def held_bytes(self) -> int:
+        """Of requests that were let in and are not over."""
+        return sum(self._held.values())
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
@@ -168,6 +182,8 @@ class TensorCache:
                 effects = self._pull_failed(event, now_s)
             case Leave(request_id):
                 effects = self._leave(request_id)
+            case CopiesGone(request_id):
+                effects = self._admit() if self._held.pop(request_id, 0) else []
             case Tick(quarantined):
                 self._end_quarantine(quarantined)
                 effects = self._admit()
@@ -177,7 +193,7 @@ class TensorCache:
     # --- coming in ---------------------------------------------------------------------------------------------------
 
     def _acquire(self, event: Acquire) -> list[Effect]:
-        if event.request_id in self._requests or event.request_id in self._waiting or event.request_id in self._failing:
+        if any(event.request_id in known for known in (self._held, self._waiting, self._failing)):
             raise ValueError(f"request {event.request_id!r} is here already")
         request = _Request(event.tickets, event.turn)
         error = self._refusal(request)
@@ -189,7 +205,7 @@ class TensorCache:
         self._waiting[event.request_id] = request
         effects = self._admit()
         if event.request_id in self._waiting:
-            reason = f"{self.pinned_bytes} of the image cache's {self.capacity_bytes} bytes are in use"
+            reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
             effects.append(Waiting(event.request_id, reason))
         return effects
 
@@ -211,6 +227,8 @@ class TensorCache:
         effects: list[Effect] = []
         while self._waiting:
             request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
+            if self._held and self.held_bytes + request.nbytes > self._limits.max_held_nbytes:
+                break
             conflicts = self._drop_conflicts(request, effects)
             if conflicts:
                 del self._waiting[request_id]
@@ -223,6 +241,7 @@ class TensorCache:
                 break
             del self._waiting[request_id]
             self._requests[request_id] = request
+            self._held[request_id] = request.nbytes
             effects += self._enter(request_id, request, offsets)
         return effects
 
@@ -233,7 +252,7 @@ class TensorCache:
             entry = self._entries.get(ticket.key)
             if entry is None or same_embedding(entry.ticket, ticket):
                 continue
-            if self._held(entry):
+            if self._is_pinned(entry):
                 conflicts.append(item)
             else:
                 self._evict(ticket.key, "a ticket says that its tensors are others", effects)
@@ -381,6 +400,7 @@ class TensorCache:
         until_s = now_s + self._limits.failure_grace_s
         self._failing[request_id] = _Failing(error, failed, pulls, until_s)
         effects = self._withdraw(request_id, failed=key)
+        del self._held[request_id]
         return [*effects, WakeAt(until_s, "its other pulls may fail as well")] if pulls else effects
 
     def _tell_failed(self, now_s: float) -> list[Effect]:
@@ -447,7 +467,7 @@ class TensorCache:
 
     def _rest(self, key: Key, entry: _Entry) -> None:
         """From now on it can be reclaimed, unless somebody needs it."""
-        if not self._held(entry):
+        if not self._is_pinned(entry):
             self._idle[key] = entry
             self._pinned_bytes -= self._extents.size(entry.offset)
 
@@ -466,7 +486,7 @@ class TensorCache:
                 self._extents.free(offset)
 
     @staticmethod
-    def _held(entry: _Entry) -> bool:
+    def _is_pinned(entry: _Entry) -> bool:
         return bool(entry.pins) or entry.state is not CacheState.READY
 
     def validate(self) -> None:
@@ -476,7 +496,7 @@ class TensorCache:
         assert sum(sizes) + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
         offsets = [e.offset for e in self._entries.values()] + list(self._set_aside)
         assert len(set(offsets)) == len(offsets), "memory is given out twice"  # noqa: S101 - invariant
-        held = {key for key, entry in self._entries.items() if self._held(entry)}
+        held = {key for key, entry in self._entries.items() if self._is_pinned(entry)}
         pinned = sum(self._extents.size(self._entries[key].offset) for key in held) + sum(self._set_aside.values())
         assert pinned == self._pinned_bytes, "pinned bytes do not add up"  # noqa: S101 - invariant
         assert self._idle.keys() == self._entries.keys() - held, "what is idle"  # noqa: S101 - invariant
@@ -495,6 +515,9 @@ class TensorCache:
             ready = entry.state is CacheState.READY
             assert not (ready and (entry.tickets or entry.orphan)), "a lease is kept for nothing"  # noqa: S101 - invariant
             assert ready or entry.tickets.keys() == entry.pins, "a request without its ticket"  # noqa: S101 - invariant
+        held_fits = len(self._held) <= 1 or self.held_bytes <= self._limits.max_held_nbytes
+        assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
+        assert self._held.keys() >= self._requests.keys(), "a request reads what nobody counts"  # noqa: S101 - invariant
         assert len(self._waiting) <= self._limits.max_waiting, "too many in line"  # noqa: S101 - invariant
 
 

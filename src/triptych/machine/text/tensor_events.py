@@ -66,7 +66,17 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The request needs its tensor sets no more, whatever became of it. Unknown ids are fine."""
+    """The request reads its tensor sets no more, whatever became of it. Unknown ids are fine.
+
+    Until ``CopiesGone`` their bytes count as held elsewhere.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesGone:
+    """What was copied of the request's tensor sets when it left is gone too. Unknown ids are fine."""
 
     request_id: str
 
@@ -78,7 +88,7 @@ class Tick:
     quarantined: tuple[Range, ...]
 
 
-Event = Acquire | Pulled | PullFailed | Leave | Tick
+Event = Acquire | Pulled | PullFailed | Leave | CopiesGone | Tick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 

@@ -21,17 +21,21 @@ from triptych.machine.encoder.batch_queue import (
 )
 from triptych.policy.iteration import ImageBudget
 
+MOST = 3
+"""Prepared at a time."""
 LIMITS = BatchLimits(
     max_waiting_items=4, max_prepared_bytes=1000, max_batch_items=3, max_batch_tokens=20, max_batch_bytes=600
 )
 
 
-def arrive(name: str, waiter: int = 0, *, nbytes: int = 100, tokens: int = 10, deadline_s: float = 10.0) -> Arrive:
-    return Arrive(name.encode(), waiter, tokens, nbytes, deadline_s)
+def arrive(
+    name: str, waiter: int = 0, *, nbytes: int = 100, tokens: int = 10, deadline_s: float = 10.0, priority: int = 0
+) -> Arrive:
+    return Arrive(name.encode(), waiter, tokens, nbytes, deadline_s, priority)
 
 
 def waiting(*names: str) -> BatchQueue:
-    queue = BatchQueue(LIMITS)
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
     for name in names:
         assert queue.handle(arrive(name), 0.0) == [StartPreparing(name.encode())]
         assert queue.handle(Prepared(name.encode(), 10, 100), 0.0) == []
@@ -50,7 +54,7 @@ def test_what_waits_goes_in_order_and_within_the_batchs_bounds() -> None:
 
 
 def test_a_batch_is_bounded_in_bytes_too() -> None:
-    queue = BatchQueue(replace(LIMITS, max_batch_bytes=250, max_batch_tokens=1000))
+    queue = BatchQueue(replace(LIMITS, max_batch_bytes=250, max_batch_tokens=1000), max_preparing=MOST)
     for name, nbytes in ((b"a", 300), (b"b", 100), (b"c", 100), (b"d", 100)):
         queue.handle(arrive(name.decode(), nbytes=nbytes), 0.0)
         queue.handle(Prepared(name, 10, nbytes), 0.0)
@@ -69,7 +73,7 @@ def test_a_turn_may_have_a_budget_that_is_tighter_than_the_bounds_and_never_loos
 
 
 def test_it_is_known_since_when_the_first_has_waited_for_the_tower() -> None:
-    queue = BatchQueue(LIMITS)
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
     seen = [queue.waiting_since_s]
     for now_s, name in enumerate((b"a", b"b", b"c"), 1):
         queue.handle(arrive(name.decode()), 0.0)
@@ -111,7 +115,7 @@ def test_bytes_are_bounded_and_what_can_never_fit_is_told_so() -> None:
 
 
 def test_what_fills_the_queue_to_its_last_byte_is_let_in() -> None:
-    queue = BatchQueue(LIMITS)
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
     assert queue.handle(arrive("a", nbytes=1000), 0.0) == [StartPreparing(b"a")]
     queue = waiting("a")
     assert queue.handle(arrive("b", nbytes=900), 0.0) == [StartPreparing(b"b")]
@@ -140,7 +144,7 @@ def test_an_item_that_nobody_waits_for_any_longer_in_time_is_not_encoded() -> No
 
 
 def test_an_item_left_while_a_thread_prepares_it_goes_with_that_thread_unless_someone_comes() -> None:
-    queue = BatchQueue(LIMITS)
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
     queue.handle(arrive("a"), 0.0)
     assert queue.handle(Leave(b"a", 0), 0.0) == []
     assert queue.nbytes == 100
@@ -153,12 +157,60 @@ def test_an_item_left_while_a_thread_prepares_it_goes_with_that_thread_unless_so
     assert not drop.expired
 
 
+def test_items_are_prepared_in_their_turn_and_no_more_than_so_many_at_a_time() -> None:
+    queue = BatchQueue(replace(LIMITS, max_waiting_items=9), max_preparing=1)
+    assert queue.handle(arrive("first", 0), 0.0) == [StartPreparing(b"first")]
+    for waiter, (name, deadline_s, priority) in enumerate(
+        [("low", 1.0, 1), ("late", 9.0, 0), ("soon", 2.0, 0), ("high", 20.0, -1)], 1
+    ):
+        assert queue.handle(arrive(name, waiter, deadline_s=deadline_s, priority=priority), 0.0) == []
+    begun = [b"first"]
+    while len(begun) < 5:
+        [start] = queue.handle(Prepared(begun[-1], 10, 100), 0.0)
+        assert isinstance(start, StartPreparing)
+        queue.validate()
+        begun.append(start.key)
+    assert begun == [b"first", b"high", b"soon", b"late", b"low"]
+
+
+def test_a_batch_is_made_in_the_order_of_turns_and_an_item_has_that_of_its_most_urgent_caller() -> None:
+    queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
+    for waiter, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1)]):
+        queue.handle(arrive(name, waiter, priority=priority), 0.0)
+        queue.handle(Prepared(name.encode(), 10, 100), 0.0)
+    queue.handle(arrive("c", 9, priority=-1), 0.0)
+    order = [queue.handle(Take(), 0.0) for _ in range(3)]
+    assert order == [[Encode((b"c",))], [Encode((b"b",))], [Encode((b"a",))]]
+
+
+def test_an_item_that_everybody_left_before_it_was_prepared_is_dropped_and_one_whose_preparing_fails_makes_room() -> (
+    None
+):
+    queue = BatchQueue(LIMITS, max_preparing=1)
+    for waiter, name in enumerate("abc"):
+        queue.handle(arrive(name, waiter), 0.0)
+    [drop] = queue.handle(Leave(b"b", 1), 0.0)
+    assert isinstance(drop, Drop)
+    assert queue.handle(Done(b"a"), 0.0) == [StartPreparing(b"c")]
+    queue.validate()
+
+
+def test_the_longest_wait_is_told_by_priority_until_the_item_is_encoded() -> None:
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
+    for waiter, (name, priority) in enumerate([("a", 0), ("b", 7), ("c", 700)]):
+        queue.handle(arrive(name, waiter, priority=priority), float(waiter))
+    assert queue.longest_waits_s(5.0) == {0: 5.0, 7: 4.0, 8: 3.0}
+    queue.handle(Prepared(b"b", 10, 100), 5.0)
+    queue.handle(Take(), 5.0)
+    assert queue.longest_waits_s(6.0) == {0: 6.0, 8: 4.0}
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Every entry ends in exactly one of: encoded and done, or dropped; and the invariants hold all the time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = BatchQueue(LIMITS)
+        self.queue = BatchQueue(LIMITS, max_preparing=MOST)
         self.now_s = 0.0
         self.waiter = 0
         self.preparing: set[bytes] = set()
@@ -175,17 +227,15 @@ class AnyOrder(RuleBasedStateMachine):
         if any(isinstance(effect, Refuse) for effect in effects):
             assert key not in self.here
             return
-        assert (effects == [StartPreparing(key)]) == (key not in self.here)
-        if effects:
-            self.preparing.add(key)
         self.here.setdefault(key, set()).add(self.waiter)
+        self.note(effects)
 
     @rule(data=st.data(), nbytes=st.integers(1, 600), tokens=st.integers(1, 30))
     def prepared(self, data: st.DataObject, nbytes: int, tokens: int) -> None:
         if self.preparing:
             key = data.draw(st.sampled_from(sorted(self.preparing)))
             self.preparing.discard(key)
-            self.dropped(self.queue.handle(Prepared(key, tokens, nbytes), self.now_s))
+            self.note(self.queue.handle(Prepared(key, tokens, nbytes), self.now_s))
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -193,12 +243,12 @@ class AnyOrder(RuleBasedStateMachine):
         if pairs:
             key, waiter = data.draw(st.sampled_from(pairs))
             self.here[key].discard(waiter)
-            self.dropped(self.queue.handle(Leave(key, waiter), self.now_s))
+            self.note(self.queue.handle(Leave(key, waiter), self.now_s))
 
     @rule()
     def take(self) -> None:
         effects = self.queue.handle(Take(), self.now_s)
-        self.dropped(effects)
+        self.note(effects)
         for effect in effects:
             if isinstance(effect, Encode):
                 assert 1 <= len(effect.keys) <= LIMITS.max_batch_items
@@ -211,18 +261,23 @@ class AnyOrder(RuleBasedStateMachine):
         if self.encoding:
             key = data.draw(st.sampled_from(sorted(self.encoding)))
             self.encoding.discard(key)
-            self.queue.handle(Done(key), self.now_s)
             del self.here[key]
+            self.note(self.queue.handle(Done(key), self.now_s))
 
     @rule(seconds=st.integers(1, 3))
     def wait(self, seconds: int) -> None:
         self.now_s += seconds
 
-    def dropped(self, effects: list[Effect]) -> None:
+    def note(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Drop):
                 assert effect.key not in self.encoding
+                assert effect.key not in self.preparing
                 del self.here[effect.key]
+            elif isinstance(effect, StartPreparing):
+                assert effect.key not in self.preparing
+                self.preparing.add(effect.key)
+                assert len(self.preparing) <= MOST
 
     @invariant()
     def consistent(self) -> None:

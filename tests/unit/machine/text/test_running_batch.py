@@ -1,6 +1,8 @@
 """The batch against a memory that remembers what was computed from what, with random lengths."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import pytest
@@ -12,6 +14,7 @@ from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import PrefixHashes
 from triptych.machine.text.running_batch import BatchLimits, RunningBatch, Step
 from triptych.machine.text.sequence import Sequence
+from triptych.policy.queueing import FIRST_COME, Turn
 
 BLOCK = 4
 
@@ -36,6 +39,7 @@ class Engine:
         keyed: bool = True,
         bidirectional: tuple[Span, ...] = (),
         salt: bytes = b"",
+        turn: Turn = FIRST_COME,
     ) -> None:
         size, keyed = self.batch.limits.block_tokens, keyed and self.batch.shares_prefixes
         self.batch.add(
@@ -47,6 +51,7 @@ class Engine:
                     prompt_tokens=len(prompt),
                     max_tokens=max_tokens,
                     bidirectional=bidirectional,
+                    turn=turn,
                     prefix_hashes=PrefixHashes(size, prompt, (), salt=salt) if keyed else None,
                 )
                 for choice in range(choices)
@@ -288,6 +293,35 @@ def test_the_latest_arrival_is_preempted_and_computes_again() -> None:
     assert one.batch.blocks.available == 6
 
 
+def test_those_that_wait_start_in_their_turn_and_whoever_runs_keeps_its_place() -> None:
+    one = engine(max_sequences=1)
+    for name, turn in (
+        ("runs", Turn(5, 9.0, 0)),
+        ("low", Turn(1, 0.5, 1)),
+        ("late", Turn(0, 9.0, 2)),
+        ("soon", Turn(0, 2.0, 3)),
+        ("high", Turn(-1, 99.0, 4)),
+    ):
+        one.add(name, [1] * 4, 2, turn=turn)
+        one.batch.validate()
+        if name == "runs":
+            one.step()
+    assert one.batch.waiting == {"low", "late", "soon", "high"}
+    one.run(20)
+    assert list(one.answers) == ["runs/0", "high/0", "soon/0", "late/0", "low/0"]
+
+
+def test_the_last_in_the_order_of_turns_is_preempted_whoever_came_first() -> None:
+    one = engine(blocks=6, contiguous=False, max_sequences=4)
+    one.add("low", [1] * 7, 12, keyed=False, turn=Turn(1, 1.0, 0))
+    one.step()
+    one.add("high", [2] * 7, 12, keyed=False, turn=Turn(0, 9.0, 1))
+    preempted = [gone.sequence_id for _ in range(12) for gone in one.step().preempted]
+    assert preempted == ["low/0"]
+    one.run(40)
+    assert len(one.answers["low/0"]) == len(one.answers["high/0"]) == 12
+
+
 def test_nobody_overtakes_one_that_waits() -> None:
     one = engine(6)
     one.add("runs", [0] * 14, 2, keyed=False)
@@ -443,20 +477,25 @@ def test_everybody_gets_through_whatever_the_lengths(
         max_sequences=4,
         fixed_blocks=fixed_blocks if contiguous else 0,
     )
+    coming: dict[int, list[Callable[[], None]]] = {}
     for number, (prompt, answer, choices, keyed, kind) in enumerate(requests):
         start = 0 if prompt < 12 else 5
         bidirectional = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
-        one.add(str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
+        turn = Turn((prompt + answer) % 3, 0.0, number)
+        add = partial(one.add, str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
+        coming.setdefault(number * kind, []).append(partial(add, turn=turn))
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
-    for number in range(20 * work):
+    for number in range(20 * work + 20):
+        for add_one in coming.pop(number, ()):
+            add_one()
         for at, request, choice in cancels:
             if at == number:
                 one.batch.remove(str(request % len(requests)), choice)
-        if not one.batch.has_work:
+        if not (one.batch.has_work or coming):
             break
         step = one.step()
-        assert step.parts
+        assert step.parts or not one.batch.has_work
         assert sum(part.count for part in step.parts) <= token_budget + 40
     assert not one.batch.has_work
     assert one.batch.blocks.available == blocks

@@ -12,6 +12,7 @@ from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
+    CopiesGone,
     Effect,
     Evicted,
     Leave,
@@ -41,8 +42,15 @@ def ticket(key: bytes, slot_nbytes: int = 1024, holder: str = "e0") -> Ticket:
     return Ticket(key, holder, 1, 4096, slot_nbytes - 16, 5, 9, (spec,), 3, lease_id, 10.0)
 
 
-def cache(nbytes: int = 4096, max_waiting: int = 4, *, pulls: PullLimits = MANY, grace_s: float = 0.0) -> TensorCache:
-    return TensorCache(CacheLimits(max_waiting, pulls, grace_s), start=0, end=nbytes)
+def cache(
+    nbytes: int = 4096,
+    max_waiting: int = 4,
+    *,
+    held_nbytes: int = 1 << 30,
+    pulls: PullLimits = MANY,
+    grace_s: float = 0.0,
+) -> TensorCache:
+    return TensorCache(CacheLimits(max_waiting, held_nbytes, pulls, grace_s), start=0, end=nbytes)
 
 
 def acquire(machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
@@ -118,8 +126,8 @@ def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
 def test_what_a_request_finds_is_no_room_for_what_it_misses() -> None:
     machine = cache(3072)
     for key in (b"mine", b"other"):
-        fill(machine, "a", ticket(key))
-        machine.handle(Leave("a"), 0.0)
+        fill(machine, key.decode(), ticket(key))
+        machine.handle(Leave(key.decode()), 0.0)
     fill(machine, "b", ticket(b"pinned"))
     [waiting] = acquire(machine, "c", ticket(b"mine"), ticket(b"x"), ticket(b"y"))
     assert isinstance(waiting, Waiting)
@@ -273,6 +281,24 @@ def test_who_leaves_while_the_others_are_looked_at_is_told_nothing() -> None:
     assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, Refused)]
 
 
+def test_copies_of_requests_that_are_not_over_are_bounded_and_a_large_one_has_the_bound_for_itself() -> None:
+    machine = cache(8192, max_waiting=9, held_nbytes=2048)
+    fill(machine, "a", ticket(b"a"))
+    machine.handle(Leave("a"), 0.0)
+    fill(machine, "b", ticket(b"b"))
+    assert (machine.held_bytes, machine.pinned_bytes) == (2048, 1024)
+    for request_id, nbytes, due_s in (("large", 4096, 1.0), ("small", 512, 2.0)):
+        assert pulls(acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=due_s)) == []
+    assert machine.handle(CopiesGone("a"), 0.0) == []
+    machine.handle(Leave("b"), 0.0)
+    assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("b"), 0.0))] == [b"large"]
+    machine.validate()
+    assert machine.handle(CopiesGone("nobody"), 0.0) == []
+    machine.handle(Leave("large"), 0.0)
+    assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("large"), 0.0))] == [b"small"]
+    machine.validate()
+
+
 def test_what_can_never_fit_is_refused_and_its_leases_go_back() -> None:
     refused, *released = acquire(cache(2048), "a", ticket(b"x", 1024), ticket(b"y", 1088))
     assert isinstance(refused, Refused)
@@ -373,8 +399,9 @@ class CacheModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         few = PullLimits(max_nbytes=1024, max_holder_nbytes=512, max_holder_pulls=2)
-        self.machine = cache(2048, max_waiting=3, pulls=few, grace_s=1.0)
+        self.machine = cache(2048, max_waiting=3, held_nbytes=3000, pulls=few, grace_s=1.0)
         self.now_s = 0.0
+        self.copied: list[str] = []
         self.inside: dict[str, None] = {}
         self.pulling: dict[int, StartPull] = {}
         self.quarantined: list[tuple[int, int]] = []
@@ -428,6 +455,12 @@ class CacheModel(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.inside)))
         del self.inside[request_id]
         self.apply(self.machine.handle(Leave(request_id), self.now_s))
+        self.copied.append(request_id)
+
+    @precondition(lambda self: self.copied)
+    @rule()
+    def copies_gone(self) -> None:
+        self.apply(self.machine.handle(CopiesGone(self.copied.pop()), self.now_s))
 
     @rule()
     def terminal(self) -> None:
@@ -444,6 +477,9 @@ class CacheModel(RuleBasedStateMachine):
         """Once everybody has left and every pull has ended, nothing is held and every lease is back."""
         for request_id in list(self.inside):
             self.apply(self.machine.handle(Leave(request_id), self.now_s))
+            self.copied.append(request_id)
+        for request_id in self.copied:
+            self.apply(self.machine.handle(CopiesGone(request_id), self.now_s))
         self.quarantined.clear()
         while self.pulling:
             pull_id, _ = self.pulling.popitem()
@@ -451,6 +487,7 @@ class CacheModel(RuleBasedStateMachine):
         self.apply(self.machine.handle(Tick(()), self.now_s))
         assert self.machine.pinned_bytes == 0
         assert self.machine.waiting == 0
+        assert self.machine.held_bytes == 0
         assert self.back == self.given
 
 

@@ -141,7 +141,7 @@ def test_an_item_that_everybody_left_while_it_waited_is_not_encoded() -> None:
 def test_an_item_whose_time_is_over_is_not_encoded() -> None:
     async def scenario() -> None:
         async with encoder_panel(batches=BatchLimits(max_batch_items=1)) as panel, asyncio.TaskGroup() as group:
-            first = group.create_task(panel.service.encode(encode_request("first")))
+            first = group.create_task(panel.service.encode(replace(encode_request("first"), priority=-1)))
             with pytest.raises(DeadlineExceeded, match="item 0"):
                 await panel.service.encode(encode_request("second", timeout_s=0.005))
             await panel.service.release(leases_of(await first))

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -113,10 +114,26 @@ def test_an_urgent_request_overtakes_those_that_wait() -> None:
     under_virtual_time(scenario)
 
 
+def test_a_lower_priority_number_overtakes_those_that_wait_to_pull() -> None:
+    async def scenario() -> None:
+        road = Road()
+        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+            low = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=5.0) for n in range(5)]
+            high = question("high", await items(p.encoder, "high", 3), timeout_s=60.0)
+            async with asyncio.TaskGroup() as group:
+                for one in low:
+                    group.create_task(answer(p.text.service, replace(one.request, priority=1)))
+                await asyncio.sleep(1.5 * PULL_S)
+                await answer(p.text.service, high.request)
+            assert road.order[2:5] == [placement.ticket.key for placement in high.request.placements]
+
+    under_virtual_time(scenario)
+
+
 def test_an_urgent_request_overtakes_in_the_line_for_memory_too() -> None:
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, slots=3, max_running_requests=1, encoder={"slots": 64}) as p:
+        async with panels(before_pull=road, slots=3, max_running=1, encoder={"slots": 64}) as p:
             patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
             urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
             ended: list[str] = []

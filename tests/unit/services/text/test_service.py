@@ -135,7 +135,7 @@ def test_one_item_twice_in_a_request_is_pulled_once() -> None:
 
 def test_a_burst_of_200_is_answered_and_none_is_lost_or_mixed_up() -> None:
     async def scenario() -> None:
-        async with panels(slots=24, encoder={"slots": 512}, max_running_requests=8) as p:
+        async with panels(slots=24, encoder={"slots": 512}, max_running=8) as p:
 
             async def ask(number: int) -> tuple[Asked, Answered]:
                 names = [f"image-{(number * 7 + k) % 61}" for k in range(number % 4)]
@@ -154,7 +154,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
         async def slowly(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(0.01)
 
-        async with panels(before_pull=slowly, slots=8, max_running_requests=2) as p:
+        async with panels(before_pull=slowly, slots=8, max_running=2) as p:
 
             async def ask_and_leave(number: int) -> None:
                 names = [f"image-{(number + k) % 5}" for k in range(number % 3)]
@@ -335,7 +335,7 @@ def test_the_longest_answer_is_max_tokens() -> None:
 
 def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
     async def scenario() -> None:
-        async with panels(max_running_requests=1) as p:
+        async with panels(max_running=1) as p:
             slow = question("slow", await encode_and_keep_only_tickets(p.encoder, "cat"))
             fast = question("fast", await encode_and_keep_only_tickets(p.encoder, "dog"))
             async with aclosing(p.text.service.generate(slow.request)) as stream:
@@ -575,7 +575,7 @@ def test_a_deadline_in_the_middle_of_an_answer_ends_it() -> None:
 
 def test_a_deadline_in_the_queue_ends_the_wait_and_frees_everything() -> None:
     async def scenario() -> None:
-        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0), max_running_requests=1) as p:
+        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
             first = question("first", await encode_and_keep_only_tickets(p.encoder, "cat"))
             late = question("late", await encode_and_keep_only_tickets(p.encoder, "dog"), timeout_s=2.0)
             got, failed = await asyncio.gather(
@@ -589,7 +589,7 @@ def test_a_deadline_in_the_queue_ends_the_wait_and_frees_everything() -> None:
 
 def test_the_most_urgent_request_runs_first() -> None:
     async def scenario() -> None:
-        async with panels(max_running_requests=1) as p:
+        async with panels(max_running=1) as p:
             ended: list[str] = []
 
             async def ask(name: str, timeout_s: float) -> None:
@@ -607,9 +607,68 @@ def test_the_most_urgent_request_runs_first() -> None:
     under_virtual_time(scenario)
 
 
+def test_a_lower_priority_number_goes_first_into_the_engine_however_little_time_the_others_have() -> None:
+    async def scenario() -> None:
+        async with panels(max_running=1) as p:
+            ended: list[str] = []
+
+            async def ask(name: str, priority: int, timeout_s: float) -> None:
+                asked = replace(question(name, [], timeout_s=timeout_s).request, priority=priority)
+                await answer(p.text.service, asked)
+                ended.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask("running", 9, 50.0))
+                await asyncio.sleep(0.001)
+                group.create_task(ask("low", 1, 5.0))
+                group.create_task(ask("middle", 0, 20.0))
+                group.create_task(ask("high", -1, 40.0))
+            assert ended == ["running", "high", "middle", "low"]
+
+    under_virtual_time(scenario)
+
+
+def test_requests_wait_for_the_engine_in_one_place_where_a_later_one_may_still_go_first() -> None:
+    async def scenario() -> None:
+        async with panels(max_running=1, slots=256, encoder={"slots": 256}) as p:
+            ended: list[str] = []
+
+            async def ask(name: str, priority: int) -> None:
+                items = await encode_and_keep_only_tickets(p.encoder, name)
+                await answer(p.text.service, replace(question(name, items).request, priority=priority))
+                ended.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(100):
+                    group.create_task(ask(f"low-{number}", 1))
+                await asyncio.sleep(1.0)
+                group.create_task(ask("high", 0))
+                await asyncio.sleep(0.05)
+                assert p.text.service.load().stages[Stage.PREFILL].pending > 50
+                before = len(ended)
+            assert ended.index("high") <= before + 2
+
+    under_virtual_time(scenario)
+
+
+def test_the_longest_wait_is_told_by_priority() -> None:
+    async def scenario() -> None:
+        async with panels(max_running=1, engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
+            assert p.text.service.longest_waits_s() == {}
+            async with asyncio.TaskGroup() as group:
+                for name, priority in (("runs", 0), ("a", 0), ("b", 3), ("c", 1000)):
+                    asked = replace(question(name, [], max_tokens=20).request, priority=priority)
+                    group.create_task(answer(p.text.service, asked))
+                    await asyncio.sleep(1.0)
+                waits = p.text.service.longest_waits_s()
+                assert {priority: round(waited_s) for priority, waited_s in waits.items()} == {0: 3, 3: 2, 8: 1}
+
+    under_virtual_time(scenario)
+
+
 def test_a_full_queue_refuses_and_gives_the_leases_back() -> None:
     async def scenario() -> None:
-        async with panels(max_waiting_requests=3, max_running_requests=1) as p:
+        async with panels(max_waiting_requests=3, max_running=1) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
             results = await asyncio.gather(
                 *(answer(p.text.service, one.request) for one in asked), return_exceptions=True
@@ -751,7 +810,7 @@ def test_the_same_request_can_be_sent_again_and_even_at_the_same_time() -> None:
 
 def test_load_counts_what_waits_and_runs() -> None:
     async def scenario() -> None:
-        async with panels(max_running_requests=1) as p:
+        async with panels(max_running=1) as p:
             async with asyncio.TaskGroup() as group, aclosing(p.text.service.watch_load()) as watch:
                 for n in range(4):
                     group.create_task(answer(p.text.service, question(f"q{n}", []).request))
