@@ -41,6 +41,7 @@ from triptych.transport.peer_pool import PeerPool
 from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
+from .device_scheduler import DeviceScheduler, VisionEncoder
 from .gauges import KvMemory, watch
 from .receiver import TensorReceiver
 from .record import TextRecord
@@ -48,21 +49,20 @@ from .releases import Releases
 from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
-from .stages import Stages, Tower
 
 _MAX_HOLDERS = 1024
 """Connected to at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class MountedEncoder:
     """The encoder in this process, as far as the text instance has to do with it."""
 
     encoder: HolderStub
     """As its own text instance reads from it: from memory to memory."""
     network: MemoryNetwork
     """Over which they are."""
-    tower: Tower
+    tower: VisionEncoder
     image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
     """Measured beside this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
@@ -103,26 +103,26 @@ async def opened(
     instance_id: str,
     epoch: int,
     tls: TlsIdentity | None,
-    company: Company | None = None,
+    mounted: MountedEncoder | None = None,
 ) -> AsyncGenerator[RpcApp[TextService]]:
-    """Everything but the thread that the engine has to itself, or shares with the encoder in its company."""
+    """Everything but the thread that the engine has to itself, or shares with the encoder that is mounted."""
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
         engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
 
         record = TextRecord(telemetry.metrics, engine.model)
-        part = "" if company is None else "pulled"
+        part = "" if mounted is None else "pulled"
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device, part=part)
         arena = await engine_thread.run(opening, settings.arena, settings.image_cache_bytes)
-        transports = await _transports(settings, arena, record, tls, company)
+        transports = await _transports(settings, arena, record, tls, mounted)
         stack.push_async_callback(transports.close)
         peers = PeerPool(
             partial(_holder, settings, tls),
             transports.connect,
             limit=_MAX_HOLDERS,
             clock=monotonic,
-            own=None if company is None else (instance_id, epoch, company.encoder),
+            own=None if mounted is None else (instance_id, epoch, mounted.encoder),
         )
         stack.push_async_callback(peers.close)
 
@@ -141,7 +141,7 @@ async def opened(
             rng=random.SystemRandom(),
             clock=monotonic,
             record=record,
-            stages=None if company is None else await _stages(settings, engine, company, engine_thread),
+            scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
         )
         watch(
             telemetry.metrics,
@@ -154,24 +154,24 @@ async def opened(
         )
         service.start()
 
-        whole = service if company is None else company.whole(service)
+        whole = service if mounted is None else mounted.whole(service)
 
         def register(server: grpc.aio.Server) -> None:
             InstanceServicer(whole).register(server)
             TextServicer(service).register(server)
-            if company is not None:
-                company.register(server)
+            if mounted is not None:
+                mounted.register(server)
 
-        names = (SERVICE_NAME, instance.SERVICE_NAME, *(() if company is None else (company.service_name,)))
+        names = (SERVICE_NAME, instance.SERVICE_NAME, *(() if mounted is None else (mounted.service_name,)))
         listening = server_of(settings, names, register, telemetry=telemetry, tls=tls)
         yield RpcApp(service, await stack.enter_async_context(listening), scope)
 
 
-async def _stages(
-    settings: TextSettings, engine: TransformersTextEngine, company: Company, engine_thread: Offload
-) -> Stages:
-    budget = await engine_thread.run(company.image_budget, engine)
-    return Stages(engine, company.tower, budget, settings.encode_patience_s, monotonic)
+async def _scheduler(
+    settings: TextSettings, engine: TransformersTextEngine, mounted: MountedEncoder, engine_thread: Offload
+) -> DeviceScheduler:
+    budget = await engine_thread.run(mounted.image_budget, engine)
+    return DeviceScheduler(engine, mounted.tower, budget, settings.encode_patience_s, monotonic)
 
 
 def _receiver(
@@ -230,7 +230,7 @@ def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
 
 
 async def _transports(
-    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None, company: Company | None
+    settings: TextSettings, arena: Arena, record: TextRecord, tls: TlsIdentity | None, mounted: MountedEncoder | None
 ) -> TransportSet:
     try:
         return await start_transports(
@@ -245,7 +245,7 @@ async def _transports(
             preferred=settings.prefer_transport,
             tls=tls,
             on_reset=record.transport_reset,
-            network=None if company is None else company.network,
+            network=None if mounted is None else mounted.network,
         )
     except ValueError as error:
         raise CannotStart(str(error)) from None

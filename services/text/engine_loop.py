@@ -2,7 +2,7 @@
 
 The engine lives in one thread, behind an ``Offload``; the loop hands it additions and cancellations, lets it step, and
 hands the tokens to whoever waits for them. Nothing polls: without requests the loop waits. Where the instance encodes
-as well, this is the only loop too: the tower has its turns between steps (``stages.py``).
+as well, this is the only loop too: the tower has its turns between steps (``device_scheduler.py``).
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from triptych.errors import EngineFailure, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
 from triptych.ports import Clock, EngineOutput, EngineRequest, Offload, TextEngine
 
+from .device_scheduler import DeviceScheduler
 from .sequences import Sequences
-from .stages import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -71,16 +71,16 @@ class EngineLoop:
         clock: Clock,
         on_change: Callable[[], None],
         on_gap: Callable[[float], None],
-        stages: Stages | None = None,
+        scheduler: DeviceScheduler | None = None,
     ) -> None:
         """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
-        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next. ``stages`` are there where
+        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next. ``scheduler`` is there where
         the engine is not alone in its thread.
         """
-        self._stages = stages
-        if stages is not None:
-            stages.tower.when_ready(self._wake_up)
+        self._scheduler = scheduler
+        if scheduler is not None:
+            scheduler.tower.when_ready(self._wake_up)
         self._on_gap = on_gap
         self._engine = engine
         self._thread = thread
@@ -150,12 +150,12 @@ class EngineLoop:
                     await self._wake.wait()
                 await self._apply()
                 iteration = (
-                    _ALONE if self._stages is None else self._stages.next(prefill_ready=self._load.prefill_ready)
+                    _ALONE if self._scheduler is None else self._scheduler.next(prefill_ready=self._load.prefill_ready)
                 )
                 if self._live:
                     await self._step(iteration)
-                if self._stages is not None and iteration.encode:
-                    await self._stages.encode()
+                if self._scheduler is not None and iteration.encode:
+                    await self._scheduler.encode()
                 self._on_change()
                 # Readers get their turn between steps even where the engine's thread is this one (virtual time).
                 await asyncio.sleep(0)
@@ -166,7 +166,7 @@ class EngineLoop:
 
     @property
     def _encode_ready(self) -> bool:
-        return self._stages is not None and self._stages.encode_ready
+        return self._scheduler is not None and self._scheduler.encode_ready
 
     def _wake_up(self) -> None:
         self._wake.set()
@@ -234,12 +234,12 @@ class EngineLoop:
         """In the engine's thread."""
         outputs: list[EngineOutput] = []
         if self._engine.has_work:
-            outputs = self._engine.step() if self._stages is None else self._stages.step(iteration)
+            outputs = self._engine.step() if self._scheduler is None else self._scheduler.step(iteration)
         return _Stepped(outputs, self._engine.has_work, self._engine_load())
 
     def _engine_load(self) -> _Load:
         """In the engine's thread."""
-        prefill_ready = self._stages is not None and self._stages.engine.prefill_ready
+        prefill_ready = self._scheduler is not None and self._scheduler.engine.prefill_ready
         return _Load(self._engine.pending_tokens, self._engine.waiting, prefill_ready)
 
     def _fail(self, request_id: str, error: Exception) -> None:

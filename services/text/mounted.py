@@ -35,7 +35,7 @@ from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.servicer import SERVICE_NAME, EncoderServicer  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
-from .app import Company, opened
+from .app import MountedEncoder, opened
 from .hybrid import HybridInstance
 from .service import TextService
 from .settings import TextSettings
@@ -120,7 +120,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 instance_id=instance_id,
                 epoch=epoch,
                 tls=tls,
-                company=_company(encoder, settings, encoder_settings.batches.max_batch_items),
+                mounted=_mounted_encoder(encoder, settings, encoder_settings.batches.max_batch_items),
             )
             async with beside as text:
                 yield TextWithEncoder(text, encoder)
@@ -128,11 +128,11 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
         compute.close()
 
 
-def _company(encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int) -> Company:
+def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int) -> MountedEncoder:
     network = MemoryNetwork()
     holdings = encoder.holdings
     memory = MemoryTransport(network, holdings.arena, host=machine_name(), check=holdings.may_read)
-    return Company(
+    return MountedEncoder(
         encoder=OwnEncoder(encoder.service, memory),
         network=network,
         tower=encoder.service.tower,

@@ -20,12 +20,12 @@ from triptych.runtime.tasks import TaskScope
 
 from .answer import Answer, Detokenizer
 from .checks import check_request
+from .device_scheduler import DeviceScheduler
 from .engine_loop import EngineLoop
 from .receiver import Arrived, TensorReceiver
 from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings
-from .stages import Stages
 
 _SEED_BITS = 63
 
@@ -80,11 +80,11 @@ class TextService:
         rng: Rng,
         clock: Clock,
         record: Record = NO_RECORD,
-        stages: Stages | None = None,
+        scheduler: DeviceScheduler | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
-        ``stages`` are there where the instance encodes as well, in the same thread.
+        ``scheduler`` is there where the instance encodes as well, in the same thread.
         ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
         """
         self._record = record
@@ -107,7 +107,7 @@ class TextService:
             clock=clock,
             on_change=self._changes.notify,
             on_gap=self._record.token_gap,
-            stages=stages,
+            scheduler=scheduler,
         )
         self._jobs: dict[str, _Job] = {}
         self._job_numbers = itertools.count()

@@ -15,13 +15,13 @@ from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.text.app import cache_limits
+from services.text.device_scheduler import DeviceScheduler
 from services.text.hybrid import HybridInstance
 from services.text.mounted import OwnEncoder
 from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
-from services.text.stages import Stages
 from triptych import ports
 from triptych.domain.embedding import Ticket
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
@@ -204,10 +204,12 @@ class TextNode(_Node):
         )
         self.engine = FakeTextEngine(WORDS, max_running=world.max_running)
         tokenizer = fake_tokenizer()
-        stages = None
+        scheduler = None
         if encoder is not None:
-            tower = encoder.service.tower
-            stages = Stages(self.engine, tower, world.image_budget, settings.encode_patience_s, cluster.clock)
+            vision_encoder = encoder.service.tower
+            scheduler = DeviceScheduler(
+                self.engine, vision_encoder, world.image_budget, settings.encode_patience_s, cluster.clock
+            )
         self.service = TextService(
             self.engine,
             self.receiver,
@@ -220,7 +222,7 @@ class TextNode(_Node):
             engine_thread=self.thread,
             rng=cluster.rng(self.name),
             clock=cluster.clock,
-            stages=stages,
+            scheduler=scheduler,
         )
         self.service.start()
 

@@ -34,7 +34,7 @@ from triptych.policy.transport import NIXL
 from triptych.ports import Arena
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.arena import PROBE_NBYTES
-from triptych.transport.aside import Aside
+from triptych.transport.daemon_threads import DaemonThreadPool
 from triptych.transport.nixl_agent import NixlAgent, OpenAgent
 from triptych.transport.nixl_live import LiveAgent
 from triptych.transport.nixl_offer import NixlOffer
@@ -76,7 +76,7 @@ class NixlTransport:
         self._live = self._employ(agent)
         self._retired: dict[int, LiveAgent] = {}
         self._peers: set[NixlPeer] = set()
-        self._opening = Aside("nixl-open", limit=1)
+        self._opening = DaemonThreadPool("nixl-open", limit=1)
         self._closed = False
         self._busy = asyncio.Event()
         self._scope = TaskScope("nixl")

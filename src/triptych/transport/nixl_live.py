@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from triptych.errors import Overloaded, TransferFailed
 from triptych.ports import Arena
-from triptych.transport.aside import Aside
+from triptych.transport.daemon_threads import DaemonThreadPool
 from triptych.transport.nixl_agent import NixlAgent, agent_name
 from triptych.transport.nixl_driver import NixlDriver, Read
 from triptych.transport.nixl_offer import NixlOffer
@@ -49,7 +49,7 @@ class LiveAgent:
         self._worked = worked
         self._failed = failed
         self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx, device=region.device, on_end=self._ended)
-        self._aside = Aside("nixl-connect", limit=_CONNECT_THREADS)
+        self._threads = DaemonThreadPool("nixl-connect", limit=_CONNECT_THREADS)
         self._reads: set[Read] = set()
         """That are not over."""
         self._gathered: list[Read] = []
@@ -66,7 +66,7 @@ class LiveAgent:
 
     @property
     def idle(self) -> bool:
-        return not self._reads and not self._aside.calls and (self.retired or not self._leaving)
+        return not self._reads and not self._threads.calls and (self.retired or not self._leaving)
 
     def stuck_s(self, now_s: float) -> float:
         """How long ago the oldest read was given up that is not over."""
@@ -74,7 +74,7 @@ class LiveAgent:
 
     def hanging_s(self, now_s: float) -> float:
         """For how long the oldest call into NIXL has not returned."""
-        return max(self._driver.hanging_s, self._aside.hanging_s(now_s))
+        return max(self._driver.hanging_s, self._threads.hanging_s(now_s))
 
     def unwanted(self) -> list[tuple[int, int]]:
         """Offset and size of destinations of reads that nobody waits for any more, but that are not over."""
@@ -90,7 +90,7 @@ class LiveAgent:
         agent = self._open_agent()
         async with self._turn(name):
             try:
-                said = await self._aside.run(agent.agent.loadRemoteMD, theirs.agent)
+                said = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
             except agent.errors:
                 self._failed()
                 raise TransferFailed("NIXL cannot reach the holder") from None
@@ -125,7 +125,7 @@ class LiveAgent:
                     continue
                 try:
                     async with asyncio.timeout(_FORGET_S):
-                        await self._aside.run(agent.agent.invalidateRemoteMD, name)
+                        await self._threads.run(agent.agent.invalidateRemoteMD, name)
                 except TimeoutError:
                     logger.warning("NIXL does not forget a peer: the call has not returned")
                 except agent.errors:
@@ -194,7 +194,7 @@ class LiveAgent:
             for read in reads:
                 read.wanted = False
         # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
-        self._driver.submit(reads, warm=frozenset() if self._aside.calls else self._warm)
+        self._driver.submit(reads, warm=frozenset() if self._threads.calls else self._warm)
 
     def _ended(self, reads: Sequence[Read], error: str | None) -> None:
         """Of one transfer: however many reads were joined in it, it says one thing of the agent."""
@@ -234,7 +234,7 @@ class LiveAgent:
         """
         if self._agent is not None:
             await asyncio.to_thread(self._driver.stop, wait_s)
-            if not self._driver.ended or self._aside.calls:
+            if not self._driver.ended or self._threads.calls:
                 return False
             # UCX closes its connections in the agent's destructor (11 ms), after which nothing arrives any more.
             self._driver.let_go()

@@ -14,11 +14,11 @@ from services.encoder.holdings import Holdings
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.app import cache_limits
+from services.text.device_scheduler import DeviceScheduler, VisionEncoder
 from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
-from services.text.stages import Stages, Tower
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import Finished, Placement, Ready, TextRequest, TokenChunk
@@ -208,7 +208,7 @@ async def text_panel(
     slots: int = 64,
     damage: Callable[[object], bool] = lambda _: False,
     thread: InlineOffload | None = None,
-    tower: Tower | None = None,
+    tower: VisionEncoder | None = None,
     budget: ImageBudget | None = None,
     **settings: Any,
 ) -> AsyncIterator[TextPanel]:
@@ -248,7 +248,7 @@ async def text_panel(
             engine_thread=thread or InlineOffload(1),
             rng=random.Random(2),
             clock=clock,
-            stages=None if tower is None else Stages(engine, tower, budget, said.encode_patience_s, clock),
+            scheduler=None if tower is None else DeviceScheduler(engine, tower, budget, said.encode_patience_s, clock),
         )
         service.start()
         panel = TextPanel(service, engine, receiver, scope)

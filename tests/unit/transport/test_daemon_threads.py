@@ -5,40 +5,40 @@ import threading
 
 import pytest
 
-from triptych.transport.aside import Aside
+from triptych.transport.daemon_threads import DaemonThreadPool
 
 
 async def test_a_call_returns_or_raises_what_it_did() -> None:
-    aside = Aside("test", limit=1)
-    assert await aside.run(divmod, 7, 2) == (3, 1)
+    pool = DaemonThreadPool("test", limit=1)
+    assert await pool.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        await aside.run(divmod, 7, 0)
-    assert aside.calls == 0
+        await pool.run(divmod, 7, 0)
+    assert pool.calls == 0
 
 
 async def test_a_call_whose_caller_left_keeps_its_turn_until_it_ends() -> None:
-    aside, go_on = Aside("test", limit=1), threading.Event()
+    pool, go_on = DaemonThreadPool("test", limit=1), threading.Event()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await aside.run(go_on.wait)
-    assert aside.calls == 1
+            await pool.run(go_on.wait)
+    assert pool.calls == 1
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await aside.run(divmod, 7, 2)
+            await pool.run(divmod, 7, 2)
     go_on.set()
     async with asyncio.timeout(5):
-        assert await aside.run(divmod, 7, 2) == (3, 1)
+        assert await pool.run(divmod, 7, 2) == (3, 1)
 
 
 @pytest.mark.process
 def test_a_call_that_hangs_does_not_keep_the_process() -> None:
     code = """if True:
         import asyncio, threading
-        from triptych.transport.aside import Aside
+        from triptych.transport.daemon_threads import DaemonThreadPool
 
         async def main():
             async with asyncio.timeout(0.05):
-                await Aside("test", limit=1).run(threading.Event().wait)
+                await DaemonThreadPool("test", limit=1).run(threading.Event().wait)
 
         asyncio.run(main())
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.text.device_scheduler import DeviceScheduler
 from services.text.hybrid import HybridInstance
 from services.text.settings import TextSettings
-from services.text.stages import Stages
 from tests.unit.services.panels import (
     ITEM_TOKENS,
     VOCABULARY,
@@ -176,7 +176,7 @@ class NothingWaits:
 def test_prompts_are_held_back_once_and_then_have_their_turn() -> None:
     now_s = [10.0]
     waiting = NothingWaits()
-    stages = Stages(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
+    stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
     ready = [stages.encode_ready]
     assert stages.next(prefill_ready=True).prefill
     waiting.waiting_since_s = 9.6

@@ -11,7 +11,7 @@ from triptych.policy.iteration import ImageBudget, Iteration, plan_iteration
 from triptych.ports import Clock, EngineOutput, StagedTextEngine
 
 
-class Tower(Protocol):
+class VisionEncoder(Protocol):
     """Items that wait to be encoded, and what encodes them. It works in its turns only."""
 
     @property
@@ -29,13 +29,13 @@ class Tower(Protocol):
 
 
 @dataclass(slots=True)
-class Stages:
+class DeviceScheduler:
     """Belongs to the engine's loop; ``prefill_ready`` and ``step`` to the engine's thread."""
 
     engine: StagedTextEngine
-    tower: Tower
+    tower: VisionEncoder
     budget: ImageBudget | None
-    """Of one turn of the tower; None for no other bounds than its own."""
+    """Of one turn of the vision encoder; None for no other bounds than its own."""
     patience_s: float
     """After so long an item goes before prompts."""
     clock: Clock
@@ -43,7 +43,7 @@ class Stages:
 
     @property
     def encode_ready(self) -> bool:
-        """Whether an item waits for the tower."""
+        """Whether an item waits for the vision encoder."""
         return self.tower.waiting_since_s is not None
 
     def next(self, *, prefill_ready: bool) -> Iteration:
@@ -59,7 +59,7 @@ class Stages:
         return iteration
 
     async def encode(self) -> None:
-        """The tower's share of an iteration."""
+        """The vision encoder's share of an iteration."""
         await self.tower.turn(self.budget)
 
     def step(self, iteration: Iteration) -> list[EngineOutput]:

@@ -1,4 +1,4 @@
-"""Calls that may not come back, made aside from the event loop."""
+"""Calls that may not come back, on threads of their own beside the event loop."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Aside:
+class DaemonThreadPool:
     """Runs blocking calls, ``limit`` at a time, on threads that do not keep the process from ending.
 
     The threads of an executor are waited for when the interpreter exits, so that one call that hangs would keep the
