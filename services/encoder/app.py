@@ -31,8 +31,8 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
 
+from .arena_store import ArenaStore
 from .gauges import watch
-from .holdings import Holdings
 from .record import EncoderRecord
 from .service import EncoderService
 from .servicer import SERVICE_NAME, EncoderServicer
@@ -47,7 +47,7 @@ class OpenEncoder:
     """An encoder wired up, that nobody listens for yet and whose service is yet to be started."""
 
     service: EncoderService[PreparedMedia]
-    holdings: Holdings
+    store: ArenaStore
     engine: TransformersEncoderEngine
     scope: TaskScope
 
@@ -117,14 +117,14 @@ async def opened(
         limits = ArenaLimits(
             max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
         )
-        holdings = Holdings(arena, limits, clock=monotonic, copy=copy)
-        transports = await _transports(settings, holdings, record, tls)
+        store = ArenaStore(arena, limits, clock=monotonic, copy=copy)
+        transports = await _transports(settings, store, record, tls)
         stack.push_async_callback(transports.close)
 
         scope = await stack.enter_async_context(TaskScope("encoder"))
         service = EncoderService(
             engine,
-            holdings,
+            store,
             settings,
             offers=transports.offers,
             scope=scope,
@@ -135,21 +135,21 @@ async def opened(
             max_preparing=threads,
             record=record,
         )
-        watch(telemetry.metrics, service, holdings)
-        yield OpenEncoder(service, holdings, engine, scope)
+        watch(telemetry.metrics, service, store)
+        yield OpenEncoder(service, store, engine, scope)
 
 
 async def _transports(
-    settings: EncoderSettings, holdings: Holdings, record: EncoderRecord, tls: TlsIdentity | None
+    settings: EncoderSettings, store: ArenaStore, record: EncoderRecord, tls: TlsIdentity | None
 ) -> TransportSet:
     try:
         return await start_transports(
             settings.transports,
-            holdings.arena,
+            store.arena,
             machine=machine_name(),
             host=settings.host,
             advertise_host=settings.advertise_host,
-            check=holdings.may_read,
+            check=store.may_read,
             max_pull_s=settings.max_pull_s,
             connect_timeout_s=_CONNECT_S,
             tls=tls,

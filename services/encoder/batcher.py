@@ -21,7 +21,7 @@ from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
 from triptych.runtime.tasks import TaskScope
 
-from .holdings import Holdings
+from .arena_store import ArenaStore
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Batcher(Generic[PreparedT]):
     def __init__(
         self,
         engine: EncoderEngine[PreparedT],
-        holdings: Holdings,
+        store: ArenaStore,
         limits: batch_queue.BatchLimits,
         *,
         scope: TaskScope,
@@ -74,7 +74,7 @@ class Batcher(Generic[PreparedT]):
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items at a time; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
         self._engine = engine
-        self._holdings = holdings
+        self._store = store
         self._queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
         self._scope = scope
         self._prepare_pool = prepare
@@ -169,7 +169,7 @@ class Batcher(Generic[PreparedT]):
         if waiter.outcome.done() and not waiter.outcome.cancelled():
             result = waiter.outcome.result()
             if isinstance(result, EncodeResult):
-                self._holdings.release((result.ticket.lease_id, result.router_lease))
+                self._store.release((result.ticket.lease_id, result.router_lease))
 
     def _leave(self, key: bytes, waiter_id: int) -> None:
         flight = self._flights.get(key)
@@ -199,7 +199,7 @@ class Batcher(Generic[PreparedT]):
             return
         try:
             # Before compute is spent: where there is no room, nobody waits for it.
-            flight.slot = self._holdings.reserve(flight.key, prepared.outputs, prepared.tokens)
+            flight.slot = self._store.reserve(flight.key, prepared.outputs, prepared.tokens)
         except TriptychError as error:
             self._fail(flight, error)
             return
@@ -254,7 +254,7 @@ class Batcher(Generic[PreparedT]):
         if slot is None:
             raise RuntimeError("an item was encoded without memory for its embedding")
         try:
-            await self._holdings.fill(slot, tensors)
+            await self._store.fill(slot, tensors)
         except Exception as error:  # noqa: BLE001 - told to those whose item it is
             self._fail(flight, error)
             return
@@ -267,11 +267,11 @@ class Batcher(Generic[PreparedT]):
     def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
         if waiter.outcome.done():
             return DeadlineExceeded("the caller has left")
-        tokens = self._holdings.tokens(flight.key)
+        tokens = self._store.tokens(flight.key)
         if tokens is not None and tokens > waiter.request.tokens:
             return too_many_tokens(tokens, waiter.request)
         try:
-            ticket = self._holdings.grant_pair(flight.key, waiter.request)
+            ticket = self._store.grant_pair(flight.key, waiter.request)
         except TriptychError as error:
             return error
         return EncodeResult(
@@ -299,7 +299,7 @@ class Batcher(Generic[PreparedT]):
 
     def _end(self, flight: _Flight[PreparedT]) -> None:
         if flight.slot is not None:
-            self._holdings.abandon(flight.slot)
+            self._store.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
         self._handle(batch_queue.Done(flight.key))

@@ -9,7 +9,7 @@ from triptych.domain.instance import InstanceLoad
 from triptych.domain.stage import Stage
 from triptych.runtime.metrics import Metrics, gauge
 
-from .holdings import Holdings
+from .arena_store import ArenaStore
 
 _ARENA = ("arena",)
 """A text instance that encodes as well has two."""
@@ -23,14 +23,14 @@ class Loaded(Protocol):
     def longest_waits_s(self) -> dict[int, float]: ...
 
 
-def watch(metrics: Metrics, service: Loaded, holdings: Holdings) -> None:
+def watch(metrics: Metrics, service: Loaded, store: ArenaStore) -> None:
     """Read the encoder's state at every scrape."""
 
     def of_arena(value: float) -> dict[tuple[str, ...], float]:
         return {("encoder",): value}
 
     def read() -> Iterable[Metric]:
-        load, memory = service.load().at(Stage.ENCODE), holdings.memory
+        load, memory = service.load().at(Stage.ENCODE), store.memory
         leased = load.leased_bytes
         longest = service.longest_waits_s().items()
         waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}

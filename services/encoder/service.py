@@ -22,8 +22,8 @@ from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
 
+from .arena_store import ArenaStore
 from .batcher import Batcher, too_many_tokens
-from .holdings import Holdings
 from .record import NO_RECORD, Record
 from .settings import EncoderSettings
 
@@ -34,7 +34,7 @@ class EncoderService(Generic[PreparedT]):
     def __init__(
         self,
         engine: EncoderEngine[PreparedT],
-        holdings: Holdings,
+        store: ArenaStore,
         settings: EncoderSettings,
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
@@ -48,11 +48,11 @@ class EncoderService(Generic[PreparedT]):
     ) -> None:
         """``prepare`` is a pool for CPU work, which gets ``max_preparing`` items at a time; ``compute`` runs one call at a time, always in the same thread.
 
-        ``copy`` is the holdings': items are hashed there, not behind others' preprocessing, for a hit needs none.
+        ``copy`` is the store': items are hashed there, not behind others' preprocessing, for a hit needs none.
         """
         self._record = record
         self._engine = engine
-        self._holdings = holdings
+        self._store = store
         self._settings = settings
         self._offers = offers
         self._scope = scope
@@ -61,10 +61,10 @@ class EncoderService(Generic[PreparedT]):
         self._changes = Changes(
             self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
         )
-        holdings.when_changed(self._changes.notify)
+        store.when_changed(self._changes.notify)
         self._batcher = Batcher(
             engine,
-            holdings,
+            store,
             settings.batches,
             scope=scope,
             prepare=prepare,
@@ -88,13 +88,13 @@ class EncoderService(Generic[PreparedT]):
         return self._batcher
 
     async def describe(self) -> InstanceInfo:
-        arena = self._holdings.arena
+        arena = self._store.arena
         return InstanceInfo(
             instance_id=arena.instance_id,
             epoch=arena.epoch,
             role=Role.E,
             model=self._engine.model,
-            arena_bytes=self._holdings.memory.capacity_bytes,
+            arena_bytes=self._store.memory.capacity_bytes,
             offers=self._offers(),
             encoder_version=self._engine.version,
             max_items=self._settings.batches.max_waiting_items,
@@ -127,10 +127,10 @@ class EncoderService(Generic[PreparedT]):
     async def lease(self, request: LeaseRequest) -> Ticket:
         """Also while draining: whoever was promised an embedding still gets it."""
         lease_s = _checked_lease_s(request.lease_s)
-        return self._holdings.grant(request.key, request.lease_id, lease_s, request.generation)
+        return self._store.grant(request.key, request.lease_id, lease_s, request.generation)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        self._holdings.release(lease_ids)
+        self._store.release(lease_ids)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._changes.watch()
@@ -138,7 +138,7 @@ class EncoderService(Generic[PreparedT]):
     def load(self) -> InstanceLoad:
         """What waits or runs now."""
         queue = self._batcher.queue
-        encode = StageLoad(queue.pending_tokens, queue.pending_items, self._holdings.memory.leased_bytes)
+        encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes)
         return InstanceLoad({Stage.ENCODE: encode}, self._draining)
 
     def when_changed(self, listener: Callable[[], None]) -> None:
@@ -158,12 +158,12 @@ class EncoderService(Generic[PreparedT]):
         self._draining = True
         self._changes.notify()
         await self._changes.wait_until(
-            lambda _: self._batcher.queue.pending_items == 0 and self._holdings.memory.leases == 0
+            lambda _: self._batcher.queue.pending_items == 0 and self._store.memory.leases == 0
         )
 
     def validate(self) -> None:
         """Raises AssertionError when an invariant of this instance's memory does not hold."""
-        self._holdings.memory.validate()
+        self._store.memory.validate()
         self._batcher.queue.validate()
 
     def _check(self, request: EncodeRequest) -> None:
@@ -187,12 +187,12 @@ class EncoderService(Generic[PreparedT]):
 
     async def _encode(self, request: EncodeRequest) -> EncodeResult:
         key = await self._key(request)
-        tokens = self._holdings.tokens(key)
+        tokens = self._store.tokens(key)
         if tokens is None:
             return await self._batcher.encode(key, request)
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
-        ticket = self._holdings.grant_pair(key, request)
+        ticket = self._store.grant_pair(key, request)
         return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 
     async def _key(self, request: EncodeRequest) -> bytes:
@@ -215,7 +215,7 @@ class EncoderService(Generic[PreparedT]):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
-            self._holdings.sweep()
+            self._store.sweep()
 
 
 def _checked_lease_s(lease_s: float) -> float:

@@ -130,8 +130,8 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
 
 def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most_items: int) -> MountedEncoder:
     network = MemoryNetwork()
-    holdings = encoder.holdings
-    memory = MemoryTransport(network, holdings.arena, host=machine_name(), check=holdings.may_read)
+    store = encoder.store
+    memory = MemoryTransport(network, store.arena, host=machine_name(), check=store.may_read)
     return MountedEncoder(
         encoder=OwnEncoder(encoder.service, memory),
         network=network,

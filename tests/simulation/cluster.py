@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from services.encoder.holdings import Holdings
+from services.encoder.arena_store import ArenaStore
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.router.prepare import ModelPrepare
@@ -106,7 +106,7 @@ class EncoderNode(_Node):
     """An encoder process."""
 
     service: EncoderService[FakePrepared]
-    holdings: Holdings
+    store: ArenaStore
     engine: FakeEncoderEngine
     transport: MemoryTransport
 
@@ -132,11 +132,11 @@ class EncoderNode(_Node):
         )
         self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
         copy = InlineOffload()
-        self.holdings = Holdings(arena, limits, clock=cluster.clock, copy=copy)
-        self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.holdings.may_read)
+        self.store = ArenaStore(arena, limits, clock=cluster.clock, copy=copy)
+        self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
         self.service = EncoderService(
             self.engine,
-            self.holdings,
+            self.store,
             settings,
             offers=lambda: (self.transport.offer(),),
             scope=scope,
@@ -396,7 +396,7 @@ class SimCluster:
         held = {"router requests": self.router.running, "router credits": cluster.outstanding_credits}
         for node in filter(lambda node: node.is_up, self.encoders):
             load = node.service.load().at(Stage.ENCODE)
-            held[f"{node.name} leases"] = node.holdings.memory.leases
+            held[f"{node.name} leases"] = node.store.memory.leases
             held[f"{node.name} leased bytes"] = load.leased_bytes
             held[f"{node.name} pending"] = load.pending + load.pending_tokens
         for text in filter(lambda node: node.is_up, self.texts):

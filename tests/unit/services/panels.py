@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from services.encoder.holdings import Holdings
+from services.encoder.arena_store import ArenaStore
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
 from services.text.app import cache_limits
@@ -116,7 +116,7 @@ def encode_request(
 class EncoderPanel:
     service: EncoderService[FakePrepared]
     engine: FakeEncoderEngine
-    holdings: Holdings
+    store: ArenaStore
     transport: MemoryTransport
     scope: TaskScope
     lasting_tasks: int = LASTING_TASKS
@@ -124,12 +124,12 @@ class EncoderPanel:
     async def settled(self) -> None:
         """No lease is out, nothing waits, and the books are in order."""
         for _ in range(200):
-            waits = self.holdings.memory.leases or self.service.load().at(Stage.ENCODE).pending
+            waits = self.store.memory.leases or self.service.load().at(Stage.ENCODE).pending
             if not waits and len(self.scope) == self.lasting_tasks:
                 break
             await asyncio.sleep(0.05)
-        assert self.holdings.memory.leases == 0
-        assert self.holdings.memory.leased_bytes == 0
+        assert self.store.memory.leases == 0
+        assert self.store.memory.leased_bytes == 0
         assert self.service.load().at(Stage.ENCODE).pending == 0
         assert len(self.scope) == self.lasting_tasks
         self.service.validate()
@@ -156,12 +156,12 @@ async def encoder_panel(
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
     copy = InlineOffload(2)
-    holdings = Holdings(arena, ArenaLimits(max_pull_s=max_pull_s), clock=clock, copy=copy)
-    transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=holdings.may_read)
+    store = ArenaStore(arena, ArenaLimits(max_pull_s=max_pull_s), clock=clock, copy=copy)
+    transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=store.may_read)
     async with TaskScope(instance_id) as scope:
         service = EncoderService(
             engine,
-            holdings,
+            store,
             EncoderSettings(model=Path("unused"), **settings),
             offers=lambda: (transport.offer(),),
             scope=scope,
@@ -173,7 +173,7 @@ async def encoder_panel(
         )
         service.start(runs_tower=thread is None)
         lasting_tasks = LASTING_TASKS - (thread is not None)
-        panel = EncoderPanel(service, engine, holdings, transport, scope, lasting_tasks)
+        panel = EncoderPanel(service, engine, store, transport, scope, lasting_tasks)
         yield panel
         if settle:
             await panel.settled()

@@ -45,13 +45,13 @@ def test_an_item_becomes_an_embedding_with_two_leases() -> None:
             request = encode_request("cat")
             result = await panel.service.encode(request)
             ticket = result.ticket
-            verify(panel.holdings.arena, ticket.offset, ticket)
-            found = tensors(panel.holdings.arena, ticket.offset, ticket)
+            verify(panel.store.arena, ticket.offset, ticket)
+            found = tensors(panel.store.arena, ticket.offset, ticket)
             assert bytes(found["embeddings"].data) == fake_embedding(request.media, 32, 8)
             assert (ticket.holder, ticket.epoch, ticket.tokens, result.cached) == ("encoder", 1, 32, False)
             assert result.encode_s > 0
             assert result.queue_s > 0
-            assert panel.holdings.memory.leases == 2
+            assert panel.store.memory.leases == 2
             assert ticket.lease_id != result.router_lease
             await panel.service.release(leases_of(result))
 
@@ -418,12 +418,12 @@ def test_leases_that_are_never_given_back_end() -> None:
     async def scenario() -> None:
         async with encoder_panel() as panel:
             result = await panel.service.encode(encode_request("cat", lease_s=2.0))
-            assert panel.holdings.may_read(result.ticket.lease_id, result.ticket.offset, 8)
+            assert panel.store.may_read(result.ticket.lease_id, result.ticket.offset, 8)
             await asyncio.sleep(2.1)
-            assert not panel.holdings.may_read(result.ticket.lease_id, result.ticket.offset, 8)
-            assert panel.holdings.memory.leases == 2  # a read that began in time may still be running
+            assert not panel.store.may_read(result.ticket.lease_id, result.ticket.offset, 8)
+            assert panel.store.memory.leases == 2  # a read that began in time may still be running
             await asyncio.sleep(2.0)
-            assert panel.holdings.memory.leases == 0
+            assert panel.store.memory.leases == 0
 
     under_virtual_time(scenario)
 
@@ -458,7 +458,7 @@ def test_watchers_see_the_load_at_a_bounded_rate() -> None:
                     if len(loads) > 3 and load.at(Stage.ENCODE).pending == 0:
                         break
             assert max(load.at(Stage.ENCODE).pending for load in loads) > 0
-            assert panel.holdings.memory.cached == 30
+            assert panel.store.memory.cached == 30
             assert all(b - a >= 0.0199 for a, b in pairwise(times))
             await panel.service.release(leases_of(*[await call for call in calls]))
 

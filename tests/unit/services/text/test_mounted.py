@@ -85,7 +85,7 @@ async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest
 
     async with app(told(**small, sweep_interval_s=0.01, mount_encoder=f"--arena-bytes {MIB}")) as running:
         if side == "encoder":
-            monkeypatch.setattr(running.encoder.holdings, "sweep", broken)
+            monkeypatch.setattr(running.encoder.store, "sweep", broken)
         else:
             monkeypatch.setattr(type(running.text.service._receiver), "tick", lambda _: broken())
         async with asyncio.timeout(10):

@@ -185,7 +185,7 @@ def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() ->
             assert p.text.receiver.cache.pinned_bytes == SLOT_NBYTES, "the pull that is under way goes on"
             await asyncio.sleep(PULL_S)
             assert len(road.order) == 2
-            assert p.encoder.holdings.memory.leases == 0
+            assert p.encoder.store.memory.leases == 0
 
     under_virtual_time(scenario)
 

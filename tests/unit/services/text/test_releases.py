@@ -50,7 +50,7 @@ def test_leases_that_come_up_during_a_call_go_together_with_the_next() -> None:
                     await asyncio.sleep(0.25)
             await asyncio.sleep(1.0)
             assert encoder.calls == [5, 15]
-            assert panel.holdings.memory.leases == 0
+            assert panel.store.memory.leases == 0
             assert len(scope) == 0
 
     under_virtual_time(scenario)
@@ -76,11 +76,11 @@ def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_the
             back.add(lost.ticket)
             back.add(kept.ticket)
             await asyncio.sleep(0.2)
-            assert good.holdings.memory.leases == 0
+            assert good.store.memory.leases == 0
             await asyncio.sleep(3.0)
             assert len(scope) == 0
             await asyncio.sleep(lost.ticket.lease_s + 5.0)
-            assert bad.holdings.memory.leases == 0
+            assert bad.store.memory.leases == 0
 
     under_virtual_time(scenario)
 

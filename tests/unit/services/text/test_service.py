@@ -83,7 +83,7 @@ def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
             async with aclosing(p.text.service.generate(asked.request)) as stream:
                 assert isinstance((await anext(stream))[0], Ready)
                 await asyncio.sleep(0.1)
-                assert p.encoder.holdings.memory.leases == 0
+                assert p.encoder.store.memory.leases == 0
                 assert p.text.receiver.cache.pinned_bytes == 0  # the engine has its copy
 
     under_virtual_time(scenario)
@@ -542,7 +542,7 @@ def test_a_response_format_that_cannot_be_followed_is_refused_before_anything_is
                     p.text.service, sampled(asked.request, response_format=ResponseFormat(Grammar.JSON_OBJECT))
                 )
             await asyncio.sleep(1.0)
-            assert p.encoder.holdings.memory.leases == 0
+            assert p.encoder.store.memory.leases == 0
 
     under_virtual_time(scenario)
 

@@ -14,7 +14,7 @@ from triptych.transport.slot import seal
 logger = logging.getLogger(__name__)
 
 
-class Holdings:
+class ArenaStore:
     """Turns the arena machine's effects into values and errors. All methods belong to the event loop."""
 
     def __init__(
