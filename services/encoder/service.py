@@ -48,7 +48,7 @@ class EncoderService(Generic[PreparedT]):
     ) -> None:
         """``prepare`` is a pool for CPU work, which gets ``max_preparing`` items at a time; ``compute`` runs one call at a time, always in the same thread.
 
-        ``copy`` is the store': items are hashed there, not behind others' preprocessing, for a hit needs none.
+        ``copy`` is the store's: items are hashed there, not behind others' preprocessing, for a hit needs none.
         """
         self._record = record
         self._engine = engine
