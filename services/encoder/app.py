@@ -14,7 +14,6 @@ from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
-from triptych.machine.encoder.arena import ArenaLimits
 from triptych.ports import Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
@@ -114,10 +113,7 @@ async def opened(
         record = EncoderRecord(telemetry.metrics)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
         arena = await compute.run(opening, settings.arena, settings.arena_bytes)
-        limits = ArenaLimits(
-            max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
-        )
-        store = ArenaStore(arena, limits, clock=monotonic, copy=copy)
+        store = ArenaStore(arena, settings.leases, max_pull_s=settings.max_pull_s, clock=monotonic, copy=copy)
         transports = await _transports(settings, store, record, tls)
         stack.push_async_callback(transports.close)
 

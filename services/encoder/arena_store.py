@@ -7,7 +7,7 @@ from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest
 from triptych.errors import EngineFailure, InternalError
 from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena import ArenaMachine, LeaseLimits
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal
 
@@ -20,8 +20,9 @@ class ArenaStore:
     def __init__(
         self,
         arena: Arena,
-        limits: ArenaLimits,
+        limits: LeaseLimits,
         *,
+        max_pull_s: float,
         clock: Clock,
         copy: Offload,
     ) -> None:
@@ -31,7 +32,12 @@ class ArenaStore:
         self._on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._machine = ArenaMachine(
-            start=arena.base, end=arena.nbytes, holder=arena.instance_id, epoch=arena.epoch, limits=limits
+            start=arena.base,
+            end=arena.nbytes,
+            holder=arena.instance_id,
+            epoch=arena.epoch,
+            max_pull_s=max_pull_s,
+            limits=limits,
         )
 
     @property

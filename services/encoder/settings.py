@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from triptych.engine.media.decoders import DecodeLimits
+from triptych.machine.encoder.arena import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.runtime.settings import InstanceSettings, service_config
 
@@ -19,10 +20,8 @@ class EncoderSettings(InstanceSettings):
 
     arena_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for embeddings: those that are leased and, in what is left, the cache."""
-    max_lease_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """Longest lease; a longer one that is asked for is cut to this."""
-    max_leases: int = Field(default=65_536, ge=2)
-    """Most leases at the same time."""
+    leases: LeaseLimits = LeaseLimits()
+    """What readers and routers may hold."""
 
     max_item_bytes: int = Field(default=32 * MIB, ge=1)
     """Largest item."""

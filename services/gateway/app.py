@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 import uvicorn
 
-from triptych.media.fetch import Fetcher, FetchLimits
-from triptych.media.remote_url import HostRules
+from triptych.media.fetch import Fetcher
 from triptych.ports import Router
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.clock import monotonic
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 _ABORT_S = 2.0
 """For so long the answers that a shutdown cut off may take to say so."""
 _BACKLOG = 2048
-_STALL_S = 5.0
-"""For so long a host that is fetched from may keep silent."""
 
 
 class GatewayApp:
@@ -145,22 +142,12 @@ def _keys(settings: GatewaySettings) -> KeyRing:
 
 def remote_media(settings: GatewaySettings) -> RemoteMedia:
     """What fetches items, as the settings have it."""
-    if not settings.fetch:
-        return RemoteMedia(None, settings.max_urls_per_request)
-    rules = HostRules(
-        allowed=settings.fetch_hosts,
-        denied=settings.fetch_hosts_denied,
-        private=settings.fetch_hosts_private,
-        ports=settings.fetch_ports,
+    fetcher = (
+        Fetcher(settings.fetch_rules, settings.fetch_limits, max_bytes=settings.max_item_bytes)
+        if settings.fetch
+        else None
     )
-    limits = FetchLimits(
-        max_bytes=settings.max_item_bytes,
-        max_redirects=settings.fetch_redirects,
-        max_concurrent=settings.fetch_concurrency,
-        total_s=settings.fetch_timeout_s,
-        stall_s=min(_STALL_S, settings.fetch_timeout_s),
-    )
-    return RemoteMedia(Fetcher(rules, limits), settings.max_urls_per_request)
+    return RemoteMedia(fetcher, settings.max_urls_per_request)
 
 
 def _listen(host: str, port: int) -> socket.socket:

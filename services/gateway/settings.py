@@ -6,7 +6,9 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from triptych.runtime.settings import Integers, ServiceSettings, Strings, service_config
+from triptych.media.fetch import FetchLimits
+from triptych.media.remote_url import HostRules
+from triptych.runtime.settings import ServiceSettings, Strings, service_config
 
 
 class GatewaySettings(ServiceSettings):
@@ -31,20 +33,10 @@ class GatewaySettings(ServiceSettings):
     """Whether requests of different keys may share an image's embedding. What is cached can be told by timing."""
     fetch: bool = True
     """Whether images, videos and audio are fetched from https: and http: URLs."""
-    fetch_hosts: Strings = ()
-    """Hosts to fetch from (NAME, or .NAME for all below it); if there are any, from no others."""
-    fetch_hosts_denied: Strings = ()
-    """Hosts never to fetch from."""
-    fetch_hosts_private: Strings = ()
-    """Hosts whose addresses may be private. All others must be on the public internet."""
-    fetch_ports: Integers = (80, 443)
-    """Ports to fetch from."""
-    fetch_timeout_s: float = Field(default=10.0, gt=0, le=600)
-    """Longest time to fetch one item, redirects included."""
-    fetch_redirects: int = Field(default=3, ge=0, le=20)
-    """Most redirects to follow."""
-    fetch_concurrency: int = Field(default=64, ge=1)
-    """Most fetches at the same time; others wait, within their own time."""
+    fetch_rules: HostRules = HostRules()
+    """Which hosts are fetched from."""
+    fetch_limits: FetchLimits = FetchLimits()
+    """Bounds on fetching."""
     max_urls_per_request: int = Field(default=16, ge=1)
     """Most items of one request that are fetched; more are answered 400."""
     max_connections: int = Field(default=4096, ge=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
-from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena import ArenaMachine
 from triptych.machine.encoder.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.transport import slot
@@ -94,8 +94,9 @@ class Kit:
         idle_s: float = 600.0,
     ) -> AsyncIterator[Site]:
         arena = self.arena(nbytes, instance_id, epoch)
-        limits = ArenaLimits(max_pull_s=max_pull_s)
-        machine = ArenaMachine(start=arena.base, end=arena.nbytes, holder=instance_id, epoch=epoch, limits=limits)
+        machine = ArenaMachine(
+            start=arena.base, end=arena.nbytes, holder=instance_id, epoch=epoch, max_pull_s=max_pull_s
+        )
 
         def check(lease_id: bytes, offset: int, nbytes: int) -> bool:
             return machine.may_read(lease_id, offset, nbytes, 0.0)

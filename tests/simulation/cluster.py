@@ -26,7 +26,6 @@ from triptych import ports
 from triptych.domain.embedding import Ticket
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import ArenaLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.runtime.tasks import TaskScope
@@ -127,12 +126,9 @@ class EncoderNode(_Node):
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        limits = ArenaLimits(
-            max_pull_s=settings.max_pull_s, max_lease_s=settings.max_lease_s, max_leases=settings.max_leases
-        )
         self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
         copy = InlineOffload()
-        self.store = ArenaStore(arena, limits, clock=cluster.clock, copy=copy)
+        self.store = ArenaStore(arena, settings.leases, max_pull_s=settings.max_pull_s, clock=cluster.clock, copy=copy)
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
         self.service = EncoderService(
             self.engine,

@@ -1,10 +1,13 @@
 """Bounds of values: ranges of numbers, sizes of text, bytes and lists. NaN and infinities are out of every range."""
 
+import sys
 from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 MAX_INT31 = 2**31 - 1
+UNBOUNDED = sys.float_info.max
+"""As an upper bound: every number but infinity."""
 
 
 class Bound(Protocol):
@@ -18,13 +21,16 @@ class Between:
     """A number from ``low`` to ``high``, both included unless ``above``: then ``low`` is the first that is too low."""
 
     low: float
-    high: float
+    high: float = UNBOUNDED
     above: bool = False
 
     def fault(self, name: str, value: float) -> str | None:
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
-        wanted = f"above {self.low} and at most {self.high}" if self.above else f"from {self.low} to {self.high}"
+        if self.high == UNBOUNDED:
+            wanted = f"above {self.low}" if self.above else f"at least {self.low}"
+        else:
+            wanted = f"above {self.low} and at most {self.high}" if self.above else f"from {self.low} to {self.high}"
         return f"{name} is {value}, must be {wanted}"
 
 

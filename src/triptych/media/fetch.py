@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from socket import SOCK_STREAM
+from typing import Annotated
 
 from httpcore2 import (
     SOCKET_OPTION,
@@ -26,6 +27,8 @@ from httpcore2 import (
     UnsupportedProtocol,
 )
 
+from triptych.domain.bounds import Between
+from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.errors import InvalidMedia
 from triptych.media.remote_url import HostRules, RemoteUrl, is_public, parse_remote_url
 
@@ -40,13 +43,19 @@ _MAX_LENGTH_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """``total_s`` is over all hops of one item; ``stall_s`` the longest that a connection may keep silent."""
+    """Bounds on fetching items."""
 
-    max_bytes: int = 32 << 20
-    max_redirects: int = 3
-    max_concurrent: int = 64
-    total_s: float = 10.0
-    stall_s: float = 5.0
+    fetch_timeout_s: Annotated[float, Between(0, 600, above=True)] = 10.0
+    """Longest time to fetch one item, redirects included."""
+    fetch_stall_s: PositiveSeconds = 5.0
+    """Longest time that a host which is fetched from may keep silent."""
+    fetch_redirects: Annotated[int, Between(0, 20)] = 3
+    """Most redirects to follow."""
+    fetch_concurrency: Positive = 64
+    """Most fetches at the same time; others wait, within their own time."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
@@ -56,21 +65,23 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
 
 
 class Fetcher:
-    """``fetch`` for any number of callers; at most ``limits.max_concurrent`` transfers run, others wait in order."""
+    """``fetch`` for any number of callers; at most ``limits.fetch_concurrency`` transfers run, others wait in order."""
 
     def __init__(
         self,
         rules: HostRules,
         limits: FetchLimits,
         *,
+        max_bytes: int,
         resolver: Resolver = system_resolver,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._rules = rules
         self._limits = limits
+        self._max_bytes = max_bytes
         self._backend = _PinnedBackend(rules, resolver)
         self._ssl_context = ssl_context or ssl.create_default_context()
-        self._slots = asyncio.Semaphore(limits.max_concurrent)
+        self._slots = asyncio.Semaphore(limits.fetch_concurrency)
 
     async def fetch(self, url: str, took: Callable[[int], None] = lambda _: None) -> bytes:
         """The bytes at ``url``. ``took`` is told of every piece before it is kept, and may raise to stop.
@@ -78,31 +89,31 @@ class Fetcher:
         Raises InvalidMedia for whatever goes wrong: that the URL leads nowhere is for its sender to know.
         """
         try:
-            async with asyncio.timeout(self._limits.total_s), self._slots:
+            async with asyncio.timeout(self._limits.fetch_timeout_s), self._slots:
                 return await self._follow(parse_remote_url(url), took)
         except TimeoutError:
-            raise InvalidMedia(f"the URL was not fetched within {self._limits.total_s:g} s") from None
+            raise InvalidMedia(f"the URL was not fetched within {self._limits.fetch_timeout_s:g} s") from None
         except TimeoutException:
-            raise InvalidMedia(f"the URL's host kept silent for {self._limits.stall_s:g} s") from None
+            raise InvalidMedia(f"the URL's host kept silent for {self._limits.fetch_stall_s:g} s") from None
         except ConnectError:
             raise InvalidMedia("the URL's host cannot be connected to") from None
         except (NetworkError, ProtocolError, UnsupportedProtocol):
             raise InvalidMedia("the URL's host broke off its answer, or does not speak HTTP") from None
 
     async def _follow(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes:
-        for _ in range(self._limits.max_redirects + 1):
+        for _ in range(self._limits.fetch_redirects + 1):
             found = await self._hop(url, took)
             if isinstance(found, bytes):
                 return found
             if url.scheme == "https" and found.scheme != "https":
                 raise InvalidMedia("the URL redirects from https to http")
             url = found
-        raise InvalidMedia(f"the URL redirects more than {self._limits.max_redirects} times")
+        raise InvalidMedia(f"the URL redirects more than {self._limits.fetch_redirects} times")
 
     async def _hop(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes | RemoteUrl:
         """One request: the bytes, or where it redirects to."""
         self._rules.check(url)
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._limits.stall_s)
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._limits.fetch_stall_s)
         headers = [("Host", url.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity"), ("Connection", "close")]
         # A pool of one connection per hop: none outlives the check of its address.
         async with (
@@ -124,7 +135,7 @@ class Fetcher:
         coding = _header(response, b"content-encoding").lower()
         if coding not in ("", "identity"):
             raise InvalidMedia("the URL's host answers in a content coding that was not asked for")
-        limit = self._limits.max_bytes
+        limit = self._max_bytes
         announced = _header(response, b"content-length")
         if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > limit):
             raise InvalidMedia(f"what is at the URL is larger than {limit} bytes, which is the limit")

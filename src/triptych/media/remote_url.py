@@ -5,7 +5,6 @@ must be a plain name or a plain address, and every address it resolves to must b
 """
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urljoin, urlsplit
@@ -47,25 +46,27 @@ class RemoteUrl:
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """Host patterns are names, or ``.example.com`` for everything below it; ``denied`` goes first."""
+    """Which hosts are fetched from; those that are denied go first."""
 
-    allowed: tuple[str, ...] = ()
-    """If there are any, no other host is fetched from."""
-    denied: tuple[str, ...] = ()
-    private: tuple[str, ...] = ()
-    """Hosts that the operator vouches for: their addresses need not be public."""
-    ports: Collection[int] = (80, 443)
+    fetch_hosts: tuple[str, ...] = ()
+    """Hosts to fetch from (NAME, or .NAME for all below it); if there are any, from no others."""
+    fetch_hosts_denied: tuple[str, ...] = ()
+    """Hosts never to fetch from."""
+    fetch_hosts_private: tuple[str, ...] = ()
+    """Hosts whose addresses may be private. All others must be on the public internet."""
+    fetch_ports: tuple[int, ...] = (80, 443)
+    """Ports to fetch from."""
 
     def check(self, url: RemoteUrl) -> None:
         """Raises InvalidMedia for a host or port that is not fetched from."""
-        listed = not self.allowed or _matches(url.host, (*self.allowed, *self.private))
-        if _matches(url.host, self.denied) or not listed:
+        listed = not self.fetch_hosts or _matches(url.host, (*self.fetch_hosts, *self.fetch_hosts_private))
+        if _matches(url.host, self.fetch_hosts_denied) or not listed:
             raise InvalidMedia("the URL's host is not one that is fetched from here")
-        if url.port not in self.ports:
-            raise InvalidMedia(f"port {url.port} is not one of {', '.join(map(str, self.ports))}")
+        if url.port not in self.fetch_ports:
+            raise InvalidMedia(f"port {url.port} is not one of {', '.join(map(str, self.fetch_ports))}")
 
     def may_be_private(self, host: str) -> bool:
-        return _matches(host, self.private)
+        return _matches(host, self.fetch_hosts_private)
 
 
 def parse_remote_url(url: str) -> RemoteUrl:

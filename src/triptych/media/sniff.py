@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.domain.limits import check_positive
+from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
 from triptych.media.clips import Clip
@@ -30,34 +30,34 @@ class MediaLimits:
     for each scanned pixel, so that no image takes more than about a second.
     """
 
-    max_image_bytes: int = 20 << 20
+    max_image_bytes: Positive = 20 << 20
     """Largest encoded image."""
-    max_image_pixels: int = 64_000_000
+    max_image_pixels: Positive = 64_000_000
     """Most pixels of one image or frame: 64 million are 192 MB as RGB."""
-    max_image_side_px: int = 16_384
+    max_image_side_px: Positive = 16_384
     """Longest side of an image or a frame."""
-    max_aspect_ratio: int = 200
+    max_aspect_ratio: Positive = 200
     """Longest side by shortest: processors that bring the shorter one to a fixed length would make gigabytes of 1 x 16,384."""
-    max_scanned_pixels: int = 1_500_000_000
+    max_scanned_pixels: Positive = 1_500_000_000
     """Most pixels that decoding one image goes over: its own, times the scans of a JPEG. A run-length coded BMP counts as
     256 scans."""
-    max_video_bytes: int = 32 << 20
+    max_video_bytes: Positive = 32 << 20
     """Largest encoded video."""
-    max_video_s: int = 3600
+    max_video_s: Positive = 3600
     """Longest video."""
-    max_video_frames: int = 36_000
+    max_video_frames: Positive = 36_000
     """Most frames of one video."""
-    max_video_pixels: int = 16_000_000_000
+    max_video_pixels: Positive = 16_000_000_000
     """Most pixels of one video, all frames together: what decoding it costs."""
-    max_audio_bytes: int = 25 << 20
+    max_audio_bytes: Positive = 25 << 20
     """Largest encoded audio clip."""
-    max_audio_s: int = 1800
+    max_audio_s: Positive = 1800
     """Longest audio clip."""
-    max_audio_samples: int = 200_000_000
+    max_audio_samples: Positive = 200_000_000
     """Most samples of one channel of audio."""
 
     def __post_init__(self) -> None:
-        check_positive(self)
+        check_limits(self)
 
 
 def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:

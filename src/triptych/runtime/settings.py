@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_settings import (
@@ -37,10 +37,7 @@ def _split(value: object) -> object:
 
 
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""Several strings; in the environment and on the command line ``a,b,c``."""
-
-Integers = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)]
-"""Several integers, written in the same way."""
+"""Several strings; in the environment and on the command line ``a,b,c``, as all settings that are tuples."""
 
 
 def service_config(service: str) -> SettingsConfigDict:
@@ -251,22 +248,24 @@ def _flat(cls: type[ServiceSettings]) -> tuple[type[BaseSettings], dict[str, str
         if not (isinstance(group, type) and is_dataclass(group)):
             flat[name] = (group, info)
             continue
-        hints = get_type_hints(group, include_extras=True)
+        hints = get_type_hints(group)
         properties = described[group.__name__]["properties"]
         for field in fields(group):
             about = Field(default=field.default, description=properties[field.name].get("description"))
-            flat[field.name] = (hints[field.name], about)
+            hint = hints[field.name]
+            flat[field.name] = (Annotated[hint, NoDecode] if get_origin(hint) is tuple else hint, about)
             group_of[field.name] = name
     return create_model(cls.__name__, __base__=Flat, **flat), group_of
 
 
 def _grouped(cls: type[ServiceSettings], values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their own names, brought into their groups."""
-    group_of = _flat(cls)[1]
+    flat, group_of = _flat(cls)
     grouped: dict[str, Any] = {}
     for name, value in values.items():
         if name in group_of:
-            grouped.setdefault(group_of[name], {})[name] = value
+            several = get_origin(flat.model_fields[name].annotation) is tuple
+            grouped.setdefault(group_of[name], {})[name] = _split(value) if several else value
         else:
             grouped[name] = value
     return grouped

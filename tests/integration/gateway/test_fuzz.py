@@ -17,6 +17,7 @@ from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import InvalidRequest, NotFound
+from triptych.media.fetch import FetchLimits
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
@@ -69,7 +70,7 @@ async def test_no_body_breaks_the_gateway() -> None:
     asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the time
     offload = ThreadOffload(1, name="fuzz")
     router = SniffingRouter()
-    gateway = make_gateway(router, offload, monotonic, fetch_timeout_s=1.0)
+    gateway = make_gateway(router, offload, monotonic, fetch_limits=FetchLimits(fetch_timeout_s=1.0))
     door = Door(gateway, monotonic)
     bodies = Bodies(seed=7)
     statuses: Counter[int] = Counter()

@@ -26,7 +26,7 @@ from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TriptychError
 from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena import ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
@@ -84,7 +84,7 @@ class Site:
             end=arena.nbytes,
             holder=arena.instance_id,
             epoch=arena.epoch,
-            limits=ArenaLimits(max_pull_s=max_pull_s),
+            max_pull_s=max_pull_s,
         )
         self.transports: TransportSet
         self._peers: dict[int, Peer] = {}

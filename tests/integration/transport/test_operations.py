@@ -19,7 +19,7 @@ from tests.integration.transport.remote import nixl
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.errors import LeaseLost, TransferFailed
 from triptych.machine.encoder import arena_events
-from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena import ArenaMachine
 from triptych.machine.extents import Extents, round_up
 from triptych.ports import Peer
 from triptych.transport import slot
@@ -52,7 +52,7 @@ class World:
             end=self.holder.nbytes,
             holder="holder",
             epoch=1,
-            limits=ArenaLimits(max_pull_s=MAX_PULL_S),
+            max_pull_s=MAX_PULL_S,
         )
         self.places = Extents(self.reader.base, self.reader.nbytes)
         self.reader.memory[self.reader.base :] = FREE * (self.reader.nbytes - self.reader.base)

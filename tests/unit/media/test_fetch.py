@@ -68,9 +68,11 @@ def resolves(**hosts: Sequence[str]) -> Callable[[str, int], Awaitable[Sequence[
 
 
 def fetcher(*servers: Server, **limits: float) -> Fetcher:
-    rules = HostRules(private=("img.example",), ports=(80, 443, *(server.port for server in servers)))
-    chosen = FetchLimits(**{"max_bytes": 1000, "total_s": 5.0, "stall_s": 5.0, **limits})  # type: ignore[arg-type]
-    return Fetcher(rules, chosen, resolver=resolves(img_example=[LOOPBACK], rebound_example=["1.1.1.1", LOOPBACK]))
+    rules = HostRules(fetch_hosts_private=("img.example",), fetch_ports=(80, 443, *(server.port for server in servers)))
+    chosen = FetchLimits(**{"fetch_timeout_s": 5.0, **limits})  # type: ignore[arg-type]
+    return Fetcher(
+        rules, chosen, max_bytes=1000, resolver=resolves(img_example=[LOOPBACK], rebound_example=["1.1.1.1", LOOPBACK])
+    )
 
 
 async def refused(fetcher: Fetcher, url: str, match: str) -> None:
@@ -107,8 +109,9 @@ async def test_what_is_at_the_url_comes_back_and_every_piece_is_told() -> None:
 async def test_private_addresses_are_refused_without_a_connection(host: str) -> None:
     async with serving(ok(b"secret")) as server:
         subject = Fetcher(
-            HostRules(ports=(server.port,)),
+            HostRules(fetch_ports=(server.port,)),
             FetchLimits(),
+            max_bytes=1000,
             resolver=resolves(localhost=[LOOPBACK], rebound_example=["1.1.1.1", LOOPBACK]),
         )
         await refused(subject, f"http://{host}:{server.port}/", "does not resolve to a public address")
@@ -145,7 +148,7 @@ async def test_a_redirect_is_followed_and_checked_like_a_first_hop() -> None:
 
 async def test_redirects_are_bounded() -> None:
     async with serving(says("302 Found", "Location: /", "Content-Length: 0")) as server:
-        await refused(fetcher(server, max_redirects=2), f"http://img.example:{server.port}/", "more than 2 times")
+        await refused(fetcher(server, fetch_redirects=2), f"http://img.example:{server.port}/", "more than 2 times")
         assert len(server.requests) == 3
 
 
@@ -159,7 +162,9 @@ async def test_a_name_is_resolved_once_per_hop_and_the_answer_is_what_is_connect
         return answers.pop(0)
 
     async with serving(ok(b"secret")) as server:
-        subject = Fetcher(HostRules(ports=(server.port,)), FetchLimits(total_s=0.3), resolver=rebinding)
+        subject = Fetcher(
+            HostRules(fetch_ports=(server.port,)), FetchLimits(fetch_timeout_s=0.3), max_bytes=1000, resolver=rebinding
+        )
         await refused(subject, f"http://rebind.example:{server.port}/", "public address")
         assert server.requests == []
     assert asked == ["rebind.example"]
@@ -199,7 +204,7 @@ async def test_a_server_that_drips_is_cut_off_in_time() -> None:
             await asyncio.sleep(0.02)
 
     async with serving(drip) as server:
-        await refused(fetcher(server, total_s=0.2), f"http://img.example:{server.port}/", "within 0.2 s")
+        await refused(fetcher(server, fetch_timeout_s=0.2), f"http://img.example:{server.port}/", "within 0.2 s")
 
 
 async def test_a_server_that_keeps_silent_is_cut_off_in_time() -> None:
@@ -209,7 +214,7 @@ async def test_a_server_that_keeps_silent_is_cut_off_in_time() -> None:
         await gate.wait()
 
     async with serving(silent) as server:
-        await refused(fetcher(server, stall_s=0.1), f"http://img.example:{server.port}/", "silent for 0.1 s")
+        await refused(fetcher(server, fetch_stall_s=0.1), f"http://img.example:{server.port}/", "silent for 0.1 s")
         gate.set()
 
 
@@ -223,7 +228,7 @@ async def test_a_resolver_that_fails_is_no_server_error() -> None:
     async def failing(host: str, port: int) -> Sequence[str]:
         raise OSError("resolver is down")
 
-    subject = Fetcher(HostRules(), FetchLimits(), resolver=failing)
+    subject = Fetcher(HostRules(), FetchLimits(), max_bytes=1000, resolver=failing)
     await refused(subject, "https://img.example/", "does not resolve")
 
 
@@ -239,7 +244,7 @@ async def test_transfers_at_the_same_time_are_bounded() -> None:
         await ok(b"x")(request, writer)
 
     async with serving(counted) as server:
-        subject = fetcher(server, max_concurrent=2)
+        subject = fetcher(server, fetch_concurrency=2)
         url = f"http://img.example:{server.port}/"
         assert await asyncio.gather(*(subject.fetch(url) for _ in range(6))) == [b"x"] * 6
     assert most == 2
@@ -271,8 +276,9 @@ async def test_tls_verifies_the_name_although_an_address_is_connected_to() -> No
     authority.configure_trust(client_tls)
     async with serving(ok(b"sealed"), server_tls) as server:
         subject = Fetcher(
-            HostRules(private=("img.example", "other.example"), ports=(server.port,)),
+            HostRules(fetch_hosts_private=("img.example", "other.example"), fetch_ports=(server.port,)),
             FetchLimits(),
+            max_bytes=1000,
             resolver=resolves(img_example=[LOOPBACK], other_example=[LOOPBACK]),
             ssl_context=client_tls,
         )
@@ -281,8 +287,9 @@ async def test_tls_verifies_the_name_although_an_address_is_connected_to() -> No
         await refused(subject, f"https://other.example:{server.port}/", "cannot be connected to")
     async with serving(says("302 F", "Location: http://img.example/", "Content-Length: 0"), server_tls) as server:
         subject = Fetcher(
-            HostRules(private=("img.example",), ports=(server.port, 80)),
+            HostRules(fetch_hosts_private=("img.example",), fetch_ports=(server.port, 80)),
             FetchLimits(),
+            max_bytes=1000,
             resolver=resolves(img_example=[LOOPBACK]),
             ssl_context=client_tls,
         )

@@ -136,8 +136,8 @@ def test_lists_of_hosts_and_ports() -> None:
 
     assert taken(HostRules(), "https://anything.example/")
     assert not taken(HostRules(), "https://anything.example:22/")
-    assert taken(HostRules(ports=(8443,)), "https://anything.example:8443/")
-    only = HostRules(allowed=("a.example", ".b.example"), denied=("evil.b.example",))
+    assert taken(HostRules(fetch_ports=(8443,)), "https://anything.example:8443/")
+    only = HostRules(fetch_hosts=("a.example", ".b.example"), fetch_hosts_denied=("evil.b.example",))
     assert [taken(only, f"https://{host}/") for host in ("a.example", "x.a.example", "x.b.example", "b.example")] == [
         True,
         False,

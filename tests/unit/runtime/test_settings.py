@@ -17,6 +17,7 @@ class LockLimits:
     max_turns: int = 2
     """Most turns of the key."""
     grace_s: float = 0.5
+    spares: tuple[int, ...] = (7,)
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
@@ -107,9 +108,11 @@ def test_settings_of_a_group_come_from_every_source_by_their_own_names(
     assert DoorSettings.load(file, {}).lock == LockLimits(3, 9.0)
     assert DoorSettings.load(file, {"TRIPTYCH_DOOR_MAX_TURNS": "4"}).lock == LockLimits(4, 9.0)
     assert DoorSettings.load([*file, "--max-turns", "5"], {"TRIPTYCH_DOOR_MAX_TURNS": "4"}).lock == LockLimits(5, 9.0)
+    assert DoorSettings.load(["--spares", "1,2"], {}).lock.spares == (1, 2)
+    assert DoorSettings.load([], {"TRIPTYCH_DOOR_SPARES": "3, 4"}).lock.spares == (3, 4)
     with pytest.raises(SystemExit):
         DoorSettings.load(["--grace-s", "7", "--print-config"], {})
-    assert json.loads(capsys.readouterr().out)["lock"] == {"max_turns": 2, "grace_s": 7.0}
+    assert json.loads(capsys.readouterr().out)["lock"] == {"max_turns": 2, "grace_s": 7.0, "spares": [7]}
     with pytest.raises(SystemExit):
         DoorSettings.load(["--help"], {})
     assert "Most turns of the key. (default: 2)" in capsys.readouterr().out

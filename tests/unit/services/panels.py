@@ -26,7 +26,7 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
-from triptych.machine.encoder.arena import ArenaLimits
+from triptych.machine.encoder.arena import LeaseLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
@@ -156,7 +156,7 @@ async def encoder_panel(
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     arena = HostArena(HEADER_NBYTES + slots * SLOT_NBYTES, instance_id=instance_id, epoch=epoch)
     copy = InlineOffload(2)
-    store = ArenaStore(arena, ArenaLimits(max_pull_s=max_pull_s), clock=clock, copy=copy)
+    store = ArenaStore(arena, LeaseLimits(), max_pull_s=max_pull_s, clock=clock, copy=copy)
     transport = MemoryTransport(network or MemoryNetwork(), arena, host="here", check=store.may_read)
     async with TaskScope(instance_id) as scope:
         service = EncoderService(

@@ -17,11 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from triptych.domain.bounds import Between
+from triptych.domain.limits import check_limits
 from triptych.domain.media import MediaInfo
 from triptych.engine.media.audio import Samples
 from triptych.engine.media.decoder_process import (
@@ -49,8 +51,6 @@ from triptych.runtime.cores import Cores, usable_cores
 logger = logging.getLogger(__name__)
 
 _MODULE = "triptych.engine.media.decoder_process"
-_LONGEST_DECODE_S = 86_400
-_LEAST_DECODE_BYTES = 64 << 20
 _KEPT_BYTES = 8 << 20
 """Of a file that items cross in; what a larger one took is given back."""
 
@@ -59,20 +59,13 @@ _KEPT_BYTES = 8 << 20
 class DecodeLimits:
     """Bounds on decoding one item, whatever its header says."""
 
-    max_decode_s: float = 120.0
+    max_decode_s: Annotated[float, Between(0, 86_400, above=True)] = 120.0
     """Most CPU time that decoding one item may take; its decoder is killed then."""
-    max_decode_bytes: int = 2 << 30
+    max_decode_bytes: Annotated[int, Between(64 << 20)] = 2 << 30
     """Most memory that decoding one item may take, beside that of an idle decoder."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_decode_s <= _LONGEST_DECODE_S:
-            raise ValueError(
-                f"max_decode_s is {self.max_decode_s:g}, it has to be above 0 and at most {_LONGEST_DECODE_S}"
-            )
-        if self.max_decode_bytes < _LEAST_DECODE_BYTES:
-            raise ValueError(
-                f"max_decode_bytes is {self.max_decode_bytes}, it has to be at least {_LEAST_DECODE_BYTES}"
-            )
+        check_limits(self)
 
 
 class _Decoder:

@@ -20,8 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import Annotated
 
+from triptych.domain.bounds import Between
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Ticket, payload_nbytes
+from triptych.domain.limits import PositiveSeconds, check_limits
 from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
 from triptych.machine.encoder.arena_events import (
     Abandon,
@@ -67,24 +70,41 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaLimits:
-    max_pull_s: float
-    """Longest time that a read may take: readers and transports give up after it."""
-    max_lease_s: float = 3600.0
-    """A longer lease is cut to this."""
-    max_leases: int = 65_536
-    max_given_back: int = 16_384
-    """So many ids that were given back are remembered: for longer than messages cross each other."""
+class LeaseLimits:
+    max_lease_s: PositiveSeconds = 600.0
+    """Longest lease; a longer one that is asked for is cut to this."""
+    max_leases: Annotated[int, Between(2)] = 65_536
+    """Most leases at the same time."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 class ArenaMachine:
-    """``handle`` is the only mutator. ``start`` and ``end`` bound the part of the arena that holds slots, in bytes."""
+    """``handle`` is the only mutator.
 
-    def __init__(self, *, start: int, end: int, holder: str, epoch: int, limits: ArenaLimits) -> None:
+    ``start`` and ``end`` bound the part of the arena that holds slots, in bytes. ``max_pull_s`` is the longest time that a
+    read may take: readers and transports give up after it. So many ids of leases that were given back are remembered as
+    ``max_given_back`` says: for longer than messages cross each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        end: int,
+        holder: str,
+        epoch: int,
+        max_pull_s: float,
+        limits: LeaseLimits = LeaseLimits(),
+        max_given_back: int = 16_384,
+    ) -> None:
         self._extents = Extents(start, end)
         self._holder = holder
         self._epoch = epoch
         self._limits = limits
+        self._max_pull_s = max_pull_s
+        self._max_given_back = max_given_back
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
         """Those that can be reclaimed, the one that came to rest first before the others."""
@@ -266,7 +286,7 @@ class ArenaMachine:
 
     def _sweep(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        while self._by_expiry and self._by_expiry[0][0] + self._limits.max_pull_s <= now_s:
+        while self._by_expiry and self._by_expiry[0][0] + self._max_pull_s <= now_s:
             expires_s, lease_id = heappop(self._by_expiry)
             lease = self._leases.get(lease_id)
             if lease is not None and lease.expires_s <= expires_s:
@@ -278,7 +298,7 @@ class ArenaMachine:
         for lease_id in lease_ids:
             self._drop_lease(lease_id)
             self._given_back[lease_id] = None
-        while len(self._given_back) > self._limits.max_given_back:
+        while len(self._given_back) > self._max_given_back:
             del self._given_back[next(iter(self._given_back))]
 
     def _drop_lease(self, lease_id: LeaseId) -> None:
@@ -316,7 +336,7 @@ class ArenaMachine:
         assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
         due = set(self._by_expiry)
         assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "no end"  # noqa: S101 - invariant
-        assert len(self._given_back) <= self._limits.max_given_back, "too much is remembered"  # noqa: S101 - invariant
+        assert len(self._given_back) <= self._max_given_back, "too much is remembered"  # noqa: S101 - invariant
         assert not self._given_back.keys() & self._leases.keys(), "what was given back is out"  # noqa: S101 - invariant
         held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
         assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant

@@ -14,7 +14,7 @@ goes with that thread's outcome.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from triptych.domain.limits import check_positive
+from triptych.domain.limits import Positive, check_limits
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn, batch_length, longest_waits, turn
 
@@ -137,19 +137,19 @@ class _Waiter:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    max_waiting_items: int = 256
+    max_waiting_items: Positive = 256
     """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
-    max_prepared_bytes: int = 1 << 30
+    max_prepared_bytes: Positive = 1 << 30
     """Most memory of these items together, decoded and preprocessed."""
-    max_batch_items: int = 8
+    max_batch_items: Positive = 8
     """Most items in one pass of the encoder."""
-    max_batch_tokens: int = 8192
+    max_batch_tokens: Positive = 8192
     """Most embedding tokens in one pass of the encoder; a larger item runs alone."""
-    max_batch_bytes: int = 256 << 20
+    max_batch_bytes: Positive = 256 << 20
     """Most bytes of preprocessed items (pixels, features) in one pass of the encoder; a larger item runs alone."""
 
     def __post_init__(self) -> None:
-        check_positive(self)
+        check_limits(self)
 
 
 class BatchQueue:

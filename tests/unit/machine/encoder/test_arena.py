@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import ArenaFull, InvalidMedia, InvalidRequest, LeaseLost, Overloaded
-from triptych.machine.encoder.arena import ArenaLimits, ArenaMachine
+from triptych.machine.encoder.arena import ArenaMachine, LeaseLimits
 from triptych.machine.encoder.arena_events import (
     Abandon,
     Commit,
@@ -26,12 +26,22 @@ from triptych.machine.encoder.arena_events import (
     Tick,
 )
 
-LIMITS = ArenaLimits(max_pull_s=5.0, max_leases=8, max_given_back=32)
+LIMITS = LeaseLimits(max_leases=8)
+MAX_PULL_S = 5.0
+MAX_GIVEN_BACK = 32
 LEASE_S = 10.0
 
 
 def arena(nbytes: int = 4096) -> ArenaMachine:
-    return ArenaMachine(start=0, end=nbytes, holder="e0", epoch=7, limits=LIMITS)
+    return ArenaMachine(
+        start=0,
+        end=nbytes,
+        holder="e0",
+        epoch=7,
+        max_pull_s=MAX_PULL_S,
+        limits=LIMITS,
+        max_given_back=MAX_GIVEN_BACK,
+    )
 
 
 def specs(slot_nbytes: int) -> tuple[TensorSpec, ...]:
@@ -187,7 +197,7 @@ def test_leases_are_bounded() -> None:
 @pytest.mark.parametrize(("asked_s", "granted_s"), [(-5.0, 0.0), (0.5, 0.5), (20.0, 20.0), (20.1, 20.0)])
 def test_a_lease_lasts_as_long_as_was_asked_for_within_the_limit(asked_s: float, granted_s: float) -> None:
     limits = replace(LIMITS, max_lease_s=20.0)
-    machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, limits=limits)
+    machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, max_pull_s=MAX_PULL_S, limits=limits)
     slot = put(machine, b"a", 64)
     [effect] = machine.handle(Grant(b"a", b"l", asked_s), 0.0)
     assert isinstance(effect, Granted)
@@ -197,7 +207,7 @@ def test_a_lease_lasts_as_long_as_was_asked_for_within_the_limit(asked_s: float,
 
 def test_each_lease_ends_in_its_own_time_however_often_others_were_given_more() -> None:
     ends_s = {b"a": 40.0, b"b": 10.0, b"c": 30.0, b"d": 20.0, b"e": 15.0}
-    expected = sorted((end_s + LIMITS.max_pull_s, key) for key, end_s in ends_s.items())
+    expected = sorted((end_s + MAX_PULL_S, key) for key, end_s in ends_s.items())
     for times in range(100):
         machine = arena()
         for key, end_s in ends_s.items():
@@ -228,8 +238,8 @@ def test_a_lease_that_is_granted_again_lasts_longer_and_counts_once() -> None:
         machine.validate()
     put(machine, b"b", 64)
     assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S)), InvalidRequest)
-    assert machine.handle(Tick(), 5.0 + LEASE_S + LIMITS.max_pull_s - 0.1) == []
-    assert len(machine.handle(Tick(), 5.0 + LEASE_S + LIMITS.max_pull_s)) == 1
+    assert machine.handle(Tick(), 5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
+    assert len(machine.handle(Tick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
 
 
 def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_first() -> None:
@@ -241,7 +251,7 @@ def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_firs
     machine.handle(Release((b"l",)), 0.0)
     assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
     assert machine.leases == 0
-    for number in range(LIMITS.max_given_back - 1):
+    for number in range(MAX_GIVEN_BACK - 1):
         machine.handle(Release((number.to_bytes(4, "big"),)), 0.0)
     assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
     machine.handle(Release((b"one more",)), 0.0)
@@ -277,8 +287,7 @@ def test_only_who_writes_a_slot_can_commit_or_abandon_it() -> None:
 def test_mixed_sizes_use_at_least_seven_tenths_of_an_arena_before_one_is_refused(sizes: str, seed: int) -> None:
     """1 KB to 100 MB in 1 GB, released in random order: 70 % is leased at any refusal, 90 % on average."""
     rng = random.Random(seed)
-    limits = ArenaLimits(max_pull_s=1.0)
-    machine = ArenaMachine(start=4096, end=1 << 30, holder="e0", epoch=1, limits=limits)
+    machine = ArenaMachine(start=4096, end=1 << 30, holder="e0", epoch=1, max_pull_s=1.0)
     leases: list[bytes] = []
     leased_at_refusal: list[float] = []
     for number in range(3000):
@@ -322,7 +331,7 @@ class ArenaModel(RuleBasedStateMachine):
             self.writing[key] = slot.generation
             for held, until_s in self.leases.values():
                 apart = held.offset + held.slot_nbytes <= slot.offset or slot.offset + nbytes <= held.offset
-                assert apart or self.now_s >= until_s + LIMITS.max_pull_s
+                assert apart or self.now_s >= until_s + MAX_PULL_S
 
     @precondition(lambda self: self.writing)
     @rule(data=st.data(), commit=st.booleans())

@@ -30,6 +30,7 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.errors import DeadlineExceeded, InvalidMedia, InvalidRequest, Unavailable
+from triptych.media.remote_url import HostRules
 from triptych.runtime.clock import monotonic
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.process import CannotStart
@@ -226,8 +227,8 @@ async def test_what_the_router_says_of_an_item_names_its_field(rest: Rest) -> No
 
 async def test_an_image_is_fetched_from_its_url(rest: Rest, router: FakeRouter) -> None:
     async with web(b"pixels") as url:
-        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url),)}
-        async with rest(router, **allowed) as client:
+        allowed = HostRules(fetch_hosts_private=("localhost",), fetch_ports=(port_of(url),))
+        async with rest(router, fetch_rules=allowed) as client:
             assert (await client.post(CHAT, json=ask_about(url, PNG_URL, url))).status_code == 200
     first, second, third = router.requests[0].media
     assert (first.data, third.data) == (b"pixels", b"pixels")
@@ -260,8 +261,8 @@ async def test_urls_that_lead_nowhere_good_are_400(rest: Rest, router: FakeRoute
 
 async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) -> None:
     async with web(b"x", "503 Service Unavailable") as url, web(b"x" * 5000) as large:
-        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url), port_of(large))}
-        async with rest(router, **allowed, max_item_bytes=1000) as client:
+        allowed = HostRules(fetch_hosts_private=("localhost",), fetch_ports=(port_of(url), port_of(large)))
+        async with rest(router, fetch_rules=allowed, max_item_bytes=1000) as client:
             assert "503" in (await client.post(CHAT, json=ask_about(url))).json()["error"]["message"]
             answer = await client.post(CHAT, json=ask_about(PNG_URL, large))
             assert (answer.status_code, "1000 bytes" in answer.text) == (400, True)
@@ -269,8 +270,8 @@ async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) 
 
 async def test_fetched_bytes_count_against_the_bytes_that_are_held(rest: Rest, router: FakeRouter) -> None:
     async with web(b"x" * 2000) as url:
-        allowed = {"fetch_hosts_private": ("localhost",), "fetch_ports": (port_of(url),)}
-        async with rest(router, **allowed, max_body_bytes=1024, max_buffered_bytes=1500) as client:
+        allowed = HostRules(fetch_hosts_private=("localhost",), fetch_ports=(port_of(url),))
+        async with rest(router, fetch_rules=allowed, max_body_bytes=1024, max_buffered_bytes=1500) as client:
             answer = await client.post(CHAT, json=ask_about(url))
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
 
