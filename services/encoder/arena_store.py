@@ -66,7 +66,7 @@ class ArenaStore:
             case arena_events.Refused(_, error):
                 raise error
             case _:
-                raise InternalError("the embedding is being made already")
+                raise InternalError("the embedding is already being computed")
 
     async def fill(self, slot: arena_events.Slot, tensors: Sequence[Tensor]) -> None:
         """Put the embedding into its slot; from then on it can be granted.

@@ -252,7 +252,7 @@ class Batcher(Generic[PreparedT]):
     async def _publish(self, flight: _Flight[PreparedT], tensors: Sequence[Tensor]) -> None:
         slot = flight.slot
         if slot is None:
-            raise RuntimeError("an item was encoded without memory for its embedding")
+            raise RuntimeError("an item was encoded without reserved memory")
         try:
             await self._store.fill(slot, tensors)
         except Exception as error:  # noqa: BLE001 - told to those whose item it is

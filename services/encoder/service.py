@@ -178,7 +178,7 @@ class EncoderService(Generic[PreparedT]):
             raise InvalidRequest(f"item {request.item} has {nbytes} bytes, {request.info.nbytes} were announced")
         _checked_lease_s(request.lease_s)
         if request.reader_lease == request.router_lease:
-            raise InvalidRequest(f"item {request.item} names one lease for two readers")
+            raise InvalidRequest(f"item {request.item} has the same lease id for two readers")
         if self._received_bytes + nbytes > settings.max_received_bytes:
             raise Overloaded(
                 f"calls in progress hold {self._received_bytes} of {settings.max_received_bytes} media bytes, "
@@ -199,7 +199,7 @@ class EncoderService(Generic[PreparedT]):
         """The identity of what the bytes are; what the caller says of them is only compared."""
         digest = await self._copy.run(digest_of, request.media)
         if digest != request.info.digest:
-            raise InvalidRequest(f"item {request.item} does not have the digest that was announced")
+            raise InvalidRequest(f"item {request.item} does not match its announced digest")
         model = self._engine.model
         return EmbeddingIdentity(
             model_id=model.model_id,
@@ -220,5 +220,5 @@ class EncoderService(Generic[PreparedT]):
 
 def _checked_lease_s(lease_s: float) -> float:
     if not lease_s > 0:
-        raise InvalidRequest(f"a lease lasts longer than 0 s, {lease_s:g} were asked for")
+        raise InvalidRequest(f"a lease must be longer than 0 s, got {lease_s:g}")
     return lease_s

@@ -1,4 +1,4 @@
-"""What an encoder can be told."""
+"""Settings of an encoder."""
 
 from typing import Self
 
@@ -16,31 +16,30 @@ class EncoderSettings(InstanceSettings):
     model_config = service_config("encoder")
 
     port: int = Field(default=50061, ge=0, le=65535)
-    """TCP port for calls; 0 takes a free one and logs it."""
+    """TCP port for calls; 0 picks a free one and logs it."""
 
     arena_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """Registered memory for embeddings: those that are leased and, in what is left, the cache."""
+    """Registered memory for embeddings: leased ones, and a cache in the rest."""
     leases: LeaseLimits = LeaseLimits()
-    """What readers and routers may hold."""
+    """Limits of leases."""
 
     max_item_bytes: int = Field(default=32 * MIB, ge=1)
     """Largest item."""
     max_received_bytes: int = Field(default=512 * MIB, ge=1)
     """Most media bytes of calls in progress; a call that does not fit is refused."""
     batches: BatchLimits = BatchLimits()
-    """What waits to be encoded, and what is in one pass of the encoder."""
+    """Limits of the queue and of one batch."""
     prepare_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads that preprocess, and processes that decode for them; 0 for one per core. Each keeps to the cores of one NUMA
-    node."""
+    """Threads that preprocess, and processes that decode; 0 for one of each per core. Each is pinned to one NUMA node."""
     decoding: DecodeLimits = DecodeLimits()
-    """The most that decoding one item may take."""
+    """Limits of decoding one item."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Self:
         if self.max_item_bytes > self.max_received_bytes:
             raise ValueError(
                 f"max_item_bytes ({self.max_item_bytes}) exceeds max_received_bytes ({self.max_received_bytes}): "
-                "such an item could never be taken"
+                "such an item could never be accepted"
             )
         if self.max_item_bytes + MIB > self.max_message_bytes:
             raise ValueError(

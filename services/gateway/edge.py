@@ -106,12 +106,10 @@ class Edge:
         if self._hosts is not None:
             for host in headers.getlist("host"):
                 if host_name(host) not in self._hosts:
-                    raise PermissionDenied(
-                        f"the host {host[:100]!r} is not among those that are served; --allowed-hosts names more"
-                    )
+                    raise PermissionDenied(f"the host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
         expected = headers.get("expect")
         if expected is not None and expected.lower() != "100-continue":
-            raise ExpectationFailed(f"the expectation {expected[:100]!r} is not known")
+            raise ExpectationFailed(f"Expect: {expected[:100]!r} is not supported")
 
     def _request_id(self, headers: Headers) -> str:
         """The client's own id if it is well formed and no request that still runs has it; else a new one."""
@@ -148,7 +146,7 @@ def _no_route(error: HTTPException, scope: Scope) -> JSONResponse:
     path = scope["path"][:200]
     if error.status_code == HTTPStatus.NOT_FOUND:
         return error_response(NotFound(f"there is nothing at {path!r}"))
-    known = InvalidRequest(f"{scope['method'][:20]} is not possible at {path!r}")
+    known = InvalidRequest(f"{scope['method'][:20]} is not allowed at {path!r}")
     return JSONResponse(error_body(known), error.status_code, error.headers)
 
 
@@ -168,7 +166,7 @@ def check_encoding(headers: Headers) -> None:
         for encoding in headers.getlist(name):
             if encoding.lower() != plain:
                 raise UnsupportedEncoding(
-                    f"{name}: {encoding[:100]!r} is not undone; send the body as it is", param=name
+                    f"{name}: {encoding[:100]!r} is not supported; send the body uncompressed", param=name
                 )
 
 

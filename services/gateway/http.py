@@ -82,7 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._ignore_upgrade(piece[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__  # what a callback below raised
-            self._refuse(cause if isinstance(cause, TriptychError) else InvalidRequest("this is no valid HTTP/1.1"))
+            self._refuse(cause if isinstance(cause, TriptychError) else InvalidRequest("this is not valid HTTP/1.1"))
         else:
             self._counted = max(0, self._counted)
             if self._counted > MAX_HEAD_BYTES:
@@ -92,7 +92,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Read the request as if it asked for no other protocol: the parser has skipped its body."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(InvalidRequest("this is no proxy"))
+            self._refuse(InvalidRequest("this server is not a proxy"))
             return
         line = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
         fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")

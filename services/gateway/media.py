@@ -25,7 +25,7 @@ class RemoteMedia:
             return request
         first = request.remote[0].param
         if self._fetcher is None:
-            raise InvalidRequest(f"{first}: URLs are not fetched here; send a data: URL", param=first)
+            raise InvalidRequest(f"{first}: this server does not fetch URLs; send a data: URL", param=first)
         if len(request.remote) > self._max_urls:
             raise InvalidRequest(
                 f"messages: {len(request.remote)} URLs to fetch, the limit is {self._max_urls}", param="messages"

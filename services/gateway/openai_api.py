@@ -271,7 +271,7 @@ def _part(
     if isinstance(data_url, str) and begin.lower().startswith(("https:", "http:")):
         return Remote(message, place, modality, url, param)
     told = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
-    raise InvalidRequest(f"{param}: only data:, https: and http: URLs are taken, got {shown(told)}", param=param)
+    raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(told)}", param=param)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the gateway can be told."""
+"""Settings of the gateway."""
 
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,52 +15,52 @@ class GatewaySettings(ServiceSettings):
     model_config = service_config("gateway")
 
     host: str = "127.0.0.1"
-    """IP address to listen on. Anything but a loopback address needs keys, or allow_anyone."""
+    """IP address to listen on. A non-loopback address needs keys or allow_anyone."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """TCP port to listen on; 0 takes a free one and logs it."""
+    """TCP port to listen on; 0 picks a free one and logs it."""
     router: str = Field(default="127.0.0.1:50051", pattern=r"^.+:\d{1,5}$")
     """HOST:PORT of the router."""
     mount_router: str = ""
     """Command line of a router to run in this process, instead of the one at ``router``: one hop less per token."""
     keys: Path | None = None
-    """File of API keys (python -m services.gateway.keys new NAME). With it everything but /health needs a key."""
+    """File of API keys (python -m services.gateway.keys new NAME). With it, every route except /health needs a key."""
     allow_anyone: bool = False
-    """Listen on an address that is not loopback without keys: whoever can reach the port can ask."""
+    """Allow a non-loopback address without keys: anyone who reaches the port can send requests."""
     allowed_hosts: Strings = ()
-    """Names that clients may call the gateway by (header Host) beside localhost and its loopback addresses, while it has
-    no keys and listens on loopback: other names are refused, as web pages could ask through them (DNS rebinding)."""
+    """Further names for the Host header beside localhost and loopback addresses. Applies without keys on loopback, where
+    other names are refused against DNS rebinding."""
     tenants_share: bool = False
-    """Whether requests of different keys may share an image's embedding. What is cached can be told by timing."""
+    """Whether requests of different keys may share cached embeddings. Response times then reveal what others have sent."""
     fetch: bool = True
     """Whether images, videos and audio are fetched from https: and http: URLs."""
     fetch_rules: HostRules = HostRules()
-    """Which hosts are fetched from."""
+    """Hosts that URLs may be fetched from."""
     fetch_limits: FetchLimits = FetchLimits()
-    """Bounds on fetching."""
+    """Limits of fetching URLs."""
     max_urls_per_request: int = Field(default=16, ge=1)
-    """Most items of one request that are fetched; more are answered 400."""
+    """Most URLs to fetch per request; more are answered 400."""
     max_connections: int = Field(default=4096, ge=1)
     """Most open connections; one more is answered 429."""
     max_concurrent_requests: int = Field(default=2048, ge=1)
     """Most chat requests at the same time; one more is answered 429."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
-    """Largest body of one request; a larger one is answered 413. Beside its images, videos and audio it may have 16 MiB."""
+    """Largest request body; a larger one is answered 413. Without its images, videos and audio it may have 16 MiB."""
     head_timeout_s: int = Field(default=20, ge=1, le=3600)
-    """Time for the head of a request to arrive, from when the connection is opened or its last answer has ended."""
+    """Time for a request's headers to arrive, from the opening of the connection or the end of the previous response."""
     body_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Time for a request's body to arrive, whatever its x-request-timeout says; a slower one is answered 408."""
+    """Time for a request's body to arrive, regardless of x-request-timeout; a slower one is answered 408."""
     max_buffered_bytes: int = Field(default=1 << 30, ge=1024)
     """Most bytes of bodies held at the same time, over all requests; a body that does not fit is answered 429."""
     max_item_bytes: int = Field(default=32 << 20, ge=1)
-    """Largest image, video or audio clip, once it is decoded from base64."""
+    """Largest image, video or audio clip, after base64 decoding."""
     request_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """Time a request may take unless its header x-request-timeout says otherwise."""
+    """Default timeout of a request; the header x-request-timeout overrides it."""
     max_request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """The most that x-request-timeout may say."""
+    """Largest x-request-timeout."""
     parse_threads: int = Field(default=2, ge=1, le=64)
-    """Threads that parse bodies too large for the event loop."""
+    """Threads that parse large bodies."""
     parse_inline_bytes: int = Field(default=32 << 10, ge=0)
-    """Bodies up to this size are parsed on the event loop: that is faster than handing them over."""
+    """Bodies up to this size are parsed on the event loop, which is faster than a thread."""
 
     @field_validator("host")
     @classmethod
@@ -72,7 +72,7 @@ class GatewaySettings(ServiceSettings):
     def _the_network_is_let_in_on_purpose(self) -> Self:
         if not self.is_loopback and self.keys is None and not self.allow_anyone:
             raise ValueError(
-                f"host ({self.host}) is not a loopback address: give keys, or allow_anyone to serve without"
+                f"host ({self.host}) is not a loopback address: set keys, or allow_anyone to serve without keys"
             )
         return self
 
@@ -81,7 +81,7 @@ class GatewaySettings(ServiceSettings):
         if self.max_body_bytes > self.max_buffered_bytes:
             raise ValueError(
                 f"max_body_bytes ({self.max_body_bytes}) exceeds max_buffered_bytes ({self.max_buffered_bytes}): "
-                "such a body could never be taken"
+                "such a body could never be accepted"
             )
         if self.request_timeout_s > self.max_request_timeout_s:
             raise ValueError(
@@ -92,7 +92,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """What a Host header may name; None for anything."""
+        """Accepted Host headers; None for any."""
         if not self.is_loopback or self.keys is not None or self.allow_anyone:
             return None
         return frozenset(("localhost", "127.0.0.1", "[::1]", self.host, *map(str.lower, self.allowed_hosts)))

@@ -178,7 +178,7 @@ class ModelPrepare:
             refuse_unless(part, *family.replacement_targets)
             info = inspect_media(part.data, self.limits)
             if info.modality is not part.modality:
-                raise InvalidMedia(f"the item is said to be of type {part.modality.value}, which it is not")
+                raise InvalidMedia(f"the item is not of type {part.modality.value}")
         except TriptychError as error:
             # The sniffer knows bytes, not where they came from; the client wants to know which item it was.
             error.param = error.param or param

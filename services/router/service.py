@@ -166,7 +166,7 @@ class RouterService:
         task = self._by_id.get(request_id)
         timeline = self._history.get(request_id) if task is None else task.timeline()
         if timeline is None:
-            raise NotFound("the request is not known, or not any more", param="request_id")
+            raise NotFound("the request is unknown, or its timeline was dropped", param="request_id")
         return timeline
 
     async def readiness(self) -> Readiness:
@@ -274,7 +274,7 @@ class RouterService:
     def _model(self, name: str) -> ModelInfo:
         model = self._cluster.model
         if model is None:
-            raise Unavailable("no instance has been seen yet", retry_after_s=self._settings.retry_after_s)
+            raise Unavailable("no instance is connected yet", retry_after_s=self._settings.retry_after_s)
         if name != model.model_id:
-            raise ModelNotFound(f"model {name!r} is not served here, {model.model_id!r} is", param="model")
+            raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
         return model

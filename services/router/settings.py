@@ -1,4 +1,4 @@
-"""What the router can be told."""
+"""Settings of the router."""
 
 from pathlib import Path
 from typing import Self
@@ -16,34 +16,34 @@ class RouterSettings(RpcServiceSettings):
     model_config = service_config("router")
 
     port: int = Field(default=50051, ge=0, le=65535)
-    """TCP port to listen on; 0 takes a free one and logs it."""
+    """TCP port to listen on; 0 picks a free one and logs it."""
     model: Path = Path()
-    """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Its configuration, tokenizer and chat
-    template are read, not its weights."""
+    """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Only its configuration, tokenizer and chat
+    template are read."""
     instances: Strings = ()
-    """HOST:PORT of each instance, encoders and text instances alike: what it serves, it says itself."""
+    """HOST:PORT of every instance. Each instance reports its own role (encoder, text or both)."""
     instances_file: Path | None = None
-    """A file (TOML) that names them instead, and is watched: they join and leave as it changes."""
+    """TOML file that lists the instances instead. It is polled: instances join and leave as it changes."""
     instances_poll_s: float = Field(default=1.0, ge=0.05, le=60)
-    """How often that file is looked at."""
+    """How often that file is polled."""
 
     encoder_routing: str = "least-loaded"
-    """Which encoder gets an item: least-loaded, least-requests, power-of-two or round-robin. One that is believed to hold
-    its embedding is preferred while it has not much more to do."""
+    """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two or round-robin. An encoder that
+    already has the item's embedding is preferred unless its load is much higher."""
     text_routing: str = "least-loaded"
-    """Which text instance gets a request: least-loaded, least-requests, power-of-two or round-robin."""
+    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two or round-robin."""
     sharding: str = "earliest-end"
-    """Which items are cut for several encoders: earliest-end, where the last shard is then done that much sooner, or never."""
+    """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
     ordering: str = "deadline"
-    """Who is next of the requests of one priority that wait for encoders: deadline, the least time left (nobody is overtaken
-    by those that came 30 s later), or first-come."""
+    """Order of the requests of one priority that wait for encoders: deadline (the least time left first, except that none is
+    overtaken by one that came 30 s later), or first-come."""
     admission: str = "bounded"
-    """When a request is refused as overload: bounded, by the number of requests and the bytes of their media."""
+    """When to refuse a request as overload: bounded (by the number of requests and the bytes of their media)."""
 
     max_items_per_request: int = Field(default=64, ge=0)
     """Most images, videos and audio clips in one request."""
     media: MediaLimits = MediaLimits()
-    """The most that one item may be."""
+    """Limits of one item."""
     max_stop_strings: int = Field(default=16, ge=0)
     """Most stop strings in one request."""
     max_stop_chars: int = Field(default=256, ge=1)
@@ -62,56 +62,56 @@ class RouterSettings(RpcServiceSettings):
     max_concurrent_requests: int = Field(default=2048, ge=1)
     """Most requests at the same time; one more is refused as overload."""
     max_media_bytes: int = Field(default=2 << 30, ge=1)
-    """Most bytes of media held at the same time, over all requests; they are kept so that they can be sent again."""
+    """Most bytes of media over all requests; they are kept for retries."""
     max_waiting_requests: int = Field(default=1024, ge=0)
     """Most requests that wait for room in the encoders' arenas."""
     retry_after_s: float = Field(default=1.0, gt=0)
-    """What a refused caller is told to wait."""
+    """Retry-After of a refused request."""
     prepare_threads: int = Field(default=2, ge=1, le=64)
     """Threads that hash images, render templates and tokenize."""
     prepare_inline_chars: int = Field(default=2048, ge=0)
-    """Requests with up to so much text are prepared on the event loop: that is faster than handing them over."""
+    """Requests with at most this much text are prepared on the event loop, which is faster than a thread ..."""
     prepare_inline_media_bytes: int = Field(default=64 << 10, ge=0)
-    """... and with up to so many bytes of images."""
+    """... if they also have at most this many bytes of media."""
 
     max_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """The most time a request gets, whatever it asks for."""
+    """Largest timeout of a request; a longer one is reduced to this."""
     control_timeout_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Time for the small calls: asking an instance who it is, giving leases back."""
+    """Timeout of control calls: describing an instance, releasing leases."""
     max_lease_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Longest lease asked of an encoder; one that runs out is renewed or the item encoded again."""
+    """Longest lease to request from an encoder. When a lease expires, it is renewed or the item encoded again."""
     min_lease_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
-    """A lease with less left is renewed before its ticket is sent to a text instance."""
+    """A lease with less time left than this is renewed before its ticket is sent to a text instance."""
 
     min_shard_tokens: int = Field(default=512, ge=0)
-    """An item is cut over several encoders where that pays, into shards of at least so many tokens; 0 cuts nothing."""
+    """Smallest shard, in tokens, when an item is split over several encoders; 0 never splits."""
     max_shards: int = Field(default=8, ge=1, le=64)
     """Most shards of one item."""
     max_encode_attempts: int = Field(default=3, ge=1)
-    """Times that an item is encoded before its loss fails the request."""
+    """Attempts to encode an item before the request fails."""
     max_text_attempts: int = Field(default=3, ge=1)
-    """Times that a request is sent to a text instance before the first token."""
+    """Attempts to send a request to a text instance, before the first token."""
     arena_retry_s: float = Field(default=0.1, gt=0)
-    """How long an encoder that refused for want of memory is left alone, and the first pause of what it refused."""
+    """How long an encoder whose arena is full gets no items, and the first pause before an item it refused is retried."""
     longest_pause_s: float = Field(default=2.0, gt=0)
-    """What an encoder has no room for is tried again after pauses that double up to this, until the deadline."""
+    """Longest pause between retries of an item that no encoder has room for; pauses double up to this."""
     first_backoff_s: float = Field(default=1.0, gt=0)
-    """How long an instance whose engine failed is avoided while there is another; it doubles with each failure."""
+    """First backoff of an instance whose engine failed; it doubles with each failure. Other instances are preferred."""
     longest_backoff_s: float = Field(default=30.0, gt=0)
-    """Longest such time."""
+    """Longest backoff."""
     pool_grace_s: float = Field(default=1.0, ge=0)
-    """How long a request that is under way waits for a pool which has no instance left."""
+    """How long requests wait for a pool without any instance before they fail."""
 
     reconnect_min_s: float = Field(default=0.05, gt=0)
-    """First wait before an instance that went away is asked again; it doubles from there."""
+    """First pause before reconnecting to a lost instance; it doubles with each attempt."""
     reconnect_max_s: float = Field(default=1.0, gt=0)
-    """Longest such wait."""
+    """Longest pause before reconnecting."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
-    """An instance whose load reports, one a second at least, stop for so long is lost, with the calls it works on."""
+    """An instance that sends no load report for this long is lost, with its calls. It sends at least one per second."""
     max_embedding_hints: int = Field(default=65_536, ge=0)
-    """Images of which the router remembers the encoder that holds their embedding."""
+    """Most items whose encoder the router remembers, to reuse cached embeddings."""
     history_requests: int = Field(default=4096, ge=0)
-    """Finished requests whose timeline can still be asked for."""
+    """Finished requests whose timelines are kept."""
 
     @field_validator("instances")
     @classmethod

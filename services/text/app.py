@@ -216,7 +216,7 @@ def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> In
     """A stub for an address that a ticket brought. Where this process may be called from the network, it may call there."""
     reason = why_not_called(address, beyond_loopback=settings.allow_network or tls is not None)
     if reason is not None:
-        raise TransferFailed(f"the holder's address in the ticket is not called: {reason}")
+        raise TransferFailed(f"the encoder's address in the ticket is refused: {reason}")
     return InstanceStub(f"dns:///{address}", tls)  # the scheme is said, so that no address is taken for one
 
 

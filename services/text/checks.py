@@ -45,7 +45,7 @@ def _items(placements: Sequence[Placement]) -> list[list[Placement]]:
         elif items:
             items[-1].append(placement)
         else:
-            raise InvalidRequest(f"item {placement.item} goes on with the one before it, which there is not")
+            raise InvalidRequest(f"item {placement.item} continues a previous item, but there is none")
     return items
 
 
@@ -60,7 +60,7 @@ def _check_tensors(item: Sequence[Placement], engine: TextEngine) -> None:
     try:
         whole = joined([placement.ticket.tensors for placement in item])
     except ValueError:
-        message = f"the shards of item {number} bring tensors that do not fit behind each other"
+        message = f"the shards of item {number} have tensors that cannot be concatenated"
         raise TransferFailed(message, items=numbers) from None
     if not engine.accepts(tokens, whole):
         raise TransferFailed(

@@ -155,7 +155,7 @@ def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
     shared = {name: getattr(settings, name) for name in InstanceSettings.model_fields}
     for name in sorted(told.model_fields_set & shared.keys()):
         if getattr(told, name) != shared[name]:
-            raise CannotStart(f"--mount-encoder: {name} is the whole instance's, set it outside of it")
+            raise CannotStart(f"--mount-encoder: {name} belongs to the whole instance; set it outside --mount-encoder")
     return told.model_copy(update=shared)
 
 

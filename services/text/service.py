@@ -221,7 +221,7 @@ class TextService:
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
         if nbytes > self._settings.max_embedding_bytes:
             raise InvalidRequest(
-                f"the request's embeddings take {nbytes} bytes, at most {self._settings.max_embedding_bytes} are taken"
+                f"the request's embeddings take {nbytes} bytes, the limit is {self._settings.max_embedding_bytes}"
             )
         if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.max_waiting_requests:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")

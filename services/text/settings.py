@@ -1,4 +1,4 @@
-"""What a text instance can be told."""
+"""Settings of a text instance."""
 
 from typing import Self
 
@@ -14,71 +14,70 @@ class TextSettings(InstanceSettings):
     model_config = service_config("text")
 
     port: int = Field(default=50071, ge=0, le=65535)
-    """TCP port for calls; 0 takes a free one and logs it."""
+    """TCP port for calls; 0 picks a free one and logs it."""
     role: Role = Role.PD
-    """Stages of this instance: PD (prefill and decode) or EPD, which encodes as well, in the same thread and on the same
-    port."""
+    """Stages of this instance: PD (prefill and decode) or EPD (also encode, in the same thread and on the same port)."""
     mount_encoder: str = ""
-    """Role EPD: command line of the encoder, of what it alone has (--arena-bytes, --max-batch-items, ...). Model, device,
-    addresses, transports and what belongs to the process are the whole instance's."""
+    """Role EPD: command line with the encoder's own settings (--arena-bytes, --max-batch-items, ...). It shares model, device,
+    addresses, transports and process settings with the instance."""
     encode_patience_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Role EPD: prompts go before items that are to be encoded. One that has waited so long goes before prompts, in every
-    second step at most."""
+    """Role EPD: prompts run before items. An item that has waited this long runs before prompts, in at most every second
+    step."""
 
     kv_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """Memory for the keys and values of running sequences, and of cached prefixes in what is left."""
+    """KV memory of running sequences; the rest caches prefixes."""
     max_sequences: int = Field(default=32, ge=1)
     """Most sequences in one step of the engine."""
     token_budget: int = Field(default=2048, ge=1)
-    """Most tokens that one step of the engine computes."""
+    """Most tokens in one step of the engine."""
     tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Longest time that one step is to take, and with it the time between two tokens of an answer. Steps are measured at
-    start, and the token budget is the largest up to ``token_budget`` that takes three quarters of it while nothing else
-    runs. Role EPD: so is what is encoded beside one step of decodes. Unset measures nothing."""
+    """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
+    budget becomes the largest, up to ``token_budget``, that takes three quarters of the target on an idle instance. Role
+    EPD: likewise for what is encoded beside a step of decodes. Unset measures nothing."""
     max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Most bytes of embeddings that the engine holds for requests that run or wait for a place in a step; further requests
     wait before they pull, a larger one is refused."""
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
-    """Memory for the keys and values of images where text attends to them in layers of its own (Llama 3.2 Vision);
-    those that do not fit are computed again in every step."""
+    """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
+    step."""
     packed_weight_bytes: int = Field(default=2048 * MIB, ge=0)
-    """Memory for weights that are kept a second time on a CPU, in an order in which small batches are computed up to
-    twice as fast; the largest layers come first, in float32 only. 0 keeps none."""
+    """CPU, float32: memory for a second, packed copy of weights, with which small batches run up to twice as fast. The
+    largest layers come first; 0 packs none."""
     enforce_eager: bool = False
-    """On a GPU, capture no CUDA graphs for decoding: less memory and a quicker start, but slower tokens."""
+    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding."""
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
-    """Most requests at the same time, answered ones that are still being read included."""
+    """Most requests at the same time, including finished ones whose answer is still being read."""
     max_waiting_requests: int = Field(default=1024, ge=1)
     """Most requests that wait for their embeddings or for the engine; one more is refused."""
 
     prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
-    """One of ``transports`` to try before the others, whatever was measured; empty ranks them by host and hardware."""
+    """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """Registered memory for pulled embeddings: those that requests need and, in what is left, the cache."""
+    """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
     max_pulling_bytes: int = Field(default=64 * MIB, ge=1)
     """Most bytes of embeddings being pulled at the same time, half of them from one encoder; a larger one goes alone."""
     max_pulls_per_encoder: int = Field(default=8, ge=1, le=1024)
     """Most pulls from one encoder at the same time."""
     failure_grace_s: float = Field(default=0.5, ge=0, le=60)
-    """When one item of a request could not be pulled: how long to see whether others fail too, to name them all."""
+    """After the first failed pull of a request: how long to wait for others to fail, to report them all at once."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    """Longest time for connecting to one encoder's memory."""
+    """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)
-    """Longest time for giving leases back to one encoder; those that could not be given back end by themselves."""
+    """Timeout of releasing leases at one encoder; leases that could not be released expire."""
     check_threads: int = Field(default=2, ge=1, le=64)
-    """Threads that check what was pulled."""
+    """Threads that verify pulled embeddings."""
 
     stream_interval_s: float = Field(default=0.0, ge=0, le=1)
-    """An answer's messages are at least this far apart, from the first on, and carry what was ready meanwhile; 0 sends
-    each token when it is there. Fewer messages cost less on every hop; the time between tokens grows to at most this."""
+    """Shortest time between two messages of an answer; tokens are collected meanwhile. 0 sends each token at once. Fewer
+    messages cost less on every hop, but tokens arrive up to this much later."""
 
     @field_validator("role")
     @classmethod
     def _role_is_one_of_two(cls, role: Role) -> Role:
         if role not in (Role.PD, Role.EPD):
             raise ValueError(
-                f"{role.value} is not among PD and EPD: prefill and decode share an instance, E is an encoder"
+                f"{role.value} is neither PD nor EPD: prefill and decode run in one instance; for E run an encoder"
             )
         return role
 

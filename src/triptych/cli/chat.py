@@ -16,11 +16,11 @@ from triptych.cli.outcome import CliError
 from triptych.cli.rest import Attachment, RestClient, RestError, Turn
 from triptych.errors import ContextTooLong
 
-HELP = """/image PATH   show it an image along with your next line; may be repeated
-/video PATH   the same with a video, /audio PATH with audio, for models that take them
-/timeline     where the last answer was made, and how long it took
-/clear        forget the conversation
-/quit         leave (so does Ctrl-D); Ctrl-C stops an answer"""
+HELP = """/image PATH   attach an image to your next message; may be repeated
+/video PATH   attach a video; /audio PATH: an audio file (if the model accepts them)
+/timeline     show where the last answer was computed, and how long each stage took
+/clear        start a new conversation
+/quit         leave (or Ctrl-D); Ctrl-C stops an answer"""
 
 _REFUSED_FOR_WHAT_IT_SAYS = frozenset({400, 413, 422})
 """Statuses that the same line and files would get again; a missing key or a full server may have gone by then."""
@@ -61,7 +61,7 @@ def converse(asking: Asking, files: Sequence[Attachment], console: Console, read
         client = asking.client()
         try:
             model = asking.model or runner.run(client.first_model())
-            console.print(f"{model}; /help tells what else there is", style="dim")
+            console.print(f"{model}; /help lists the commands", style="dim")
             conversation = Conversation(client, asking, console, list(files))
             while conversation.open:
                 try:
@@ -117,7 +117,7 @@ class Conversation:
             case "/timeline":
                 await self._timeline()
             case _ if command.startswith("/"):
-                raise RestError(f"there is no {command}; /help tells what there is", caller=True)
+                raise RestError(f"unknown command {command}; /help lists the commands", caller=True)
             case _:
                 await self._say(line.strip())
 
@@ -127,13 +127,13 @@ class Conversation:
         except ValueError as error:
             raise RestError(f"{argument}: {error}", caller=True) from None
         if not names:
-            raise RestError(f"say which: /{kind} PATH", caller=True)
+            raise RestError(f"a path is missing: /{kind} PATH", caller=True)
         self.files += [Attachment(local_file(name), kind) for name in names]
-        self.console.print(f"{len(self.files)} to show with your next line", style="dim")
+        self.console.print(f"{len(self.files)} attached to your next message", style="dim")
 
     async def _timeline(self) -> None:
         if not self.last_request_id:
-            raise RestError("nothing was answered yet", caller=True)
+            raise RestError("there is no answer yet", caller=True)
         await _print_timeline(self.client, self.last_request_id, self.console)
 
     async def _say(self, text: str) -> None:
@@ -194,6 +194,6 @@ async def _print_timeline(client: RestClient, request_id: str, console: Console)
     try:
         drawn = show.timeline(document), show.bars(document)
     except (KeyError, TypeError, ValueError):
-        raise RestError(f"what answers at {client.url} has another idea of a timeline", caller=False) from None
+        raise RestError(f"{client.url} returned a timeline in an unknown format", caller=False) from None
     for part in drawn:
         console.print(part)

@@ -134,7 +134,7 @@ class LocalCluster:
         roles = {plan.name: plan.role for plan in self._plan.processes}
         role = roles[ended.name]
         if role is None:
-            return f"nothing works without the {ended.service}"
+            return f"the cluster cannot run without the {ended.service}"
         left = [other for name in self.processes if (other := roles[name]) is not None]
         lost = {stage for stage in role.stages if not any(other.serves(stage) for other in left)}
         return next((without for stage, without in _WITHOUT.items() if stage in lost), "")

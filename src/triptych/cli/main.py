@@ -23,15 +23,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Serve multimodal models as encode, prefill and decode stages that scale apart.\n\n"
+    help="Serve multimodal models as encode, prefill and decode stages that scale independently.\n\n"
     "Start with **triptych up**, then in another terminal "
     '**triptych chat "What digits are shown?" --image examples/digits/3_a.png**\n\n'
-    "Exit status: 0 done, 1 it failed, 2 a mistake in what was asked, 130 interrupted.",
+    "Exit status: 0 success, 1 failure, 2 invalid request or usage, 130 interrupted.",
 )
 
 Url = Annotated[str, typer.Option(envvar="TRIPTYCH_URL", help="Address of the gateway.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="TRIPTYCH_API_KEY", help="Key, where the gateway asks for one.", show_default=False)
+    str | None,
+    typer.Option(envvar="TRIPTYCH_API_KEY", help="API key, if the gateway requires one.", show_default=False),
 ]
 
 
@@ -55,31 +56,29 @@ def root(
 @app.command(
     epilog="Examples:\n\n- `triptych up` serves the demo model\n\n"
     "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
-    "- `triptych up --encoders 0 --text 0 --hybrid 1` has the whole model in one process\n\n"
-    "- `triptych up --admin-port 9100` has metrics on known ports, for Prometheus\n\n"
+    "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
+    "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
     model: Annotated[
         str,
-        typer.Option(help="Directory of a model, OWNER/NAME of one on a hub, or *demo* for the one that comes along."),
+        typer.Option(help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model."),
     ] = "demo",
-    encoders: Annotated[int, typer.Option(min=0, max=64, help="Processes that encode images.")] = 2,
-    text: Annotated[int, typer.Option(min=0, max=64, help="Processes that prefill and decode.")] = 1,
+    encoders: Annotated[int, typer.Option(min=0, max=64, help="Encoder processes.")] = 2,
+    text: Annotated[int, typer.Option(min=0, max=64, help="Text processes (prefill and decode).")] = 1,
     hybrid: Annotated[
-        int, typer.Option(min=0, max=64, help="Processes that encode, prefill and decode, the whole model in each.")
+        int, typer.Option(min=0, max=64, help="Processes that encode, prefill and decode (the whole model in each).")
     ] = 0,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 picks a free one.")
     ] = DEFAULT_PORT,
     router_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the router's gRPC, for the SDK; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="gRPC port of the router, for the SDK; 0 picks a free one.")
     ] = DEFAULT_ROUTER_PORT,
     admin_port: Annotated[
         int,
-        typer.Option(
-            min=0, max=65535, help="First of the ports that tell metrics, one per process; 0 takes free ones."
-        ),
+        typer.Option(min=0, max=65535, help="First of the admin ports (metrics), one per process; 0 picks free ones."),
     ] = 0,
     mount_router: Annotated[
         bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
@@ -87,7 +86,7 @@ def up(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
     log_dir: Annotated[
         Path | None,
-        typer.Option(file_okay=False, help="Where processes write their logs; by default a private directory."),
+        typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
     ] = None,
     live: Annotated[
         bool, typer.Option("--live/--no-live", help="Show processes, load and problems as they change.")
@@ -95,8 +94,8 @@ def up(
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
-    One gateway and one router in front of encoder and text processes, all on the loopback address. When an encoder or a
-    text process dies, the rest goes on; without the gateway or the router everything ends.
+    One gateway and one router in front of encoder and text processes, all on the loopback address. When an encoder or
+    text process dies, the others continue. When the gateway or the router dies, the cluster stops.
     """
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
@@ -123,30 +122,30 @@ def up(
 @app.command(
     epilog='Examples:\n\n- `triptych chat "Hello!"`\n\n'
     '- `triptych chat "Which is the largest digit?" -i examples/digits/3_a.png -i examples/digits/7_b.png`\n\n'
-    "- `triptych chat` starts a conversation; `/image PATH` shows it an image, `/help` tells the rest"
+    "- `triptych chat` starts a conversation; `/image PATH` attaches an image, `/help` lists all commands"
 )
 def chat(
     question: Annotated[
-        str | None, typer.Argument(help="What to ask; without it a conversation starts.", show_default=False)
+        str | None, typer.Argument(help="The question; without one, a conversation starts.", show_default=False)
     ] = None,
     image: Annotated[list[Path] | None, typer.Option("--image", "-i", help="An image; may be repeated.")] = None,
-    video: Annotated[list[Path] | None, typer.Option(help="A video, for models that take them.")] = None,
-    audio: Annotated[list[Path] | None, typer.Option(help="Audio, for models that take it.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video, for models that accept video.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="An audio file, for models that accept audio.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     timeline: Annotated[
         bool | None,
         typer.Option(
             "--timeline/--no-timeline",
-            help="Draw where the request ran and how long it took. By default after a single question.",
+            help="Show where each stage ran and how long it took; the default after a single question.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Ask a question, about images if you like, and see the answer as it comes."""
+    """Ask a question, optionally about images, and stream the answer."""
     from triptych.cli import chat as chatting
     from triptych.cli.files import local_file
     from triptych.cli.rest import Attachment
@@ -154,7 +153,7 @@ def chat(
 
     with _failures():
         if question is not None and not question.strip():
-            raise CliError("the question is empty; without one a conversation starts", caller=True)
+            raise CliError("the question is empty; leave it out to start a conversation", caller=True)
         files = (
             *(Attachment(local_file(name)) for name in image or ()),
             *(Attachment(local_file(name), "video") for name in video or ()),
@@ -171,8 +170,8 @@ def chat(
 
 @app.command(
     epilog="Examples:\n\n- `triptych status`\n\n"
-    "- `triptych status --admin http://127.0.0.1:9100` adds what a process tells of its load\n\n"
-    "- `triptych status --json | jq .ready` in a script; the exit status is 0 when every stage is there"
+    "- `triptych status --admin http://127.0.0.1:9100` adds the load of that process\n\n"
+    "- `triptych status --json | jq .ready` in a script; the exit status is 0 when every stage has an instance"
 )
 def status(
     url: Url = DEFAULT_URL,
@@ -183,7 +182,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show whether a cluster is ready, which instances it has, and what it serves."""
+    """Show whether a cluster is ready, its instances and its models."""
     from triptych.cli import status as looking
     from triptych.cli.show import plain_console
 
@@ -207,38 +206,49 @@ def bench(
     ] = None,
     duration: Annotated[float, typer.Option(min=0.1, help="Seconds during which requests arrive, per run.")] = 30.0,
     burstiness: Annotated[
-        float, typer.Option(min=0, max=100, help="Squared variation of the gaps: 0 even, 1 Poisson, above 1 bursts.")
+        float,
+        typer.Option(
+            min=0, max=100, help="Squared coefficient of variation of arrival gaps: 0 even, 1 Poisson, above 1 bursts."
+        ),
     ] = 1.0,
     images: Annotated[str, typer.Option(help="Images per request: a number, or `VALUE:WEIGHT,...`.")] = "1",
     image_size: Annotated[
         str | None,
-        typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or what the trace says.", show_default=False),
+        typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or as in the trace.", show_default=False),
     ] = None,
     text_tokens: Annotated[str, typer.Option(help="Words of text per request, about a token each.")] = "32",
     output_tokens: Annotated[str, typer.Option(help="Longest answer, in tokens.")] = "32",
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Make every answer as long as that (vLLM's extension of the API).")
+        bool, typer.Option("--ignore-eos", help="Generate exactly that many tokens (vLLM's extension of the API).")
     ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", show_default=False),
     ] = None,
-    start: Annotated[float, typer.Option(min=0, help="Where in the trace to begin, in seconds.")] = 0.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="Objective: time to first token.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Objective: time per token after it.")] = None,
-    attainment: Annotated[float, typer.Option(min=0, max=1, help="Share that must meet them, for goodput.")] = 0.9,
+    start: Annotated[float, typer.Option(min=0, help="Start position in the trace, in seconds.")] = 0.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="SLO: time to first token.")] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0, help="SLO: time per output token after the first.")
+    ] = None,
+    attainment: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.")
+    ] = 0.9,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request counts as failed.")] = 300.0,
     max_in_flight: Annotated[
-        int, typer.Option(min=1, help="One more request is not sent, and counts as failed.")
+        int, typer.Option(min=1, help="Most requests in flight; further ones are not sent and count as failed.")
     ] = 4096,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number there.", dir_okay=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG there (extra *bench*).", dir_okay=False)] = None,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same requests.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all results to this file.", dir_okay=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write plots to this PNG (needs extra *bench*).", dir_okay=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed generates the same requests.")] = 0,
 ) -> None:
     """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
 
-    The load is open: requests are sent when they are due, however the endpoint does, and times count from then. What
-    fails is counted, by kind, and misses its objectives.
+    The load is open-loop: requests are sent when they are due, however slow the endpoint is, and latencies count from that
+    time. Failed requests are counted by kind and miss their SLOs.
     """
     from triptych.cli.bench import command
     from triptych.cli.bench.load import Endpoint

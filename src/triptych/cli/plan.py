@@ -73,7 +73,7 @@ class ClusterPlan:
     ) -> Self:
         """As ``LocalCluster`` is told; where a port is 0, a free one is chosen. Raises ClusterError."""
         if not (encoders or hybrid) or not (text or hybrid):
-            raise ClusterError("--encoders 0 and --text 0 need --hybrid: somebody has to encode, and to answer")
+            raise ClusterError("--encoders 0 and --text 0 need --hybrid: every stage needs a process")
         processes = encoders + text + hybrid + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         *engine_ports, free_router_port, free_port = ports.free(processes, asked_for)
@@ -153,7 +153,7 @@ def _front_first(plans: Sequence[ProcessPlan]) -> list[ProcessPlan]:
 def _with_admin_ports(plans: Sequence[ProcessPlan], first: int, others: Collection[int]) -> tuple[ProcessPlan, ...]:
     """With consecutive ones from ``first`` on, or free ones but ``others`` when it is 0. Raises ClusterError."""
     if first + len(plans) - 1 > ports.MAX_PORT:
-        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many ports from there on")
+        raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many consecutive ports")
     chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
     admin_ports = {plan.name: port for plan, port in zip(_front_first(plans), chosen, strict=True)}
     return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)

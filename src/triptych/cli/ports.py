@@ -44,12 +44,12 @@ def refuse_taken(wanted: Iterable[Wanted]) -> None:
     owners: dict[int, str] = {}
     for one in wanted:
         if one.port in owners:
-            raise ClusterError(f"port {one.port} is wanted twice, for {owners[one.port]} and for {one.owner}")
+            raise ClusterError(f"port {one.port} is used twice, for {owners[one.port]} and for {one.owner}")
         owners[one.port] = one.owner
         error = _hindrance(one.port)
         if error is None:
             continue
-        remedy = f"; choose another with {one.flag}, 0 takes a free one" if one.flag else ""
+        remedy = f"; choose another with {one.flag}, 0 picks a free one" if one.flag else ""
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(f"port {one.port}, for {one.owner}, is taken: another process listens on it{remedy}")
         raise ClusterError(f"cannot listen on port {one.port}, for {one.owner}: {error.strerror}{remedy}")

@@ -92,13 +92,13 @@ class Answer:
             for text in self._texts(line.removeprefix("data: ")):
                 yield text
         if not done:
-            raise RestError("the answer broke off before its end", caller=False)
+            raise RestError("the answer ended early", caller=False)
 
     def _texts(self, data: str) -> list[str]:
         with _understood(self._url):
             event = json.loads(data)
             if "error" in event:
-                raise RestError(f"the answer broke off: {event['error']['message']}", caller=False)
+                raise RestError(f"the answer was aborted: {event['error']['message']}", caller=False)
             self.usage = event.get("usage") or self.usage
             return [text for choice in event["choices"] if (text := choice["delta"].get("content"))]
 
@@ -117,7 +117,7 @@ def base_url(url: str) -> str:
 def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits: httpx.Limits) -> httpx.AsyncClient:
     """A client for the server at ``url``. Raises RestError for a key or a proxy that cannot be."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise RestError("the API key has characters that no header can carry", caller=True)
+        raise RestError("the API key has characters that are not allowed in a header", caller=True)
     try:
         return httpx.AsyncClient(
             timeout=timeout,
@@ -126,7 +126,7 @@ def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits
             trust_env=httpx.URL(url).host not in _LOOPBACK,  # no proxy stands in front of this machine
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
-        raise RestError(f"the proxy that the environment names cannot be used: {error}", caller=True) from None
+        raise RestError(f"the proxy set in the environment cannot be used: {error}", caller=True) from None
 
 
 class RestClient:
@@ -229,7 +229,9 @@ def _translated(url: str) -> Iterator[None]:
     except httpx.TimeoutException:
         raise RestError(f"{url} took too long to answer", caller=False) from None
     except httpx.RemoteProtocolError as error:
-        raise RestError(f"what answers at {url} does not speak HTTP, or broke off: {error}", caller=False) from None
+        raise RestError(
+            f"the server at {url} does not speak HTTP, or closed the connection: {error}", caller=False
+        ) from None
     except httpx.HTTPError as error:
         raise RestError(f"the connection to {url} broke: {error}", caller=False) from None
 
@@ -265,7 +267,7 @@ def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
 
 
 def _stranger(url: str) -> RestError:
-    return RestError(f"what answers at {url} is not a triptych gateway", caller=False)
+    return RestError(f"the server at {url} is not a triptych gateway", caller=False)
 
 
 def refusal(response: httpx.Response) -> RestError | None:
@@ -286,5 +288,5 @@ def _check(response: httpx.Response, url: str) -> None:
     if response.is_success:
         return
     raise refusal(response) or RestError(
-        f"what answers at {url} is not a triptych gateway (it says {response.status_code})", caller=False
+        f"the server at {url} is not a triptych gateway (status {response.status_code})", caller=False
     )

@@ -44,7 +44,7 @@ async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> 
             if not stopped.is_set():
                 raise
             if cluster.kept_logs is not None:
-                console.print(f"logs of what failed are in {cluster.kept_logs}", soft_wrap=True)
+                console.print(f"logs of failed processes are in {cluster.kept_logs}", soft_wrap=True)
             console.print("stopped")
             return 0
 
@@ -59,7 +59,7 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asy
         if not stopped.is_set() and task is not None:
             stopped.set()
             task.cancel()
-            console.print("\nstopping; once more stops at once")
+            console.print("\nstopping; press Ctrl-C again to stop at once")
         elif number is not signal.SIGHUP:
             cluster.kill_all()
 
@@ -82,7 +82,7 @@ async def _watch(cluster: LocalCluster, console: Console) -> int:
             return 1
         if consequence := cluster.consequence(ended):
             console.print(consequence, soft_wrap=True)
-        console.print(f"{len(cluster.processes)} processes go on: {', '.join(cluster.processes)}", soft_wrap=True)
+        console.print(f"{len(cluster.processes)} processes continue: {', '.join(cluster.processes)}", soft_wrap=True)
 
 
 async def _watch_live(cluster: LocalCluster, console: Console) -> int:

@@ -50,7 +50,7 @@ def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
         _hold("logit_bias", sampling.logit_bias, Many(bounds.max_logit_bias, unit="tokens"))
     if (wanted := sampling.response_format) is not None:
         if wanted.grammar is Grammar.LARK:
-            raise InvalidRequest("response_format: grammars are not taken", param="response_format")
+            raise InvalidRequest("response_format: grammars are not supported", param="response_format")
         _hold("response_format", wanted.schema, Size(bounds.max_schema_chars))
 
 
@@ -93,9 +93,9 @@ def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) 
     if not tools:
         raise InvalidRequest("tool_choice: there are no tools to call", param="tool_choice")
     if sampling.response_format is not None:
-        raise InvalidRequest("tool_choice: a call and response_format exclude each other", param="tool_choice")
+        raise InvalidRequest("tool_choice: a forced call and response_format exclude each other", param="tool_choice")
     if sampling.ignore_eos:
-        raise InvalidRequest("ignore_eos and a tool_choice that asks for a call exclude each other", param="ignore_eos")
+        raise InvalidRequest("ignore_eos and a forced tool call exclude each other", param="ignore_eos")
 
 
 def check_items(count: int, bounds: RequestBounds) -> None:

@@ -61,30 +61,30 @@ class SettingsError(ValueError):
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told. Subclasses set ``model_config = service_config(NAME)``."""
+    """Settings of every service. Subclasses set ``model_config = service_config(NAME)``."""
 
     model_config = SettingsConfigDict(use_attribute_docstrings=True)
 
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
-    """Least severity that is logged: DEBUG, INFO, WARNING or ERROR."""
+    """Lowest severity to log: DEBUG, INFO, WARNING or ERROR."""
     drain_s: float = Field(default=10.0, ge=0, le=3600)
-    """How long requests may go on after the process was told to stop."""
+    """How long requests may continue after SIGTERM."""
     log_format: str = Field(default="text", pattern="^(text|json)$")
-    """How log lines look: text for people, json for machines."""
+    """Format of log lines: text or json."""
     admin_host: str = "127.0.0.1"
-    """IP address of the admin port. It tells everyone who can reach it how the process does: keep it inside."""
+    """IP address of the admin port. It has no authentication: do not expose it."""
     admin_port: int = Field(default=0, ge=0, le=65535)
     """TCP port for /health, /ready and /metrics of this process alone; 0 opens none."""
     loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
-    """An event loop that was blocked for so long is worth a line in the log."""
+    """Log a warning when the event loop was blocked for this long."""
     tls_cert: Path | None = None
     """Certificate of this process (PEM). With it, tls_key and tls_ca, services talk to each other by mutual TLS."""
     tls_key: Path | None = None
     """Its private key (PEM)."""
     tls_ca: Path | None = None
-    """Certificates (PEM) of whoever signs those of the services that this one believes."""
+    """CA certificates (PEM) that sign the certificates of trusted services."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
-    """OTLP collector (gRPC, http://HOST:4317) that gets the spans of requests; empty makes none."""
+    """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
 
     @property
     def tls_files(self) -> tuple[Path, Path, Path] | None:
@@ -139,61 +139,58 @@ class ServiceSettings(BaseSettings):
 
 
 class RpcServiceSettings(ServiceSettings):
-    """What every service can be told that others call by gRPC."""
+    """Settings of every gRPC service."""
 
     host: str = "127.0.0.1"
     """IP address to listen on."""
     port: int = Field(ge=0, le=65535)
-    """TCP port for calls; each service has a default of its own, 0 takes a free one and logs it."""
+    """TCP port for calls; each service has its own default; 0 picks a free one and logs it."""
     allow_network: bool = False
-    """Listen on an address that is not loopback, without TLS: calls are neither encrypted nor authenticated then."""
+    """Allow a non-loopback address without TLS; calls are then neither encrypted nor authenticated."""
     max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=256 << 20)
-    """Largest message of a call; what is in it is bounded more tightly where it is read. Callers send no larger ones."""
+    """Largest message of a call. Its fields have tighter bounds of their own. Callers send no larger ones."""
     max_concurrent_calls: int = Field(default=4096, ge=1)
-    """Most calls at the same time, watches included; one more is refused before it is read."""
+    """Most calls at the same time, load streams included; one more is refused before it is read."""
 
     @model_validator(mode="after")
     def _network_is_meant(self) -> Self:
         address = ip_address(self.host)
         if not address.is_loopback and not self.allow_network and self.tls_files is None:
-            raise ValueError(
-                f"host {self.host} is not a loopback address: configure TLS, or say --allow-network if that is meant"
-            )
+            raise ValueError(f"host {self.host} is not a loopback address: configure TLS, or set --allow-network")
         return self
 
 
 class InstanceSettings(RpcServiceSettings):
-    """What every instance can be told that runs a part of the model and keeps embeddings in registered memory."""
+    """Settings of every instance: a process that runs part of the model and keeps embeddings in registered memory."""
 
     max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=256 << 20)
-    """Largest message of a call: one item, or one prompt. It is received whole before anything in it can be checked."""
+    """Largest message of a call: one item or one prompt. It is received in full before it is checked."""
     advertise_host: str = ""
-    """Address under which peers reach this instance's memory over TCP; empty takes ``host``, which it then has to be."""
+    """Address at which peers reach this instance's memory over TCP; empty means ``host``, which must then be reachable."""
     instance_id: str = Field(default="", max_length=128)
-    """Name of this instance, unique in the cluster; empty makes one of the machine's name and the port."""
+    """Name of this instance, unique in the cluster; empty means machine name and port."""
 
     model: Path
     """Directory of the model (configuration, weights, tokenizer, processor), or OWNER/NAME[@REVISION] of a repository on
     a hub."""
     model_id: str = ""
-    """Name under which the model is served; empty takes the directory's."""
+    """Name under which the model is served; empty means the directory's name."""
     device: str = "cpu"
-    """Where this instance's part of the model runs, as torch names it."""
+    """Torch device on which this instance's part of the model runs."""
     dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
-    """What it computes in: float32, float16 or bfloat16. Encoders and text instances must use the same."""
+    """Data type of the computation: float32, float16 or bfloat16. Encoders and text instances must use the same."""
     torch_threads: int = Field(default=1, ge=1, le=256)
-    """Threads that one pass of the encoder, or one step of the text engine, uses."""
+    """Threads of one batch of the encoder or one step of the text engine."""
 
     transports: Strings = ("shm", "nixl", "tcp")
-    """Ways in which embeddings may be pulled; those that are not installed here are left out. Readers try what works."""
+    """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work."""
     arena: str = Field(default="host", pattern="^(host|device)$")
-    """Where embeddings lie: in the host's memory, or in that of ``device``, which then needs nixl or tcp to be reached."""
+    """Where embeddings are kept: host memory, or memory of ``device``, which is reached over nixl or tcp only."""
     max_pull_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Longest time for finding an embedding's holder, connecting, pulling and checking. An encoder keeps a slot whose
-    lease has ended for so much longer, so that no text instance's may exceed the encoders'."""
+    """Longest time to connect to an encoder, pull an embedding and verify it. An encoder keeps a slot this much longer than
+    its expired lease, so the value of a text instance must not exceed that of the encoders."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
-    """How often memory is looked for that is free again: where leases were never given back, or where a late write could
-    still have reached."""
+    """How often expired leases and quarantined memory are checked for memory that can be reused."""
 
     load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
     """Load reports to one watcher are at least this far apart."""

@@ -98,9 +98,9 @@ async def test_a_tampered_or_dead_address_fails_its_item_with_one_answer_and_not
                 messages.add(raised.value.message)
             assert len(messages) == 1, "a port that is closed and one that is not answered alike"
         for change, told in (
-            ({"address": ""}, "is not called: it is not HOST:PORT"),
-            ({"address": "unix:/run/secret"}, "is not called: it is not HOST:PORT"),
-            ({"address": "10.0.0.1:50061"}, "is not called: it is not a loopback address"),
+            ({"address": ""}, "is refused: it is not HOST:PORT"),
+            ({"address": "unix:/run/secret"}, "is refused: it is not HOST:PORT"),
+            ({"address": "10.0.0.1:50061"}, "is refused: it is not a loopback address"),
             ({"holder": "stranger"}, "is not where its ticket says"),
             ({"epoch": 7}, "is not where its ticket says"),
         ):

@@ -176,7 +176,7 @@ async def test_admin_ports_can_be_chosen(make: Make) -> None:
         assert dict(cluster.admin_urls) == dict(
             zip(["gateway", "router", "encoder-1", "encoder-2", "text-1"], urls, strict=True)
         )
-    with pytest.raises(ClusterError, match="5 processes need as many ports from there on"):
+    with pytest.raises(ClusterError, match="5 processes need as many consecutive ports"):
         make(admin_port=65_533)
 
 
@@ -256,12 +256,12 @@ async def test_up_goes_on_without_an_encoder_but_not_without_the_router(make: Ma
         while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
         cluster.kill("encoder-1")
-        while "4 processes go on" not in out.getvalue():  # noqa: ASYNC110
+        while "4 processes continue" not in out.getvalue():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         cluster.kill("router")
     assert running.result() == 1
     assert "encoder-1 was killed by SIGKILL; its log is" in out.getvalue()
-    assert "nothing works without the router: stopping" in out.getvalue()
+    assert "the cluster cannot run without the router: stopping" in out.getvalue()
     assert cluster.processes == {}
 
 
@@ -291,11 +291,11 @@ async def test_up_that_is_stopped_says_where_the_logs_of_a_failure_are(make: Mak
         while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
         cluster.kill("encoder-1")
-        while "4 processes go on" not in out.getvalue():  # noqa: ASYNC110
+        while "4 processes continue" not in out.getvalue():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         signal.raise_signal(signal.SIGHUP)
     assert running.result() == 0
-    assert f"logs of what failed are in {cluster.log_dir}" in out.getvalue()
+    assert f"logs of failed processes are in {cluster.log_dir}" in out.getvalue()
 
 
 async def test_up_on_a_terminal_shows_what_runs_and_what_died(make: Make) -> None:
@@ -310,5 +310,5 @@ async def test_up_on_a_terminal_shows_what_runs_and_what_died(make: Make) -> Non
             await asyncio.sleep(0.02)
         cluster.kill("gateway")
     assert running.result() == 1
-    assert "nothing works without the gateway: stopping" in out.getvalue()
+    assert "the cluster cannot run without the gateway: stopping" in out.getvalue()
     assert cluster.processes == {}

@@ -132,7 +132,7 @@ def test_answers_cannot_steer_the_terminal(gateway: Stub) -> None:
         ([InvalidMedia("image 1 is not an image")], 2, "400: image 1 is not an image"),
         ([Overloaded("full")], 2, "429: full"),
         ([InstanceLost("text-1 is gone")], 1, "503: text-1 is gone"),
-        ([TokenChunk((1,), "x"), InstanceLost("text-1 is gone")], 1, "the answer broke off: text-1 is gone"),
+        ([TokenChunk((1,), "x"), InstanceLost("text-1 is gone")], 1, "the answer was aborted: text-1 is gone"),
     ],
 )
 def test_what_the_server_refuses_is_one_line(gateway: Stub, script: list[Step], code: int, said: str) -> None:
@@ -170,7 +170,7 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize("question", ["", " \n"])
 def test_an_empty_question_is_not_asked(gateway: Stub, question: str) -> None:
     code, _, err = triptych("chat", question, "--url", gateway.url)
-    assert (code, err) == (2, "triptych: the question is empty; without one a conversation starts\n")
+    assert (code, err) == (2, "triptych: the question is empty; leave it out to start a conversation\n")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Pa
 def test_a_key_that_no_header_can_carry_is_one_line(gateway: Stub, key: str) -> None:
     for command in (("status",), ("chat", "Hi"), ("bench", "--rate", 1)):
         code, _, err = triptych(*command, "--url", gateway.url, "--api-key", key)
-        assert (code, err) == (2, "triptych: the API key has characters that no header can carry\n")
+        assert (code, err) == (2, "triptych: the API key has characters that are not allowed in a header\n")
 
 
 def test_up_refuses_what_is_no_model(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_conversation_can_start_anew_and_ends_with_the_input(gateway: Stub, tm
 
 def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> None:
     _, out, _ = converse(gateway, "/timeline", "Hi", "/timeline", "/help")
-    assert "nothing was answered yet" in out
+    assert "there is no answer yet" in out
     assert "encoder-1" in out
     assert "/image PATH" in out
 

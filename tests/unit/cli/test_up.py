@@ -127,7 +127,7 @@ def test_the_last_of_a_kind_that_dies_says_what_fails_now(tmp_path: Path) -> Non
         for name in ("encoder-1", "text-1", "text-2"):
             os.kill(pids[name], signal.SIGKILL)
             told[name] = ""
-            while "processes go on" not in told[name]:
+            while "processes continue" not in told[name]:
                 told[name] += process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_one_line_at_once(tmp_path: Path, flag: str, own
     assert done.returncode == 1
     assert done.stderr == (
         f"triptych: port {port}, for {owner}, is taken: another process listens on it; "
-        f"choose another with {flag}, 0 takes a free one\n"
+        f"choose another with {flag}, 0 picks a free one\n"
     )
     assert done.stdout == "", "it is said before anything starts"
     assert list(tmp_path.iterdir()) == [], "there is no log to read"
@@ -172,5 +172,5 @@ def test_two_services_cannot_have_one_port(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (
         1,
-        "triptych: port 19001 is wanted twice, for the gateway and for the router\n",
+        "triptych: port 19001 is used twice, for the gateway and for the router\n",
     )

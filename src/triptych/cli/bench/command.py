@@ -23,7 +23,7 @@ from triptych.cli.outcome import CliError
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What to do. A ``trace`` goes before ``mix``; a rate of None keeps the trace's own pace."""
+    """What to do. A ``trace`` goes before ``mix``; a rate of None keeps the trace's own rate."""
 
     endpoint: Endpoint
     model: str | None
@@ -60,9 +60,9 @@ class Bench:
         """As the command line has it; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
         rate, sweep = rates
         if rate is not None and sweep is not None:
-            raise WorkloadError("--rate is one rate and --sweep are several: give one of them")
+            raise WorkloadError("--rate and --sweep exclude each other")
         if rate is None and sweep is None and trace is None:
-            raise WorkloadError("say at which rate requests arrive: --rate 2, or --sweep 1,2,4,8")
+            raise WorkloadError("a request rate is missing: --rate 2, or --sweep 1,2,4,8")
         images, text_tokens, output_tokens = mix
         size = None if image_size is None else workload.Size.parse(image_size)
         made_of = workload.Mix(
@@ -95,7 +95,7 @@ class Bench:
             span = traces.Span(self.start_s, self.duration_s, rate)
             return traces.load(self.trace, span, self.size, rng)
         if rate is None:
-            raise WorkloadError("only a trace has a pace of its own")
+            raise WorkloadError("only a trace has a rate of its own")
         return workload.synthetic(self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, rng=rng)
 
 
@@ -151,7 +151,7 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
     model = await load.model_to_ask(job.endpoint, job.model)
     try:
         for rate, plan in plans:
-            asked = "the trace's own pace" if rate is None else f"{rate:g}/s asked for"
+            asked = "the trace's own rate" if rate is None else f"{rate:g}/s asked for"
             number = len(plan.requests)
             console.print(f"{model}: {number} requests in {plan.duration_s:g} s, {plan.rate:.3g}/s ({asked})")
             await _run(job, rate, plan, Style(model, job.ignore_eos), console, runs)

@@ -92,7 +92,7 @@ async def model_to_ask(endpoint: Endpoint, wanted: str | None) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         if wanted is not None:
             return wanted
-        raise EndpointError(f"what answers at {endpoint.url} is no OpenAI endpoint: /v1/models is no list") from None
+        raise EndpointError(f"{endpoint.url} is not an OpenAI endpoint: /v1/models is not a list") from None
     if wanted is None and not served:
         raise EndpointError(f"{endpoint.base}/models lists no model; name one with --model")
     if wanted is not None and served and wanted not in served:

@@ -35,9 +35,9 @@ def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() 
     [
         ("--arena-bytes 1", "arena_bytes"),
         ('--arena-bytes "1', "No closing quotation"),
-        ("--port 1234", "port is the whole instance's"),
-        ("--model /elsewhere", "model is the whole instance's"),
-        ("--dtype bfloat16", "dtype is the whole instance's"),
+        ("--port 1234", "port belongs to the whole instance"),
+        ("--model /elsewhere", "model belongs to the whole instance"),
+        ("--dtype bfloat16", "dtype belongs to the whole instance"),
     ],
 )
 def test_what_the_encoder_cannot_be_told_is_refused_at_start(command: str, message: str) -> None:

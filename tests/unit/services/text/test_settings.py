@@ -33,7 +33,7 @@ def test_what_cannot_work_is_refused(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("role", ["EP", "ED", "E", "P", "D", "epd", ""])
 def test_roles_that_are_not_there_are_refused_by_name(role: str) -> None:
-    with pytest.raises(SettingsError, match=f"{role} is not among PD and EPD|Input should be"):
+    with pytest.raises(SettingsError, match=f"{role} is neither PD nor EPD|Input should be"):
         TextSettings.load(["--model", "m", "--role", role], {})
 
 
