@@ -356,8 +356,8 @@ def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> N
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("/nope", "there is no /nope"),
-        ("/image", "say which"),
+        ("/nope", "unknown command /nope"),
+        ("/image", "a path is missing"),
         ("/image /nowhere.png", "/nowhere.png is not a file"),
         ("/image /dev/zero", "/dev/zero is not a file: it is a device"),
         ("/audio https://127.0.0.1/a.wav", "only files of this machine are taken"),
@@ -572,7 +572,7 @@ def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
     ("arguments", "code", "said"),
     [
         ([], 2, "--rate 2"),
-        (["--rate", "1", "--sweep", "1,2"], 2, "give one of them"),
+        (["--rate", "1", "--sweep", "1,2"], 2, "exclude each other"),
         (["--sweep", "1,x"], 2, "positive rates"),
         (["--sweep", "0"], 2, "positive rates"),
         (["--rate", "nan"], 2, "--rate"),
