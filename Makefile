@@ -1,25 +1,25 @@
-# What a newcomer needs is `make demo` and `make test`; both set everything up first.
+# Start with `make demo` or `make test`; both install what they need first.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What running needs, and what tests and tools need beside it.
+# Stamps: runtime dependencies; all dependencies, tests and tools included.
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-# The CPU build of torch; on a machine with an accelerator set TORCH= to the build that suits it.
+# The CPU build of torch; on a machine with an accelerator set TORCH= to a matching build.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-# Of each module, for `make mutants`; 0 for all.
+# Mutations per module for `make mutants`; 0 for all.
 SAMPLES ?= 20
 
 export PYTHON TORCH
 
 .PHONY: help setup demo check test test-transformers soak mutants lint format proto bench vllm-client model clean
 
-help:  ## Show what can be made
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
 
-setup: $(STAMP)  ## Make the virtual environment
+setup: $(STAMP)  ## Create the virtual environment
 
 $(RUNTIME): pyproject.toml scripts/setup.sh
 	scripts/setup.sh $(VENV) runtime
@@ -35,26 +35,26 @@ demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
-test: $(STAMP)  ## Run the whole suite, and name the ten slowest tests
+test: $(STAMP)  ## Run the whole suite and list the ten slowest tests
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
 
-test-transformers: $(STAMP)  ## What depends on transformers, under the release of it that VERSION= names (makes an environment under build/)
+test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
 
-soak: $(STAMP)  ## Half an hour of pulls while holders die and links break: nothing may pile up
+soak: $(STAMP)  ## Run pulls for half an hour while encoders die and links break, and check for leaks
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
 
-mutants: $(STAMP)  ## Change policies and machines one small thing at a time: which changes does no test notice?
+mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES)
 
-lint: $(STAMP)  ## Formatter, linter, strict types, import contracts, generated code current
+lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	PYTHON=$(BIN)/python proto/generate.sh --check
 
-format: $(STAMP)  ## Format and mend what can be mended by itself
+format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -68,12 +68,12 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
 
-vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (makes a 3.5 GB environment under build/)
+vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (creates a 3.5 GB environment under build/)
 	scripts/vllm_client.sh
 
-model: $(STAMP)  ## Train the demo model anew and evaluate it (about 20 minutes)
+model: $(STAMP)  ## Train and evaluate the demo model (about 20 minutes)
 	$(BIN)/python examples/demo_model/train.py --out build/demo-model
 	$(BIN)/python examples/demo_model/evaluate.py --model build/demo-model
 
-clean:  ## Remove what was made
+clean:  ## Remove everything that was generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

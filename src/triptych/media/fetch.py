@@ -48,11 +48,11 @@ class FetchLimits:
     fetch_timeout_s: Annotated[float, Between(0, 600, above=True)] = 10.0
     """Longest time to fetch one item, redirects included."""
     fetch_stall_s: PositiveSeconds = 5.0
-    """Longest time that a host which is fetched from may keep silent."""
+    """Longest time without data from a host."""
     fetch_redirects: Annotated[int, Between(0, 20)] = 3
     """Most redirects to follow."""
     fetch_concurrency: Positive = 64
-    """Most fetches at the same time; others wait, within their own time."""
+    """Most fetches at the same time; others wait until their timeout."""
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -1,4 +1,4 @@
-"""Which URLs a server may fetch for a stranger: the rules, without any network.
+"""Which URLs a server may fetch for an untrusted caller: the rules, without any network.
 
 A URL names a host, and a host may be anything: this machine, its neighbours, the cloud's metadata service. So a host
 must be a plain name or a plain address, and every address it resolves to must be one of the public internet.
@@ -49,11 +49,11 @@ class HostRules:
     """Which hosts are fetched from; those that are denied go first."""
 
     fetch_hosts: tuple[str, ...] = ()
-    """Hosts to fetch from (NAME, or .NAME for all below it); if there are any, from no others."""
+    """The only hosts to fetch from (NAME, or .NAME for its subdomains); empty allows all public hosts."""
     fetch_hosts_denied: tuple[str, ...] = ()
     """Hosts never to fetch from."""
     fetch_hosts_private: tuple[str, ...] = ()
-    """Hosts whose addresses may be private. All others must be on the public internet."""
+    """Hosts that may have private addresses. All others must be on the public internet."""
     fetch_ports: tuple[int, ...] = (80, 443)
     """Ports to fetch from."""
 

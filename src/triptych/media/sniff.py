@@ -24,7 +24,7 @@ _LEAST_SCANNED_PIXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The most that one item may be, by its header.
+    """Limits of one item, checked against its header.
 
     ``max_scanned_pixels``, ``max_video_pixels`` and ``max_audio_samples`` bound the time that decoding takes: some 0.7 ns
     for each scanned pixel, so that no image takes more than about a second.
@@ -37,9 +37,9 @@ class MediaLimits:
     max_image_side_px: Positive = 16_384
     """Longest side of an image or a frame."""
     max_aspect_ratio: Positive = 200
-    """Longest side by shortest: processors that bring the shorter one to a fixed length would make gigabytes of 1 x 16,384."""
+    """Largest aspect ratio. Processors that scale the shorter side to a fixed length turn 1 x 16,384 pixels into gigabytes."""
     max_scanned_pixels: Positive = 1_500_000_000
-    """Most pixels that decoding one image goes over: its own, times the scans of a JPEG. A run-length coded BMP counts as
+    """Most pixels to scan when decoding one image: its pixels times the scans of a JPEG. A run-length coded BMP counts as
     256 scans."""
     max_video_bytes: Positive = 32 << 20
     """Largest encoded video."""
@@ -48,7 +48,7 @@ class MediaLimits:
     max_video_frames: Positive = 36_000
     """Most frames of one video."""
     max_video_pixels: Positive = 16_000_000_000
-    """Most pixels of one video, all frames together: what decoding it costs."""
+    """Most pixels of one video, over all frames."""
     max_audio_bytes: Positive = 25 << 20
     """Largest encoded audio clip."""
     max_audio_s: Positive = 1800
