@@ -42,10 +42,10 @@ from triptych.ports import Transport
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.nixl import NixlTransport
-from triptych.transport.probe import available_backends
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
+from triptych.transport.transport_set import available_backends
 
 MEMCPY, SOCKET, SOCKETS, GRPC = "memcpy", "socket", "sockets", "grpc"
 CONNECTIONS = {SOCKET: 1, SOCKETS: 4}

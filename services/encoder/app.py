@@ -27,8 +27,8 @@ from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
-from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
+from triptych.transport.transport_set import TransportSet
 
 from .arena_store import ArenaStore
 from .gauges import watch

@@ -38,8 +38,8 @@ from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.peer_pool import PeerPool
-from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
+from triptych.transport.transport_set import TransportSet
 
 from .device_scheduler import DeviceScheduler, VisionEncoder
 from .gauges import KvMemory, watch

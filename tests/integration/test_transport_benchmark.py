@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.integration.quick_benchmark import figures_of
-from triptych.transport.probe import available_backends
+from triptych.transport.transport_set import available_backends
 
 
 def test_the_transport_benchmark_measures_every_backend(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.peer_pool import PeerPool
-from triptych.transport.probe import TransportSet
+from triptych.transport.transport_set import TransportSet
 
 MIB = 1 << 20
 

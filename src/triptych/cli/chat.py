@@ -1,4 +1,4 @@
-"""``triptych chat``: a question or a conversation, answers as they come, and where they were made."""
+"""``triptych chat``: a question or a conversation with streamed answers and timelines."""
 
 import asyncio
 import contextlib
@@ -22,18 +22,18 @@ HELP = """/image PATH   attach an image to your next message; may be repeated
 /clear        start a new conversation
 /quit         leave (or Ctrl-D); Ctrl-C stops an answer"""
 
-_REFUSED_FOR_WHAT_IT_SAYS = frozenset({400, 413, 422})
-"""Statuses that the same line and files would get again; a missing key or a full server may have gone by then."""
+_CONTENT_REFUSED = frozenset({400, 413, 422})
+"""Statuses that the same message would get again, unlike a missing key or a full server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Whom to ask, and how."""
+    """The server and options of a chat."""
 
     url: str
     api_key: str | None = None
     model: str | None = None
-    """None asks the first model that is served."""
+    """None: the first model served."""
     max_tokens: int | None = None
     temperature: float = 0.0
     show_timeline: bool = True
@@ -53,7 +53,9 @@ async def ask(asking: Asking, question: str, files: Sequence[Attachment], consol
 
 
 def converse(asking: Asking, files: Sequence[Attachment], console: Console, read: Callable[[str], str] = input) -> None:
-    """Take turns until the end of input; ``files`` go with the first. Raises RestError when nobody is there at all."""
+    """Take turns until the end of input; ``files`` go with the first. Raises RestError when the server cannot be
+    reached.
+    """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives ``input`` a history and its keys
 
@@ -83,7 +85,7 @@ def converse(asking: Asking, files: Sequence[Attachment], console: Console, read
 
 @dataclass(slots=True)
 class Conversation:
-    """What has been said, and the files that wait for the next line."""
+    """The conversation so far, and the files attached to the next line."""
 
     client: RestClient
     asking: Asking
@@ -94,9 +96,9 @@ class Conversation:
     open: bool = True
 
     async def take(self, line: str) -> None:
-        """One line of input: a command or the next turn. Raises CliError; the conversation is then as it was.
+        """Handle a line of input: a command or the next turn. Raises CliError, with the conversation unchanged.
 
-        Files that wait for the next line go with what is refused for what it says.
+        When a message is refused for its content, its attached files are dropped.
         """
         command, _, argument = line.strip().partition(" ")
         match command:
@@ -145,11 +147,11 @@ class Conversation:
         try:
             await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
         except RestError as error:
-            if error.status not in _REFUSED_FOR_WHAT_IT_SAYS:
+            if error.status not in _CONTENT_REFUSED:
                 raise
             raise self._taken_back(error) from None
         finally:
-            if said.text:  # an answer that was stopped is part of the conversation, too
+            if said.text:  # a stopped answer stays in the conversation
                 self.turns += [turn, Turn.assistant(said.text)]
                 self.files = []
                 self.last_request_id = said.request_id
@@ -157,7 +159,7 @@ class Conversation:
             await self._timeline()
 
     def _taken_back(self, error: RestError) -> RestError:
-        """Forget the files that wait, so that the next line is not refused for them, too; the error that says so."""
+        """Drop the attached files, so that they do not fail the next line, too, and return an error that says so."""
         line = "your line and its files are" if self.files else "your line is"
         self.files = []
         remedy = f"{line} not part of the conversation"
@@ -172,7 +174,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Said:
-    """An answer as far as it has come."""
+    """The answer so far."""
 
     text: str = ""
     request_id: str = ""

@@ -23,11 +23,11 @@ from triptych.domain.stage import Stage
 from triptych.runtime.tasks import TaskScope
 
 _STOP_ORDER = (("gateway",), ("router",), ENGINES)
-"""Whoever sends requests goes first, so that those on their way can end."""
+"""Senders of requests stop first, so that running requests can end."""
 _READY_POLL_S = 0.2
 _READY_ANSWER_S = 5.0
 _KILL_MARGIN_S = 4.0
-"""After the drain has had its time, for processes to close what they hold."""
+"""Time after the drain for processes to close."""
 _LOG_TAIL_LINES = 12
 _WITHOUT = {
     Stage.DECODE: "that was the last text instance: all requests fail now, and nothing restarts it",
@@ -38,7 +38,7 @@ _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process that ended though nobody told it to. A negative ``code`` is the signal that killed it."""
+    """A process that ended unexpectedly. A negative ``code`` is the signal that killed it."""
 
     name: str
     service: str
@@ -57,16 +57,16 @@ class _Child:
 
 
 class LocalCluster:
-    """Processes that start together, are ready when the context is entered, and are gone when it is left.
+    """A set of processes, ready when the context is entered and gone when it is left.
 
-    ``hybrid`` are text processes that encode as well, ``options`` further flags by service (``{"encoder":
-    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the router's, ``admin_port`` the first of all
-    admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the gateway's
-    process, where its options hold too. ``threads`` bounds what each torch process computes with. Children die with this
-    process, however it ends.
+    ``hybrid`` counts text processes that encode as well; ``options`` are further flags by service (``{"encoder":
+    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the router's, ``admin_port`` the first of
+    all admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the
+    gateway's process, where its options apply too. ``threads`` bounds the compute threads of each torch process.
+    Children die with this process, however it ends.
 
-    Nothing that others run is ever taken for a part of it: ports are looked at before anything starts, and a process
-    counts as ready when the one with the pid that was started here says so on its own admin port.
+    Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
+    counts as ready when its own admin port reports the pid that was started here.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LocalCluster:
         start_timeout_s: float = 300.0,
         drain_s: float = 10.0,
     ) -> None:
-        """Raises ClusterError when ``model`` is none, or the ports cannot be given out."""
+        """Raises ClusterError when ``model`` is not a model, or ports are not available."""
         self._plan = ClusterPlan.made(
             Model.named(model),
             encoders=encoders,
@@ -102,9 +102,10 @@ class LocalCluster:
         self._start_timeout_s = start_timeout_s
         self._drain_s = drain_s
         self.on_start: Callable[[], None] = lambda: None
-        """Called before the first process starts, once it is known that all ports are free; to be set as ``on_ready``."""
+        """Called when all ports are known to be free, before the first process starts; set before entering the context.
+        """
         self.on_ready: Callable[[str], None] = lambda _: None
-        """Told the name of each process that has become ready; to be set before the context is entered."""
+        """Called with the name of each process that becomes ready; set before entering the context."""
         self._children: dict[str, _Child] = {}
         self._watchers = TaskScope("cluster", limit=len(self._plan.processes))
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
@@ -126,11 +127,11 @@ class LocalCluster:
 
     @property
     def processes(self) -> Mapping[str, int]:
-        """The pids of the processes that have not ended, by name (``encoder-1``)."""
+        """Pids of the running processes by name (``encoder-1``)."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
     def consequence(self, ended: Exit) -> str:
-        """What no longer works, in one line, when it was the last process of its kind; empty while others are left."""
+        """What no longer works after the last process of a kind ended, in one line; empty while others are left."""
         roles = {plan.name: plan.role for plan in self._plan.processes}
         role = roles[ended.name]
         if role is None:
@@ -146,23 +147,23 @@ class LocalCluster:
 
     @property
     def admin_urls(self) -> Mapping[str, str]:
-        """Where each process answers ``/health``, ``/ready`` and ``/metrics`` of its own, by name: the gateway first."""
+        """Base URL of each process's admin port (``/health``, ``/ready``, ``/metrics``) by name, the gateway's first."""
         return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in self._plan.front_first}
 
     @property
     def log_dir(self) -> Path:
-        """Where each process writes NAME.log. Exists while the cluster runs, and longer if a process failed."""
+        """Directory of the logs, NAME.log. Exists while the cluster runs, and longer if a process failed."""
         if self._log_dir is None:
             self._log_dir = Path(tempfile.mkdtemp(prefix="triptych-"))
         return self._log_dir
 
     @property
     def kept_logs(self) -> Path | None:
-        """Where there is something to read once the cluster is gone: only when a process failed."""
+        """Directory of the logs after the end; None unless a process failed."""
         return self._log_dir if self._failed and self._log_dir is not None and self._log_dir.is_dir() else None
 
     def log_tail(self, name: str) -> str:
-        """The last lines that a process wrote."""
+        """The last lines of a process's log."""
         with contextlib.suppress(OSError):
             lines = (self.log_dir / f"{name}.log").read_text(errors="replace").splitlines()
             return "\n".join(lines[-_LOG_TAIL_LINES:])
@@ -175,7 +176,7 @@ class LocalCluster:
         self._children[name].process.send_signal(number)
 
     async def next_exit(self) -> Exit:
-        """Wait until a process ends that nobody stopped."""
+        """Wait until a process ends unexpectedly."""
         return await self._exits.get()
 
     async def __aenter__(self) -> Self:
@@ -200,7 +201,7 @@ class LocalCluster:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop in order, each process with time to drain; whoever has not ended by then is killed."""
+        """Stop in order, with time for each process to drain; kill those that have not ended by then."""
         self._stopping = True
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s + _KILL_MARGIN_S
@@ -222,7 +223,7 @@ class LocalCluster:
                 shutil.rmtree(self._log_dir, ignore_errors=True)
 
     def kill_all(self) -> None:
-        """End everything that still runs, at once."""
+        """Kill all running processes."""
         self._stopping = True
         for child in self._children.values():
             _signal(child.process, signal.SIGKILL)
@@ -230,8 +231,8 @@ class LocalCluster:
     # --- how ---
 
     async def _start(self, plan: ProcessPlan) -> None:
-        leash = (sys.executable, "-m", "triptych.cli.leash", str(os.getpid()))
-        command = (*leash, *plan.command(self._drain_s))
+        child = (sys.executable, "-m", "triptych.cli.child", str(os.getpid()))
+        command = (*child, *plan.command(self._drain_s))
         with (self.log_dir / f"{plan.name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -239,7 +240,7 @@ class LocalCluster:
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
                 env=plan.environment(),
-                start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which stops them in order
+                start_new_session=True,  # Ctrl-C goes to the parent only, which stops the children in order
             )
         self._children[plan.name] = _Child(plan, process)
         self._watchers.spawn(self._watch(plan, process), name=plan.name)
@@ -275,9 +276,9 @@ class LocalCluster:
         raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {lacking}; logs are in {self.log_dir}")
 
     async def _absent(self, client: httpx.AsyncClient, name: str) -> str:
-        """What a process still lacks; empty when it is ready. Only the one that was started here is believed.
+        """What a process lacks to be ready; empty when it is. Only the pid that was started here counts.
 
-        Raises ClusterError when another one has its admin port.
+        Raises ClusterError when another process has its admin port.
         """
         try:
             answer = await client.get(f"{self.admin_urls[name]}/ready", timeout=_READY_ANSWER_S)
@@ -288,7 +289,7 @@ class LocalCluster:
                 return f"missing: {', '.join(body['missing'])}"
             if name != "gateway":
                 return ""
-            # It listens, as it says: what answers on its port is this gateway.
+            # Its admin port says that it listens, so this gateway answers on its port.
             public = (await client.get(f"{self.url}/ready", timeout=_READY_ANSWER_S)).json()
             engines = {plan.name for plan in self._plan.processes if plan.service in ENGINES}
             ready = {line.removesuffix(": ready") for line in public["instances"] if line.endswith(": ready")}

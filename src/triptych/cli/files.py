@@ -1,4 +1,4 @@
-"""Files that go with a question, as they are named on a command line."""
+"""Files attached to a question on the command line."""
 
 import os
 import re
@@ -8,11 +8,11 @@ from pathlib import Path
 from triptych.cli.outcome import CliError
 
 _URL = re.compile(r"(https?|ftp|file|s3|gs):/+|data:", re.IGNORECASE)
-"""Also with the one slash that is left of two in a ``Path``."""
+"""Also with one slash, since ``Path`` collapses two."""
 
 
 def local_file(named: str | Path) -> Path:
-    """A file that can be read to its end: no device or pipe, which may have none. Raises CliError that says what it is."""
+    """A regular, readable file: a device or pipe may have no end. Raises CliError."""
     name = str(named)
     if url := _URL.match(name):
         scheme = f"{url[1]}://" if url[1] else url[0]

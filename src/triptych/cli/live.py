@@ -1,4 +1,4 @@
-"""``triptych up`` on a terminal: processes, load, requests and problems as they change."""
+"""Live view of ``triptych up``: processes, load, requests and problems."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ _PROBLEMS = 6
 
 
 class LiveView:
-    """What is known of a cluster now, and how that looks. ``refresh`` asks the processes anew."""
+    """The displayed state of a cluster. ``refresh`` polls the processes."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -39,7 +39,7 @@ class LiveView:
             self.problem(consequence)
 
     async def refresh(self, http: httpx.AsyncClient, since_s: float) -> None:
-        """``since_s``: time since the last refresh, over which the rate of requests is."""
+        """``since_s`` is the time since the last refresh, for the rate of requests."""
         admin = {name: url for name, url in self._cluster.admin_urls.items() if name in self._cluster.processes}
         self._loads = dict(
             zip(admin, await asyncio.gather(*(scrape(http, url) for url in admin.values())), strict=True)
@@ -63,7 +63,7 @@ class LiveView:
         return Group(*parts)
 
     def _router_samples(self) -> Samples | None:
-        """What the router tells; the gateway tells it where the router runs there."""
+        """The router's metrics, from the gateway where the router runs there."""
         return self._loads.get("router", self._loads.get("gateway"))
 
     def _requests(self) -> Text:
@@ -94,7 +94,7 @@ class LiveView:
 
 
 async def keep_fresh(view: LiveView, live: Live) -> None:
-    """Until it is cancelled."""
+    """Refresh until cancelled."""
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(trust_env=False) as http:
         last_s = loop.time()

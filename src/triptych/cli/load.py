@@ -1,4 +1,4 @@
-"""A process's load, from its metrics: as figures, and in one line."""
+"""A process's load from its metrics: as numbers, and as one line."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,11 +28,11 @@ _FIGURES: tuple[tuple[str, Callable[[Samples], float | None], Callable[[float], 
         lambda lag_s: f"worst loop lag {lag_s * 1000:.1f} ms",
     ),
 )
-"""What it works on, what of its memory is taken, and whether its event loop keeps up."""
+"""Running work, memory usage, and event-loop lag."""
 
 
 def load_figures(samples: Samples) -> Mapping[str, float]:
-    """Those that the process tells of; usages are shares of 1."""
+    """The figures that the process reports; usages are fractions."""
     return {name: value for name, read, _ in _FIGURES if (value := read(samples)) is not None}
 
 

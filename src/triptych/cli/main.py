@@ -276,7 +276,7 @@ def bench(
 
 
 class _failures:  # noqa: N801 - used as a statement
-    """Ends the command with one line, and the status that says whose fault it was."""
+    """Ends the command with one line and the exit status of the error."""
 
     def __enter__(self) -> None:
         pass
@@ -305,7 +305,7 @@ def main() -> None:
     """The entry point that the package installs."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to fail
+            stream.reconfigure(errors="replace")  # do not fail on characters that the terminal cannot show
     app(prog_name="triptych")
 
 

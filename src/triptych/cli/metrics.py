@@ -1,4 +1,4 @@
-"""What processes tell on their admin ports, read as far as a terminal shows it."""
+"""Reads the metrics on processes' admin ports."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Samples:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Prometheus' text format; what is not a sample is passed over."""
+        """Parse Prometheus' text format, skipping lines that are not samples."""
         values = {}
         for line in text.splitlines():
             if match := _SAMPLE.match(line):
@@ -31,14 +31,14 @@ class Samples:
         return cls(values)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """The sum over all samples of that name that have these labels; None when there are none."""
+        """The sum over all samples with this name and these labels; None when there are none."""
         wanted = set(labels.items())
         found = [value for (given, has), value in self.values.items() if given == name and wanted <= has]
         return sum(found) if found else None
 
 
 async def scrape(client: httpx.AsyncClient, admin_url: str) -> Samples | None:
-    """None when nobody answers there in time."""
+    """None without an answer in time."""
     try:
         response = await client.get(f"{admin_url.rstrip('/')}/metrics", timeout=_TIMEOUT_S)
         response.raise_for_status()

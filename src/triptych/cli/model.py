@@ -19,9 +19,9 @@ class Model:
 
     @classmethod
     def named(cls, model: str | Path) -> Self:
-        """``demo`` is the model that comes with the package; else a directory, or ``OWNER/NAME[@REVISION]`` of a hub.
+        """``demo`` is the bundled model; otherwise a directory, or ``OWNER/NAME[@REVISION]`` on a hub.
 
-        The latter is fetched first, once for all processes, which may take long. Raises ClusterError.
+        The latter is downloaded first, once for all processes, which may take long. Raises ClusterError.
         """
         if model == "demo":
             return cls(demo.MODEL_DIR, demo.MODEL_ID)

@@ -1,8 +1,8 @@
-"""How commands fail."""
+"""Errors of commands."""
 
 
 class CliError(Exception):
-    """One line for the person at the terminal. ``caller`` tells whether it is they who can do something about it."""
+    """One line for the user. ``caller``: whether the user can fix it."""
 
     def __init__(self, message: str, *, caller: bool) -> None:
         super().__init__(message)
@@ -10,7 +10,7 @@ class CliError(Exception):
 
 
 class ClusterError(CliError):
-    """The cluster did not come up; the message names what is in the way, or the process and the end of its log."""
+    """The cluster did not start; the message names the obstacle, or the process and the end of its log."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, caller=False)

@@ -1,4 +1,4 @@
-"""Which processes a cluster is made of: their ports, their flags and their environment. Nothing is started here."""
+"""The processes of a cluster: their ports, flags and environment. Nothing is started here."""
 
 import contextlib
 import importlib.util
@@ -20,7 +20,7 @@ _LOOPBACK_DEVICE = "lo"
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """A process to be. ``options`` are the flags that whoever starts the cluster adds to the service's own."""
+    """A process to start. ``options`` are the user's flags beside the service's own."""
 
     name: str
     service: str
@@ -29,7 +29,7 @@ class ProcessPlan:
     options: tuple[str, ...]
     admin_port: int = 0
     role: Role | None = None
-    """The stages that it serves; None for the router and the gateway."""
+    """The stages it serves; None for router and gateway."""
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line. Raises ClusterError when the service is not installed."""
@@ -37,12 +37,12 @@ class ProcessPlan:
         return [package_of(self.service), *self.arguments, *listen, "--drain-s", f"{drain_s:g}", *self.options]
 
     def environment(self) -> dict[str, str]:
-        """This process's own, and UCX kept to the loopback device as everything else is.
+        """This process's environment, with UCX restricted to the loopback device.
 
-        By itself UCX listens on every interface of the machine. What the operator has set stays, and so does UCX's way
-        where the options choose another address to listen on.
+        By default UCX listens on every interface. The operator's settings are kept, and nothing is restricted when the
+        options choose another address.
         """
-        environment = dict(os.environ)  # noqa: TID251 - a child process gets all of it
+        environment = dict(os.environ)  # noqa: TID251 - passed to the child
         if not any(option.split("=")[0] in ("--host", "--advertise-host") for option in self.options):
             environment.setdefault("UCX_NET_DEVICES", _LOOPBACK_DEVICE)
         return environment
@@ -50,7 +50,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """All of them, in the order in which they start. ``mounts_router``: the router's port is in the gateway's process."""
+    """All processes in start order. ``mounts_router``: the router's port is in the gateway's process."""
 
     processes: tuple[ProcessPlan, ...]
     router_port: int
@@ -71,7 +71,7 @@ class ClusterPlan:
         threads: int,
         options: Mapping[str, Sequence[str]],
     ) -> Self:
-        """As ``LocalCluster`` is told; where a port is 0, a free one is chosen. Raises ClusterError."""
+        """From the arguments of ``LocalCluster``; port 0 chooses a free one. Raises ClusterError."""
         if not (encoders or hybrid) or not (text or hybrid):
             raise ClusterError("--encoders 0 and --text 0 need --hybrid: every stage needs a process")
         processes = encoders + text + hybrid + 2
@@ -86,11 +86,11 @@ class ClusterPlan:
 
     @property
     def front_first(self) -> list[ProcessPlan]:
-        """As people think of them: gateway, router, encoders, text."""
+        """In display order: gateway, router, encoders, text."""
         return _front_first(self.processes)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
-        """Every port that is to be listened on; those that people ask for first."""
+        """Every port to listen on; those chosen by flags first."""
         flags = {"gateway": "--port", "router": "--router-port"}
         for plan in self.front_first:
             yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
@@ -101,13 +101,13 @@ class ClusterPlan:
 
 
 _NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: ("hybrid", "text")}
-"""What an instance of a role is called, and the service that it is."""
+"""By role: the instance's name prefix and its service."""
 
 
 def _engines(
     model: Model, instances: Sequence[tuple[Role, int]], threads: int, options: Mapping[str, Sequence[str]]
 ) -> tuple[ProcessPlan, ...]:
-    """``instances`` are roles and ports."""
+    """``instances`` are pairs of role and port."""
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
     numbers: Counter[Role] = Counter()
 
@@ -151,7 +151,7 @@ def _front_first(plans: Sequence[ProcessPlan]) -> list[ProcessPlan]:
 
 
 def _with_admin_ports(plans: Sequence[ProcessPlan], first: int, others: Collection[int]) -> tuple[ProcessPlan, ...]:
-    """With consecutive ones from ``first`` on, or free ones but ``others`` when it is 0. Raises ClusterError."""
+    """Assign consecutive admin ports from ``first``, or free ones not in ``others`` when it is 0. Raises ClusterError."""
     if first + len(plans) - 1 > ports.MAX_PORT:
         raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many consecutive ports")
     chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
@@ -164,7 +164,7 @@ def _the(plan: ProcessPlan) -> str:
 
 
 def package_of(service: str) -> str:
-    """A service's package: within the wheel ``triptych.services``, in a checkout ``services``."""
+    """A service's package: ``triptych.services`` in the wheel, ``services`` in a checkout."""
     for module in (f"triptych.services.{service}", f"services.{service}"):
         with contextlib.suppress(ModuleNotFoundError):
             if importlib.util.find_spec(module) is not None:

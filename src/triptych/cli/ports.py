@@ -1,4 +1,4 @@
-"""Ports of the loopback address: which are free, and a clear word about one that is not."""
+"""Finds free loopback ports, and explains why a port cannot be used."""
 
 import errno
 import secrets
@@ -11,12 +11,12 @@ from triptych.cli.outcome import ClusterError
 HOST = "127.0.0.1"
 MAX_PORT = 65_535
 _RANGE = range(20_000, 32_000)
-"""Below the ports that the kernel hands out by itself, so that none is taken between choosing and listening."""
+"""Below the kernel's ephemeral ports, so that none is taken between choosing and listening."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A port that is to be listened on: for whom, and the flag that chooses it, if there is one."""
+    """A port to listen on, its owner, and the flag that chooses it, if any."""
 
     port: int
     owner: str
@@ -28,7 +28,7 @@ def address(port: int) -> str:
 
 
 def free(count: int, but: Collection[int] = ()) -> list[int]:
-    """Ports on which nobody listens, none of them in ``but``. Raises ClusterError."""
+    """Free ports that are not in ``but``. Raises ClusterError."""
     found: list[int] = []
     for _ in range(100 * count):
         port = _RANGE.start + secrets.randbelow(len(_RANGE))
@@ -40,7 +40,7 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
 
 
 def refuse_taken(wanted: Iterable[Wanted]) -> None:
-    """Raises ClusterError that names the first port which cannot be listened on, or is wanted twice."""
+    """Raises ClusterError for the first port that cannot be listened on, or is wanted twice."""
     owners: dict[int, str] = {}
     for one in wanted:
         if one.port in owners:
@@ -56,9 +56,9 @@ def refuse_taken(wanted: Iterable[Wanted]) -> None:
 
 
 def _hindrance(port: int) -> OSError | None:
-    """What keeps a process of this user from listening there now."""
+    """The error that listening on the port gives, if any."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections are no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ignores old connections
         try:
             probe.bind((HOST, port))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The gateway's REST as the command line uses it: ask, stream, look up a timeline."""
+"""REST client of the gateway for the command line: ask, stream, look up a timeline."""
 
 import base64
 import json
@@ -21,30 +21,30 @@ _PLACE = re.compile(r"messages\[(\d{1,9})\]\.content\[(\d{1,9})\]")
 
 
 class RestError(CliError):
-    """The question was not answered."""
+    """A request to the gateway failed."""
 
     def __init__(self, message: str, *, caller: bool, param: str = "", status: int = 0, code: str = "") -> None:
         super().__init__(message, caller=caller)
         self.param = param
-        """The field of the request at fault, as the gateway names it."""
+        """The invalid field of the request, as the gateway names it."""
         self.status = status
-        """Of the answer; 0 when there was none."""
+        """HTTP status; 0 without an answer."""
         self.code = code
-        """The kind of error, as the gateway names it."""
+        """The gateway's error code."""
 
     def saying(self, message: str) -> "RestError":
-        """The same error in other words."""
+        """The same error with another message."""
         return RestError(message, caller=self.caller, param=self.param, status=self.status, code=self.code)
 
 
 class Attachment(NamedTuple):
-    """A file that goes with a question."""
+    """A file attached to a question."""
 
     path: Path
     kind: Literal["image", "video", "audio"] = "image"
 
     def part(self) -> dict[str, Any]:
-        """As a content part. Raises RestError when it cannot be read."""
+        """The file as a content part. Raises RestError when it cannot be read."""
         media_type = mimetypes.guess_type(self.path.name)[0] or "application/octet-stream"
         try:
             data = base64.b64encode(self.path.read_bytes()).decode()
@@ -55,7 +55,7 @@ class Attachment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message, and the files that it begins with."""
+    """A message and the files before its text."""
 
     message: dict[str, Any]
     files: tuple[Attachment, ...] = ()
@@ -73,7 +73,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer that has begun. Iterate ``texts`` once; then ``usage`` is known."""
+    """A streaming answer. Iterate ``texts`` once; then ``usage`` is known."""
 
     request_id: str
     _url: str
@@ -81,7 +81,7 @@ class Answer:
     usage: dict[str, Any] | None = None
 
     async def texts(self) -> AsyncGenerator[str]:
-        """The text as it comes. Raises RestError when the stream breaks off."""
+        """Stream the text. Raises RestError when the stream breaks off."""
         done = False
         async for line in self._response.aiter_lines():
             if not line.startswith("data: "):
@@ -104,7 +104,7 @@ class Answer:
 
 
 def base_url(url: str) -> str:
-    """The server's address, with or without ``/v1`` at its end. Raises RestError for what is no address."""
+    """Normalize a server's URL, with or without ``/v1`` at its end. Raises RestError when it is invalid."""
     try:
         parsed = httpx.URL(url.strip())
     except (httpx.InvalidURL, UnicodeError) as error:
@@ -115,7 +115,7 @@ def base_url(url: str) -> str:
 
 
 def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits: httpx.Limits) -> httpx.AsyncClient:
-    """A client for the server at ``url``. Raises RestError for a key or a proxy that cannot be."""
+    """An HTTP client for ``url``. Raises RestError for an invalid key or proxy."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise RestError("the API key has characters that are not allowed in a header", caller=True)
     try:
@@ -123,14 +123,14 @@ def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits
             timeout=timeout,
             limits=limits,
             headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-            trust_env=httpx.URL(url).host not in _LOOPBACK,  # no proxy stands in front of this machine
+            trust_env=httpx.URL(url).host not in _LOOPBACK,  # no proxy for loopback
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise RestError(f"the proxy set in the environment cannot be used: {error}", caller=True) from None
 
 
 class RestClient:
-    """A gateway at ``url``. Every method raises RestError, in one line that a person can act on."""
+    """A client of the gateway at ``url``. Every method raises RestError with a one-line message."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 120.0) -> None:
         self._url = base_url(url)
@@ -153,20 +153,20 @@ class RestClient:
         await self._http.aclose()
 
     async def models(self) -> list[str]:
-        """The ids of what is served."""
+        """Ids of the models served."""
         document = await self._get("/v1/models")
         with _understood(self._url):
             return [str(model["id"]) for model in document["data"]]
 
     async def readiness(self) -> dict[str, Any]:
-        """``ready``, ``missing`` and ``instances`` as ``/ready`` has them: also while not everything is there."""
+        """``ready``, ``missing`` and ``instances`` from ``/ready``, also while the cluster is not ready."""
         document = await self._get("/ready", also=httpx.codes.SERVICE_UNAVAILABLE)
         with _understood(self._url):
             names = {name: [str(one) for one in document[name]] for name in ("missing", "instances")}
             return {"ready": bool(document["ready"]), **names}
 
     async def first_model(self) -> str:
-        """The id of the model that the gateway lists first."""
+        """Id of the first model that the gateway lists."""
         models = await self.models()
         if not models:
             raise RestError(f"{self._url} serves no model yet", caller=False)
@@ -178,7 +178,7 @@ class RestClient:
     def ask(
         self, question: str, images: Sequence[Path] = (), *, model: str, max_tokens: int | None = None
     ) -> AbstractAsyncContextManager[Answer]:
-        """Ask one question about images, as ``converse`` does."""
+        """Ask a single question; see ``converse``."""
         return self.converse(
             [Turn.user(question, [Attachment(image) for image in images])], model=model, max_tokens=max_tokens
         )
@@ -187,7 +187,7 @@ class RestClient:
     async def converse(
         self, turns: Sequence[Turn], *, model: str, max_tokens: int | None = None, temperature: float = 0.0
     ) -> AsyncGenerator[Answer]:
-        """Have the next turn; the answer has begun, or RestError is raised, when the context is entered."""
+        """Take the next turn. On entering the context the answer has begun, or RestError is raised."""
         body = {
             "model": model,
             "messages": [turn.message for turn in turns],
@@ -207,7 +207,7 @@ class RestClient:
                 yield Answer(response.headers.get("x-request-id", ""), self._url, response)
 
     async def _get(self, path: str, *, also: int = httpx.codes.OK) -> dict[str, Any]:
-        """A JSON object, answered with a success or with ``also``."""
+        """The JSON object of a success, or of status ``also``."""
         with _translated(self._url):
             response = await self._http.get(self._url + path)
         if response.status_code != also:
@@ -221,7 +221,7 @@ class RestClient:
 
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
-    """Turns what httpx raises into RestError."""
+    """Translates httpx's exceptions into RestError."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -237,7 +237,7 @@ def _translated(url: str) -> Iterator[None]:
 
 
 class _understood:  # noqa: N801 - used as a statement
-    """Within it, an answer that is no gateway's is a RestError."""
+    """Translates errors in parsing an answer that no gateway would give into RestError."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -254,7 +254,7 @@ class _understood:  # noqa: N801 - used as a statement
 
 @contextmanager
 def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
-    """Puts the name of the file at fault in the place of the field that the gateway names."""
+    """Replaces the field in a gateway's error by the name of the invalid file."""
     try:
         yield
     except RestError as error:
@@ -271,7 +271,7 @@ def _stranger(url: str) -> RestError:
 
 
 def refusal(response: httpx.Response) -> RestError | None:
-    """What a server of this API says of an error, in its own words; None when what answers is no such server."""
+    """The error in a response, with the server's message; None when it has another form."""
     try:
         error = response.json()["error"]
         message, param, code = str(error["message"]), str(error.get("param") or ""), str(error.get("code") or "")
@@ -284,7 +284,7 @@ def refusal(response: httpx.Response) -> RestError | None:
 
 
 def _check(response: httpx.Response, url: str) -> None:
-    """Raises RestError with the gateway's own words where there are any."""
+    """Raises RestError for an error status, with the gateway's message if there is one."""
     if response.is_success:
         return
     raise refusal(response) or RestError(

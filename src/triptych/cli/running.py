@@ -1,7 +1,6 @@
-"""What ``triptych up`` runs on this machine, noted for ``triptych status`` of the same user.
+"""Notes of the clusters that ``triptych up`` runs on this machine, for ``triptych status`` of the same user.
 
-A note is only a hint: whoever reads it asks the processes, which tell their pids. One that was left behind by a
-cluster that was killed names nobody who answers with the pid that it says.
+A note is only a hint: its reader asks the processes for their pids, so a stale note of a killed cluster matches none.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _MAX_NOTE_NBYTES = 1 << 16
 
 @contextlib.contextmanager
 def noted(cluster: LocalCluster) -> Iterator[None]:
-    """Within it ``triptych status`` finds the admin ports of the cluster. A note that cannot be written is left out."""
+    """Lets ``triptych status`` find the cluster's admin ports in the body. A note that cannot be written is skipped."""
     path = _path(httpx.URL(cluster.url).port)
     processes = {name: {"pid": pid, "admin": cluster.admin_urls[name]} for name, pid in cluster.processes.items()}
     ours = False
@@ -43,7 +42,7 @@ def noted(cluster: LocalCluster) -> Iterator[None]:
 
 
 async def find(url: str, http: httpx.AsyncClient) -> Mapping[str, str]:
-    """The admin URLs, by name, of the processes of the local cluster whose gateway is at ``url``; none of others."""
+    """Admin URLs, by name, of the local cluster whose gateway is at ``url``; empty if there is none."""
     parsed = httpx.URL(url)
     if parsed.host not in _HOSTS:
         return {}
@@ -57,7 +56,7 @@ def _path(port: int | None) -> Path:
 
 
 def _is_private(directory: Path) -> bool:
-    """A directory for temporary files is everybody's: this one has to be the user's own."""
+    """The directory for temporary files is shared by all users, so this one must be owned by the user."""
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 

@@ -1,4 +1,4 @@
-"""How requests and processes look in a terminal."""
+"""Terminal output of requests and processes."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,23 +20,23 @@ _STAGES = (
     ("prefill", "prefill_s", "green", "until the first token was there"),
     ("decode", "decode_s", "bright_green", "all tokens after it"),
 )
-"""In the order in which they happen."""
+"""In order of time."""
 _WIDEST_BAR, _NARROWEST_BAR = 60, 16
-"""In cells."""
+"""In terminal cells."""
 _GAP = 2
 _EXPLAINED_FROM = 70
-"""Columns of a terminal below which bars go without their explanations."""
+"""Terminal width below which bars have no explanations."""
 _ALL_OF_ITEMS_FROM = 95
 _MOST_BARS = 16
 
 
 def printable(text: str) -> str:
-    """A model's text without what could steer the terminal."""
+    """A model's text without control characters."""
     return _CONTROL.sub("", text)
 
 
 def timeline(document: dict[str, Any]) -> RenderableType:
-    """What ``/v1/requests/{id}/timeline`` answered: a line per item, then the stages of the request."""
+    """The answer of ``/v1/requests/{id}/timeline``: a line per item, then the stages of the request."""
     parts: list[RenderableType] = []
     if document["items"]:
         parts.append(_Items([_item_cells(item) for item in document["items"]]))
@@ -49,7 +49,7 @@ class _Column:
     name: str
     justify: JustifyMethod = "left"
     from_width: int = 0
-    """Columns of a terminal below which this one is left out: what matters least goes first."""
+    """Terminal width below which this column is left out: the least important go first."""
     whole: bool = True
     style: str = ""
 
@@ -69,7 +69,7 @@ _ITEM_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """A line per item, with as many columns as the width has room for; names and times are always whole."""
+    """A line per item, with as many columns as fit; names and times are never truncated."""
 
     rows: Sequence[tuple[str, ...]]
 
@@ -77,7 +77,7 @@ class _Items:
         shown = [index for index, column in enumerate(_ITEM_COLUMNS) if options.max_width >= column.from_width]
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
         for column in (_ITEM_COLUMNS[index] for index in shown):
-            least = max(map(len, column.name.split()))  # a title may have two lines
+            least = max(map(len, column.name.split()))  # a title may wrap
             table.add_column(column.name, justify=column.justify, overflow="fold", min_width=least)
         for cells in self.rows:
             table.add_row(
@@ -87,7 +87,7 @@ class _Items:
 
 
 def _item_cells(item: dict[str, Any]) -> tuple[str, ...]:
-    """In the order of ``_ITEM_COLUMNS``."""
+    """Cells in the order of ``_ITEM_COLUMNS``."""
     attempts = f" (attempt {item['encode_attempts']})" if item["encode_attempts"] > 1 else ""
     encoded = not item["encoder_cached"]
     pulled = not item["text_cached"]
@@ -105,7 +105,7 @@ def _item_cells(item: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _stages(document: dict[str, Any]) -> Text:
-    """Only those that there were; those of cached items take the time of asking for them."""
+    """The stages that took place; for cached items they are the time of the lookup."""
     line = Text()
     for name, field, _, _ in _STAGES:
         if document[field] > 0:
@@ -116,7 +116,7 @@ def _stages(document: dict[str, Any]) -> Text:
 
 
 def _name(item: dict[str, Any]) -> str:
-    """Several encoders may have done parts of one item: then each has a line, with its units."""
+    """The item's name; a part of an item split over several encoders has its range of units."""
     part = f" {item['shard']}" if item.get("shard") else ""
     return f"{item['modality']} {item['item'] + 1}{part}"
 
@@ -127,7 +127,7 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line of ``bars``. Without a length there is no bar, but ``said`` where its duration would be."""
+    """A line of ``bars``. Without a length it has ``said`` in place of a duration and no bar."""
 
     name: str
     begin_s: float = 0.0
@@ -149,7 +149,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Bars:
-    """Rows, drawn as the width allows: bars shrink first, then there are no notes; names and times are always whole."""
+    """Rows for any width: bars shrink first, then notes are left out; names and times are never truncated."""
 
     rows: Sequence[_Row]
     total_s: float
@@ -175,10 +175,10 @@ class _Bars:
 
 
 def bars(document: dict[str, Any]) -> RenderableType:
-    """The request from left to right: a bar per stage with what it is, and under the encode stage one per item.
+    """The request from left to right: a bar per stage, and one per item under the encode stage.
 
-    Durations are all that a timeline has (no clock leaves its process), so stages are drawn one after the other, and
-    an item's bar after what it waited; an item that an encoder had already has none.
+    A timeline has durations only (no clock leaves its process), so stages are drawn one after the other, and an item's
+    bar after its wait; a cached item has none.
     """
     rows: list[_Row] = []
     at_s = 0.0
@@ -207,7 +207,7 @@ def _item_rows(items: list[dict[str, Any]], at_s: float, stage_s: float) -> Iter
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """A console that neither marks up nor highlights what others wrote, and is wide enough for tables in a log."""
+    """A console without markup and highlighting, wide enough for tables in a log."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)

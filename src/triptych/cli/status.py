@@ -1,4 +1,4 @@
-"""``triptych status``: what a gateway says of the cluster behind it."""
+"""``triptych status``: the state of the cluster behind a gateway."""
 
 import json
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from triptych.cli.metrics import Samples, scrape
 from triptych.cli.rest import RestClient, RestError
 
 _WHO = {"encode": "encoder", "prefill": "text instance", "decode": "text instance"}
-"""Whom a stage that is missing lacks."""
+"""The kind of instance that a stage needs."""
 
 
 async def status(url: str, api_key: str | None, admin: Sequence[str], console: Console, *, as_json: bool) -> bool:
-    """Print it; whether every stage has an instance. Raises RestError when no gateway answers.
+    """Print the status. Return whether every stage has an instance. Raises RestError when no gateway answers.
 
-    The admin ports of a cluster that this user's ``triptych up`` runs here are found; ``admin`` names others.
+    The admin ports of this user's local cluster are found automatically; ``admin`` names others.
     """
     async with RestClient(url, api_key=api_key, timeout_s=10.0) as client:
         ready = await client.readiness()
@@ -37,7 +37,7 @@ async def status(url: str, api_key: str | None, admin: Sequence[str], console: C
 
 
 async def _models(client: RestClient) -> list[str]:
-    """None are served while the router is away."""
+    """Empty while the router is unreachable."""
     try:
         return await client.models()
     except RestError as error:

@@ -1,4 +1,4 @@
-"""A terminal that may go away while something goes on that must end in order."""
+"""Output that survives the loss of its terminal, so that a command can still end in order."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ from typing import Any, TextIO, cast
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Within it, writing to standard output and standard error never fails."""
+    """In the body, writing to standard output and standard error never fails."""
     out, err = cast("TextIO", _Lasting(sys.stdout)), cast("TextIO", _Lasting(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
 class _Lasting:
-    """A text stream that nobody may read any more: writing to it never fails.
+    """A text stream whose writes never fail.
 
-    A terminal that was closed, or a reader that left a pipe, turns every write into an OSError. From the first one on
-    the file descriptor leads nowhere, so that what is still buffered cannot fail either, at the latest at exit.
+    Once the terminal or the reader of a pipe is gone, every write is an OSError. After the first one the file
+    descriptor points to the null device, so that flushing buffers cannot fail either.
     """
 
     def __init__(self, stream: TextIO) -> None:

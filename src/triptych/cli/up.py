@@ -17,12 +17,12 @@ _VITAL = frozenset({"gateway", "router"})
 
 
 async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:
-    """Run the cluster until a signal comes or a process dies that nothing works without; the exit status.
+    """Run the cluster until a signal or the death of an indispensable process; return the exit status.
 
-    ``live`` shows it on a terminal as it changes; elsewhere, and without it, there is a line for what happens.
+    ``live`` shows a live view on a terminal; otherwise each event is a line.
 
-    The first SIGINT, SIGTERM or SIGHUP stops the cluster in order; a second one stops it at once, but for SIGHUP, which
-    comes twice when a terminal is closed: from the system and from the shell. Raises ClusterError.
+    The first SIGINT, SIGTERM or SIGHUP stops the cluster in order; a second SIGINT or SIGTERM stops it at once. SIGHUP
+    does not: a closed terminal sends two, one by the system and one by the shell. Raises ClusterError.
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()

@@ -8,7 +8,7 @@ from triptych.domain.generation import FinishReason, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to the prompt. ``logprobs`` has an entry per token where they were asked for.
+    """One answer to the prompt. ``logprobs`` has an entry per token if requested.
 
     ``tool_calls`` are not in ``text``; ``token_ids`` has the tokens of both.
     """
@@ -22,7 +22,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All choices (one, unless ``n`` said otherwise). ``request_id`` leads to the request's timeline."""
+    """All choices: ``n`` of them. ``request_id`` identifies the request's timeline."""
 
     request_id: str
     model: str

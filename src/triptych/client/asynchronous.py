@@ -43,15 +43,15 @@ DEFAULT_TIMEOUT_S = 120.0
 QUERY_TIMEOUT_S = 10.0
 _TARGET = re.compile(r"[^/\s]+:\d{1,5}")
 _MESSAGE_MARGIN_NBYTES = 1 << 20
-"""For what a request has beside its media."""
+"""Size allowed for a request without its media."""
 
 
 class ChatStream:
-    """An answer that has begun: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known.
+    """A streaming answer: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known.
 
-    Calls of tools are no chunks: they are in ``tool_calls`` as soon as they are whole.
+    Tool calls are not chunks: they appear in ``tool_calls`` when complete.
 
-    A failure after this point is raised by the iteration, and not retried: what was shown cannot be taken back.
+    From here on an error is raised by the iteration and not retried, since output was already shown.
     """
 
     def __init__(self, request: ChatRequest, first: ChatEvent, rest: AsyncGenerator[ChatEvent]) -> None:
@@ -67,7 +67,7 @@ class ChatStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first choice; None while it goes on."""
+        """Of the first choice; None until it ends."""
         return self.finish_reasons.get(0)
 
     @property
@@ -76,7 +76,7 @@ class ChatStream:
         return self.tool_calls_of(0)
 
     def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
-        """What a choice has called so far, in order."""
+        """The tool calls of a choice so far, in order."""
         return tuple(self._calls.get(choice, ()))
 
     def __aiter__(self) -> Self:
@@ -102,12 +102,12 @@ class ChatStream:
         return await _next(self._rest)
 
     async def aclose(self) -> None:
-        """Cancel what is still to come, as leaving the context does."""
+        """Cancel the rest of the answer, as leaving the context does."""
         self._left = True
         await self._rest.aclose()
 
     async def collect(self) -> Answer:
-        """Whatever is still to come, as a whole."""
+        """Read the rest and return it as one answer."""
         chunks: dict[int, list[TokenChunk]] = {}
         async for chunk in self:
             chunks.setdefault(chunk.choice, []).append(chunk)
@@ -127,14 +127,14 @@ class ChatStream:
 
 
 class AsyncClient:
-    """Talks to the router at ``target`` (``host:port``); an object that is a ``ports.Router`` itself serves as well.
+    """Client of the router at ``target``: ``host:port``, or an object that implements ``ports.Router``.
 
-    ``tls`` is what a cluster under mutual TLS asks of its callers: a certificate that its authority has signed.
+    ``tls`` is the identity for a cluster that uses mutual TLS: a certificate signed by its authority.
 
-    Every call has a deadline, over all its attempts: ``timeout_s``, or the client's own. Cancelling the task that
-    waits, or leaving a stream's context, cancels the request at every stage. Raises only ``triptych.errors``.
+    Every call has a deadline over all its attempts: ``timeout_s``, or the client's own. Cancelling the waiting task, or
+    leaving a stream's context, cancels the request at every stage. Raises only ``triptych.errors``.
 
-    A client belongs to the event loop of its first call, and to that loop's process.
+    A client belongs to the process and the event loop of its first call.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; what still runs on it is cancelled.
+        """Close the connection, cancelling running calls.
 
-        Raises InvalidRequest in another event loop while the client's own still runs, or in a forked process.
+        Raises InvalidRequest in a forked process, or in another event loop while the client's own still runs.
         """
         if self._opened_by is None or not self._opened_by[1].is_closed():
             self._check_loop()
@@ -184,7 +184,9 @@ class AsyncClient:
     # --- ask ---
 
     async def chat(self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]) -> Answer:
-        """The whole answer. ``prompt`` is a question about ``images``, a conversation that has its own, or raw text."""
+        """Return the whole answer. ``prompt`` is a question about ``images``, a conversation with its own, or a raw
+        prompt.
+        """
         async with self.stream(prompt, images, **options) as answer:
             return await answer.collect()
 
@@ -192,7 +194,7 @@ class AsyncClient:
     async def stream(
         self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[ChatStream]:
-        """The answer as it comes; it has begun, or an error is raised, when the context is entered."""
+        """Stream the answer. On entering the context it has begun, or an error is raised."""
         now_s = asyncio.get_running_loop().time
         said = given(options)
         end_s = now_s() + checks.duration_s("timeout_s", said.get("timeout_s", self._timeout_s))
@@ -230,7 +232,7 @@ class AsyncClient:
         timeout_s: float = QUERY_TIMEOUT_S,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
-        """The token ids that ``chat`` would prefill, a placeholder for each position of an image included."""
+        """The token ids that ``chat`` would prefill, with a placeholder for each position of an image."""
         end_s = asyncio.get_running_loop().time() + checks.duration_s("timeout_s", timeout_s)
         asked = await _asked(prompt, images, tools)
         name = await self._model_for(model, end_s)
@@ -238,15 +240,15 @@ class AsyncClient:
         return (await self._attempts(lambda: self._router().tokenize(request), end_s)).token_ids
 
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
-        """What is served."""
+        """The models served."""
         return await self._query(lambda: self._router().models(), timeout_s)
 
     async def ready(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> Readiness:
-        """Whether every stage has an instance, and which are there."""
+        """Whether every stage has an instance, and the list of instances."""
         return await self._query(lambda: self._router().readiness(), timeout_s)
 
     async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
-        """Where a request ran, stage by stage. Raises NotFound once the router's bounded history let it go."""
+        """Where a request ran, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
         name = checks.text("request_id", request_id)
         return await self._query(lambda: self._router().timeline(name), timeout_s)
 
@@ -257,7 +259,7 @@ class AsyncClient:
             raise errors.Cancelled("the client is closed")
         self._check_loop()
         if self._opened is None:
-            if isinstance(self._target, str):  # only now: a channel belongs to the loop that it is made in
+            if isinstance(self._target, str):  # created here: a channel belongs to the event loop that creates it
                 process.use_grpc()
                 stub = RouterStub(self._target, self._tls)
                 self._exit.push_async_callback(stub.close)
@@ -268,7 +270,7 @@ class AsyncClient:
         return self._opened
 
     def _check_loop(self) -> None:
-        """Raises InvalidRequest unless this is the process, and the event loop, in which the connection was opened."""
+        """Raises InvalidRequest outside the process and event loop in which the connection was opened."""
         if self._opened_by is not None:
             pid, loop = self._opened_by
             if pid != os.getpid():
@@ -288,7 +290,7 @@ class AsyncClient:
 
     @contextmanager
     def _while_open(self) -> Generator[None]:
-        """Closing the connection cancels calls, not who waits for them: they get an error of the tree."""
+        """Translate the cancellation of calls by ``close`` into an error of the tree for their callers."""
         try:
             yield
         except asyncio.CancelledError:
@@ -298,7 +300,7 @@ class AsyncClient:
             raise
 
     async def _model_for(self, model: str | None, end_s: float) -> str:
-        """The model asked for, the client's own, or the first that is served, which is looked up once."""
+        """The requested model, the client's own, or the first one served (looked up once)."""
         if model is not None:
             checks.text("model", model)
         elif self._model is None:
@@ -313,7 +315,7 @@ class AsyncClient:
         return await self._attempts(call, end_s)
 
     async def _attempts(self, call: Callable[[], Awaitable[T]], end_s: float) -> T:
-        """Make a call until it succeeds, within deadline, attempts and budget."""
+        """Retry a call until it succeeds, within deadline, attempts and budget."""
         loop = asyncio.get_running_loop()
         attempt = 1
         while True:
@@ -335,7 +337,7 @@ class AsyncClient:
                 return result
 
     def _explained(self, error: errors.TriptychError) -> errors.TriptychError:
-        """The error, or who it was that could not be reached at all."""
+        """Add the target's name to the error when nothing was reached at all."""
         if not isinstance(self._opened, RouterStub):
             return error
         if isinstance(error, errors.InstanceLost) and self._opened.refused:
@@ -351,7 +353,7 @@ class AsyncClient:
 
 
 async def _asked(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:
-    """What is asked, in a request without a name, a model or a deadline. Raises InvalidRequest and its kin."""
+    """A request without id, model and deadline. Raises InvalidRequest and its subclasses."""
     images = () if images is None else checks.several("images", images, "a list of images")
     if isinstance(prompt, RawPrompt):
         if images or tools:

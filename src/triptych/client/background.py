@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers who have none."""
+"""An event loop in its own thread, for synchronous callers."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ from triptych.client import process
 
 T = TypeVar("T")
 _CANCEL_S = 5.0
-"""How long a caller who was interrupted waits for the work to let go of what it holds."""
+"""How long an interrupted caller waits for the cancelled work to clean up."""
 
 
 class BackgroundLoop:
     """Runs coroutines for any thread. It ends with its last reference, or with the interpreter.
 
-    All clients of a process share one (``shared``): gRPC polls for all loops at once, and a loop that ends while
-    another one goes on may be handed what it can no longer take.
+    All clients of a process share one (``shared``): gRPC polls for all event loops at once, and a loop that ends while
+    another runs may be sent events that it can no longer take.
     """
 
     _lock = threading.Lock()
@@ -27,12 +27,12 @@ class BackgroundLoop:
 
     @classmethod
     def forget(cls) -> None:
-        """In a child that was forked: the parent's thread is not here, nor who holds its lock."""
+        """In a forked child: neither the parent's thread nor the owner of its lock exists here."""
         cls._lock, cls._current = threading.Lock(), None
 
     @classmethod
     def shared(cls) -> "BackgroundLoop":
-        """The one that runs, or a new one."""
+        """The running loop, or a new one."""
         with cls._lock:
             running = None if cls._current is None else cls._current()
             if running is None:
@@ -50,13 +50,13 @@ class BackgroundLoop:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that has the thread."""
+        """Whether the thread belongs to this process."""
         return self._pid == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine's result. When the wait is interrupted (Ctrl-C), the work is cancelled first.
+        """Wait for a coroutine's result. An interrupted wait (Ctrl-C) cancels the work first.
 
-        Raises InvalidRequest in a process that was forked from the one that has the thread.
+        Raises InvalidRequest in a process that was forked from the thread's.
         """
         if not self.is_here:
             work.close()
@@ -70,7 +70,7 @@ class BackgroundLoop:
             task.add_done_callback(lambda _: done.set())
 
         def cancel() -> None:
-            for task in tasks:  # there by now: the loop calls in order
+            for task in tasks:  # set by now: the loop runs callbacks in order
                 task.cancel()
 
         self._loop.call_soon_threadsafe(start)

@@ -1,4 +1,4 @@
-"""Validation of arguments before anything is sent: a mistake is InvalidRequest, its ``param`` the argument."""
+"""Validation of arguments before sending: a mistake raises InvalidRequest whose ``param`` is the argument."""
 
 import os
 import reprlib
@@ -13,25 +13,25 @@ from triptych.errors import InvalidRequest
 T = TypeVar("T")
 
 MAX_UNSIGNED = 2**32 - 1
-"""Of the counts and token ids of a message."""
+"""Largest count or token id of a message."""
 MAX_TIMEOUT_S = 1e9
-"""About thirty years; deadlines further off overflow."""
+"""About thirty years; later deadlines overflow."""
 
 
 def wrong(name: str, wanted: str, value: object) -> InvalidRequest:
-    """The error for an argument that is not what it should be."""
+    """The error for an invalid argument."""
     return InvalidRequest(f"{name} is {wanted}, not {reprlib.repr(value)}", param=name)
 
 
 def of_type(name: str, value: Any, cls: type[T], wanted: str) -> T:
-    """The argument as it is, an instance of ``cls``."""
+    """Return the argument if it is an instance of ``cls``."""
     if not isinstance(value, cls):
         raise wrong(name, wanted, value)
     return value
 
 
 def text(name: str, value: Any, wanted: str = "text") -> str:
-    """The argument as it is: a string that has a form in UTF-8, which lone surrogates have not."""
+    """Return the argument if it is a string that UTF-8 can encode, i.e. without lone surrogates."""
     if not isinstance(value, str):
         raise wrong(name, wanted, value)
     try:
@@ -55,7 +55,7 @@ def integer(name: str, value: Any, low: int = 0, high: int = MAX_UNSIGNED) -> in
 
 
 def number(name: str, value: Any) -> float:
-    """A number of any kind but bool; whether it is within bounds is for the router to say."""
+    """A number of any kind but bool; the router checks its bounds."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong(name, "a number", value)
     try:
@@ -65,7 +65,7 @@ def number(name: str, value: Any) -> float:
 
 
 def duration_s(name: str, value: Any) -> float:
-    """A time to wait, in seconds."""
+    """A duration in seconds."""
     found = number(name, value)
     if not (isfinite(found) and 0 < found <= MAX_TIMEOUT_S):
         raise InvalidRequest(f"{name} is {found}, must be above 0 and at most {MAX_TIMEOUT_S:.0f}", param=name)
@@ -73,7 +73,7 @@ def duration_s(name: str, value: Any) -> float:
 
 
 def several(name: str, value: Any, wanted: str = "a list") -> tuple[Any, ...]:
-    """The members of a list, a tuple or the like; text, bytes and paths are one thing each."""
+    """The members of a list, tuple or other iterable; not of text, bytes or a path."""
     if isinstance(value, str | bytes | bytearray | memoryview | os.PathLike):
         raise InvalidRequest(f"{name} is {wanted}, not one of them", param=name)
     if not isinstance(value, Iterable):

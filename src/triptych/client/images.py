@@ -1,4 +1,4 @@
-"""Whatever a caller has of an image, a video or audio, as the undecoded bytes that the router takes."""
+"""An image, a video or audio in any accepted form, as the undecoded bytes that the router takes."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 
 
 class Savable(Protocol):
-    """What ``PIL.Image.Image`` satisfies; Pillow itself is not needed here."""
+    """Satisfied by ``PIL.Image.Image``, without importing Pillow."""
 
     def save(self, fp: Any, format: str | None = None) -> None: ...  # noqa: A002 - Pillow's name for it
 
@@ -24,7 +24,7 @@ Image = Media | Savable
 
 
 def image_bytes(image: Image) -> bytes:
-    """The bytes to send. Raises InvalidMedia for what is no image and for URLs that would have to be fetched."""
+    """The bytes to send. Raises InvalidMedia for anything else, and for URLs that would have to be fetched."""
     if isinstance(image, str | os.PathLike | bytes | bytearray | memoryview):
         return media_bytes(image, "image")
     if callable(getattr(image, "save", None)):
@@ -33,7 +33,7 @@ def image_bytes(image: Image) -> bytes:
 
 
 def media_bytes(media: Media, what: str) -> bytes:
-    """The bytes to send of an image, a video or audio; ``what`` it is for errors. Raises InvalidMedia."""
+    """The bytes to send. ``what`` names the kind of media in errors. Raises InvalidMedia."""
     match media:
         case bytes():
             return media
@@ -60,7 +60,7 @@ def _read(path: Path, what: str) -> bytes:
         if nbytes > MAX_MESSAGE_NBYTES:
             raise InvalidMedia(f"the {what} {path} has {nbytes} bytes, the limit is {MAX_MESSAGE_NBYTES}")
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a name that no path can have
+    except (OSError, ValueError) as error:  # ValueError: not a valid path
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidMedia(f"cannot read the {what} {path}: {reason}") from None
 

@@ -13,13 +13,13 @@ from triptych.errors import InvalidMedia, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text to be continued as it stands: no chat template is applied, and it has no images."""
+    """Text to continue as it is: without a chat template and images."""
 
     text: str
 
 
 Prompt = str | Sequence[Message] | RawPrompt
-"""A question, a conversation, or text to go on with."""
+"""A question, a conversation, or text to continue."""
 
 
 def user(
@@ -27,7 +27,7 @@ def user(
 ) -> Message:
     """A user's turn: images, videos, audio, then the text. Reads files; raises InvalidMedia.
 
-    What a model does not take, the router refuses.
+    The router refuses media that the model does not take.
     """
     return Message(
         "user",
@@ -41,7 +41,7 @@ def user(
 
 
 def assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> Message:
-    """An earlier answer, with the calls that it made, as part of the conversation so far."""
+    """An earlier answer, with its tool calls."""
     calls = checks.several("tool_calls", tool_calls)
     for call in calls:
         checks.of_type("tool_calls", call, ToolCall, "a list of triptych.client.ToolCall")
@@ -49,18 +49,18 @@ def assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> Message:
 
 
 def tool(call: ToolCall, result: str) -> Message:
-    """What came of a call that the turn before it made."""
+    """The result of a tool call that the previous turn made."""
     call = checks.of_type("call", call, ToolCall, "a triptych.client.ToolCall")
     return Message("tool", (TextPart(checks.text("result", result)),), tool_call_id=call.call_id)
 
 
 def system(text: str) -> Message:
-    """What the model should keep in mind throughout."""
+    """Instructions for the whole conversation."""
     return Message("system", (TextPart(checks.text("text", text)),))
 
 
 def conversation(prompt: Any) -> tuple[Message, ...]:
-    """The turns of a prompt that is neither text nor raw. Raises InvalidRequest for what is none, or cannot be sent."""
+    """The turns of a conversation. Raises InvalidRequest for anything else, or what cannot be sent."""
     turns = checks.several("prompt", prompt, "a question, a list of turns, or a RawPrompt")
     if not turns:
         raise InvalidRequest("prompt is a conversation without a turn", param="prompt")
@@ -96,7 +96,7 @@ def _no_turn(where: str, wanted: str, value: object) -> InvalidRequest:
 
 
 def _media(name: str, modality: Modality, several: Sequence[Any]) -> list[MediaPart]:
-    """Reads files; errors name the argument."""
+    """Read the files; errors name the argument."""
     try:
         return [
             MediaPart(modality, image_bytes(item) if modality is Modality.IMAGE else media_bytes(item, modality.value))

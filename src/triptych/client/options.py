@@ -9,7 +9,7 @@ from triptych.errors import InvalidRequest
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of ``domain.sampling.SamplingParams``, where each is explained and has its default."""
+    """The fields of ``domain.sampling.SamplingParams``, which documents them and their defaults."""
 
     temperature: float
     top_p: float
@@ -30,28 +30,28 @@ class SamplingOptions(TypedDict, total=False):
     """By token id."""
     logprobs: int | None
     response_format: ResponseFormat | Mapping[str, Any] | None
-    """A mapping is as the OpenAI API has it: of type ``text``, ``json_object`` or ``json_schema``."""
+    """A mapping has the OpenAI API's form: type ``text``, ``json_object`` or ``json_schema``."""
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """How a request is sampled, and what else is asked of the servers."""
+    """All options of a request."""
 
     model: str | None
-    """The client's own model if left out, or else the first that is served."""
+    """Default: the client's own model, or the first one served."""
     timeout_s: float | None
-    """The deadline over all attempts; the client's own if left out."""
+    """Deadline over all attempts. Default: the client's own."""
     tenant_salt: bytes
-    """Keeps embeddings in caches apart from those of other salts."""
+    """Separates cached embeddings from those with other salts."""
     priority: int
-    """Where requests wait, lower ones go first; 0 if left out."""
+    """Requests with lower values leave queues first. Default: 0."""
     tools: Sequence[Mapping[str, Any]]
-    """As the OpenAI API has them, for models whose chat template has a place for them."""
+    """In the OpenAI API's form, for models whose chat template supports tools."""
     tool_choice: ToolChoice
-    """Whether the model is to call one of ``tools``; it decides by itself if left out."""
+    """Whether the model must call one of ``tools``. Default: it decides."""
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a request: None is what is left out. Raises InvalidRequest for a name that means nothing."""
+    """The options that are not None. Raises InvalidRequest for an unknown name."""
     for name in options:
         if name not in ChatOptions.__annotations__:
             raise InvalidRequest(

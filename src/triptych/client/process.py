@@ -1,23 +1,23 @@
-"""Which process uses gRPC: it does not survive a fork, neither an open connection nor the library itself."""
+"""Detects use of gRPC after a fork, which neither its connections nor the library survive."""
 
 import os
 
 from triptych.errors import InvalidRequest
 
 _user: int | None = None
-"""The process that used gRPC, in it and in all that were forked from it."""
+"""Pid of the process that first used gRPC, here or in an ancestor it was forked in."""
 
 
 def use_grpc() -> None:
-    """To be called before gRPC is. Raises InvalidRequest in a process that was forked from one that had used it."""
-    global _user  # noqa: PLW0603 - what it is about is one of a process, too
+    """Call before using gRPC. Raises InvalidRequest in a process forked from one that had used it."""
+    global _user  # noqa: PLW0603 - a fact about the process
     _user = _user or os.getpid()
     if _user != os.getpid():
         raise forked()
 
 
 def forked() -> InvalidRequest:
-    """What to raise in a process that was forked, of what its parent made."""
+    """The error for using a parent's client in a forked process."""
     return InvalidRequest(
         "this process was forked from one that used Triptych's client, and gRPC does not survive a fork: start "
         "processes by multiprocessing's 'spawn' method, or make the first client after the fork"

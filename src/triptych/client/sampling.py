@@ -13,12 +13,12 @@ _FORMATS = "a triptych.domain.sampling.ResponseFormat or a mapping whose type is
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """The parameters among ``given``, others aside, in the forms that a message can carry. Raises InvalidRequest."""
+    """The sampling parameters among ``given``, validated and converted. Raises InvalidRequest."""
     return SamplingParams(**{name: _taken(row, given[name]) for name, row in PARAMETERS.items() if name in given})
 
 
 def _taken(row: Parameter, value: Any) -> Any:
-    """In the form of the row's type, and within its bounds."""
+    """Convert to the row's type and check its bounds."""
     if isinstance(row.bound, Between) and row.kind is not float:
         return checks.integer(row.name, value, int(row.bound.low), int(row.bound.high))
     taken = _BY_KIND[row.kind](row.name, value)
@@ -32,7 +32,7 @@ def _switch(name: str, value: Any) -> bool:
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """One string counts as a list of one, as in the OpenAI API."""
+    """A single string counts as a list of one, as in the OpenAI API."""
     if isinstance(value, str):
         value = (value,)
     return tuple(
@@ -46,7 +46,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """From token id to bias: a mapping, in which ids may be text as in JSON, or pairs."""
+    """Token ids and biases, from a mapping (ids may be strings, as in JSON) or pairs."""
     wanted = "a mapping from token ids to biases, or pairs of both"
     pairs = value.items() if isinstance(value, Mapping) else checks.several(name, value, wanted)
     biases = []
@@ -95,4 +95,4 @@ _BY_KIND: Mapping[Any, Callable[[str, Any], Any]] = {
     tuple[tuple[int, float], ...]: _biases,
     ResponseFormat | None: _response_format,
 }
-"""Integers aside."""
+"""Converters by type; integers are converted with their bounds."""

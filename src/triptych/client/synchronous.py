@@ -1,4 +1,4 @@
-"""``Client``: ``AsyncClient`` for callers without an event loop. What a call does is said and done there."""
+"""``Client``: a synchronous wrapper around ``AsyncClient``, which documents the calls."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from triptych.runtime.tls import TlsIdentity
 
 
 class SyncChatStream:
-    """An answer that has begun: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known."""
+    """A streaming answer: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known."""
 
     def __init__(self, stream: ChatStream, loop: BackgroundLoop) -> None:
         self._stream = stream
@@ -63,7 +63,7 @@ class SyncChatStream:
 
 
 class Client:
-    """Talks to the router at ``target`` (``host:port``). Threads may share one; close it, or use it with ``with``."""
+    """Client of the router at ``target`` (``host:port``). Threads may share one; close it, or use ``with``."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a second time does nothing, nor does a forked child with its parent's client."""
+        """Close the connection. Does nothing the second time, or in a forked child with its parent's client."""
         background, self._background = self._background, None
         if background is not None and background.is_here:
             background.run(self._client.close())
@@ -98,14 +98,14 @@ class Client:
         return self._background
 
     def chat(self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]) -> Answer:
-        """The whole answer."""
+        """Return the whole answer."""
         return self._loop.run(self._client.chat(prompt, images, **options))
 
     @contextmanager
     def stream(
         self, prompt: Prompt, images: Sequence[Image] = (), **options: Unpack[ChatOptions]
     ) -> Generator[SyncChatStream]:
-        """The answer as it comes; leaving the context cancels what is still to come."""
+        """Stream the answer; leaving the context cancels the rest."""
         context = self._client.stream(prompt, images, **options)
         stream = self._loop.run(context.__aenter__())
         try:

@@ -1,7 +1,7 @@
-"""The admin port of a process: ``/health``, ``/ready`` and ``/metrics``, and nothing else. Never to be published.
+"""The admin port of a process: ``/health``, ``/ready`` and ``/metrics`` only. Never expose it publicly.
 
-Small enough to need no web framework, which most services do not have: it reads one request line, answers, closes. It
-lives on the process's event loop, so ``/health`` says that the loop turns.
+A minimal HTTP server, since most services have no web framework: it reads one request line, answers, closes. It runs on
+the process's event loop, so ``/health`` shows that the loop is alive.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _MAX_CONNECTIONS = 16
 _MAX_HEAD_NBYTES = 16 << 10
 _REQUEST_S = 5.0
 _CUT = (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError, ValueError)
-"""What a client does that sends no request, too much of one, or leaves."""
+"""Errors of a client that sends a malformed or oversized request, or leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ async def serve(host: str, port: int, routes: Mapping[str, Route]) -> AsyncGener
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 connections.spawn(_serve_one(reader, writer, routes), name="connection")
-            except RuntimeError:  # too many, or it is ending
+            except RuntimeError:  # too many connections, or shutting down
                 writer.transport.abort()
 
         try:
@@ -86,7 +86,7 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     else:
         try:
             answer = await route()
-        except Exception:  # the port must tell of defects, not die of them
+        except Exception:  # report a defect, do not fail on it
             logger.exception("admin %s failed", target)
             answer = Answer.json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the log"})
     lines = (

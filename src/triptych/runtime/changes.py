@@ -1,4 +1,4 @@
-"""A value that others watch: sent at once, again when it changed, and now and then even when it did not."""
+"""A watched value: sent at once, after each change, and periodically without one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class Changes(Generic[T]):
-    """Watchers read the value themselves, so that a slow one skips what was overtaken and no queue grows.
+    """Watchers read the current value, so a slow one skips intermediate values and no queue grows.
 
-    ``min_interval_s`` bounds the rate for each watcher; after ``max_interval_s`` without a change the value is sent
-    again as a sign of life.
+    ``min_interval_s`` bounds the rate per watcher; after ``max_interval_s`` without a change the value is sent again as
+    a heartbeat.
     """
 
     def __init__(self, read: Callable[[], T], *, min_interval_s: float, max_interval_s: float) -> None:
@@ -23,14 +23,14 @@ class Changes(Generic[T]):
         self._listeners: list[Callable[[], None]] = []
 
     def notify(self) -> None:
-        """The value may have changed."""
+        """Signal that the value may have changed."""
         for changed in self._watchers:
             changed.set()
         for listener in self._listeners:
             listener()
 
     def when_changed(self, listener: Callable[[], None]) -> None:
-        """Call ``listener``, too, from now on, whenever the value may have changed."""
+        """Call ``listener`` on every ``notify``."""
         self._listeners.append(listener)
 
     async def watch(self) -> AsyncGenerator[T]:
@@ -50,7 +50,7 @@ class Changes(Generic[T]):
             self._watchers.discard(changed)
 
     async def wait_until(self, holds: Callable[[T], bool]) -> None:
-        """Return once ``holds`` is true of the value."""
+        """Return once ``holds(value)`` is true."""
         async with aclosing(self.watch()) as values:
             async for value in values:
                 if holds(value):

@@ -4,5 +4,5 @@ import time
 
 from triptych.ports import Clock
 
-monotonic: Clock = time.monotonic  # noqa: TID251 - this is where the rule points to
-"""Seconds on a clock that never goes back; its zero means nothing."""
+monotonic: Clock = time.monotonic  # noqa: TID251 - the place that the rule allows
+"""Seconds on a monotonic clock with an arbitrary zero."""

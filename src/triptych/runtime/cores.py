@@ -1,7 +1,7 @@
-"""The cores that this process may use, and the memory that they are near to (ModServe, section 4.4).
+"""CPU cores and NUMA nodes of this process (ModServe, section 4.4).
 
-An item is decoded by one thread from start to end. Where a machine has several NUMA nodes, each thread of a pool keeps
-to the cores of one, so that what it decodes lies in memory near to it and is not read across nodes again and again.
+An item is decoded by one thread. On a machine with several NUMA nodes each thread of a pool is pinned to the cores of
+one node, so that what it decodes lies in local memory.
 """
 
 import os
@@ -17,12 +17,12 @@ _MAX_CORES = 1 << 16
 
 
 def usable_cores() -> Cores:
-    """Those that this process is allowed to run on."""
+    """Cores that this process is allowed to run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def nodes(usable: Cores, directory: Path = _NODES) -> tuple[Cores, ...]:
-    """The usable cores of each NUMA node that has any; all together where the system does not tell of nodes."""
+    """The usable cores of each NUMA node; a single group where the system reports no nodes."""
     found = []
     for node in sorted(directory.glob("node[0-9]*")):
         with suppress(OSError, ValueError):
@@ -32,7 +32,7 @@ def nodes(usable: Cores, directory: Path = _NODES) -> tuple[Cores, ...]:
 
 
 def spread(threads: int, by_node: Sequence[Cores]) -> tuple[Cores, ...]:
-    """The cores that each of so many threads keeps to: nodes get threads in proportion to their cores."""
+    """The cores for each of ``threads`` threads: nodes get threads in proportion to their cores."""
     load = [0] * len(by_node)
     places = []
     for _ in range(threads):
@@ -43,27 +43,27 @@ def spread(threads: int, by_node: Sequence[Cores]) -> tuple[Cores, ...]:
 
 
 def pinning(places: Sequence[Cores], pin: Callable[[int, Cores], None] = os.sched_setaffinity) -> Callable[[], None]:
-    """What each thread of a pool calls as it starts, to keep to the next of these places.
+    """An initializer for pool threads that pins each to the next of ``places``.
 
-    Nothing is done where all are one: there is nothing to keep apart.
+    It does nothing when all places are the same.
     """
     numbers = count()
 
     def start() -> None:
         if len(set(places)) > 1:
-            with suppress(OSError):  # cores can be taken away from a process: it runs on those that are left
+            with suppress(OSError):  # the process may have lost cores since: run on the others
                 pin(0, places[next(numbers) % len(places)])
 
     return start
 
 
 def _parse(text: str) -> Cores:
-    """``0-3,8`` as the kernel writes it. Raises ValueError."""
+    """Parse the kernel's cpulist format, e.g. ``0-3,8``. Raises ValueError."""
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
         if not 0 <= low <= high < _MAX_CORES:
-            raise ValueError(f"{part!r} is no range of cores")
+            raise ValueError(f"{part!r} is not a range of cores")
         cores.update(range(low, high + 1))
     return frozenset(cores)

@@ -1,4 +1,4 @@
-"""Who and where this process is."""
+"""Identity of this process and its host."""
 
 import platform
 import time
@@ -9,7 +9,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_name() -> str:
-    """Equal for processes under one kernel, different for others; says nothing about the machine itself."""
+    """The same for all processes of one kernel, unique otherwise; reveals nothing about the machine."""
     try:
         identity = _BOOT_ID.read_text()
     except OSError:
@@ -18,10 +18,10 @@ def machine_name() -> str:
 
 
 def new_epoch() -> int:
-    """A number that a process gets at its start, higher than that of any process before it under the same name."""
+    """A process's epoch: higher than that of any earlier process under the same name."""
     return time.time_ns()
 
 
 def instance_name(service: str, port: int, epoch: int) -> str:
-    """A name for an instance that was given none: unique among machines, and on one machine."""
+    """Default name of an instance, unique within and across machines."""
     return f"{service}-{machine_name()[:8]}-{port or epoch}"

@@ -1,4 +1,4 @@
-"""Where a model's files are: in a directory here, or in a repository of a hub from which they are fetched."""
+"""Locate a model's files: a local directory, or a hub repository to download."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from triptych.runtime.process import CannotStart
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""Weights as safetensors only, and the small files that say what they mean: no pickle and no code."""
+"""Weights as safetensors only, and small configuration files: no pickle and no code."""
 _REASONS = {
     "LocalEntryNotFoundError": "no hub answers, and it was not fetched before",
     "ConnectionError": "no hub answers",
@@ -16,13 +16,13 @@ _REASONS = {
     "GatedRepoError": "it asks for a login, and for its terms to be accepted",
     "RevisionNotFoundError": "the repository has no such revision",
 }
-"""By the class of what the hub's client raises."""
+"""By exception class of the hub's client."""
 
 
 def model_directory(model: Path, *, weights: bool = True) -> Path:
-    """The directory of a model that settings name: as it is, or ``OWNER/NAME[@REVISION]`` fetched into the local cache.
+    """The directory of a model: as given, or ``OWNER/NAME[@REVISION]`` downloaded into the local cache.
 
-    Blocks, for as long as a download takes. Raises CannotStart.
+    Blocks while downloading. Raises CannotStart.
     """
     if model.is_dir():
         return model
@@ -37,12 +37,12 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
     wanted = [pattern for pattern in WANTED if weights or not pattern.endswith(".safetensors")]
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
-    except Exception as error:  # noqa: BLE001 - whatever the client's network layers raise
+    except Exception as error:  # noqa: BLE001 - the client's network layers raise many types
         kind = type(error).__name__
         reason = _REASONS.get(kind, kind)
         raise CannotStart(f"model {name!r} is no directory here, and cannot be fetched from a hub: {reason}") from None
 
 
 def served_name(model: Path) -> str:
-    """Under which a model is served unless settings say otherwise: its directory's, or the repository's."""
+    """Default name of a served model: that of its directory or repository."""
     return model.resolve().name if model.is_dir() else str(model).partition("@")[0]

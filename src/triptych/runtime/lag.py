@@ -1,4 +1,4 @@
-"""How late the event loop is: whatever blocks it delays every request of the process."""
+"""Event-loop lag: whatever blocks the loop delays every request of the process."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 
 class LoopLag:
-    """Four times a second, how much later than asked for the loop woke this task up."""
+    """Measures four times a second how late the loop wakes a sleeping task."""
 
     def __init__(self, metrics: Metrics, *, warn_s: float) -> None:
-        """From ``warn_s`` on the log says so."""
+        """A lag of ``warn_s`` or more is logged."""
         self._warn_s = warn_s
         self._seconds = metrics.histogram(
             "triptych_event_loop_lag_seconds", "How late the event loop ran what was due", buckets=_BUCKETS_S
@@ -31,11 +31,11 @@ class LoopLag:
 
     @property
     def max_s(self) -> float:
-        """The worst of the last one to two minutes: no scrape is so rare that it misses a hiccup."""
+        """Worst lag of the last one to two minutes, so that no scrape misses a peak."""
         return max(self._max_s, self._max_before_s)
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _INTERVAL_S

@@ -1,7 +1,6 @@
-"""Logs: one line per event on standard error, never with media, prompts or secrets in them.
+"""Logs: one line per event on standard error, without media, prompts or secrets.
 
-A record carries the request that it belongs to by itself: ``request_id`` is set where a request enters a process, and
-every task that is started on its behalf inherits it.
+Records carry their request id: ``request_id`` is set where a request enters a process and inherited by its tasks.
 """
 
 import json
@@ -13,22 +12,22 @@ from datetime import UTC, datetime
 from triptych.runtime import tracing
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the request that runs now; empty outside of one."""
+"""Id of the current request; empty outside of one."""
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 FIELDS = "fields"
-"""Key of ``extra`` under which a record brings fields of its own for the JSON format."""
+"""Key of ``extra`` for a record's own fields in the JSON format."""
 
 
 def configure(level: str, log_format: str = "text") -> None:
-    """Set up the process's logging; both arguments as in the settings."""
+    """Set up the process's logging; arguments as in the settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 class TextFormatter(logging.Formatter):
-    """For people: the request id in brackets after the message, where there is one."""
+    """Text for people, with the request id in brackets after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         line = super().formatMessage(record)
@@ -37,7 +36,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one object per line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

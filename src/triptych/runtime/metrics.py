@@ -1,8 +1,7 @@
-"""Prometheus metrics of one process: a registry per object, so that nothing is global and tests need no reset.
+"""Prometheus metrics of one process, with a registry per object: nothing is global and tests need no reset.
 
-What changes with every call is counted where it happens (``counter``, ``histogram``). What an object knows anyway is
-read when somebody asks (``watch``), and costs nothing until then. Labels come from small fixed sets: never a request
-id, an address, or anything that a user writes.
+``counter`` and ``histogram`` record events as they happen; ``watch`` reads an object's state at scrape time only.
+Labels come from small fixed sets: never a request id, an address, or user input.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +13,14 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""For durations of stages and calls."""
+"""Histogram buckets for durations of stages and calls."""
 
 Read = Callable[[], Iterable[Metric]]
 Values = Mapping[tuple[str, ...], float]
 
 
 class Metrics:
-    """``render`` belongs to the event loop on which the objects live that ``watch`` reads."""
+    """``render`` must run on the event loop of the objects that ``watch`` reads."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -35,7 +34,7 @@ class Metrics:
         return Counter(name, help_, labels, registry=self.registry)
 
     def common_counter(self, name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
-        """As ``counter``, of what several parts of one process count together: made for the first that asks."""
+        """As ``counter``, but shared by several parts of one process: created on first use."""
         if name not in self._common:
             self._common[name] = self.counter(name, help_, labels)
         return self._common[name]
@@ -46,14 +45,14 @@ class Metrics:
         return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, read: Read) -> None:
-        """Ask ``read`` at every scrape.
+        """Call ``read`` at every scrape.
 
-        Several may tell of one name, of parts of a process that are told apart by labels.
+        Several readers may report the same name with different labels.
         """
         self._watched.reads.append(read)
 
     def render(self) -> bytes:
-        """Everything, in the text format that Prometheus scrapes (``CONTENT_TYPE``)."""
+        """All metrics in Prometheus' text format (``CONTENT_TYPE``)."""
         return generate_latest(self.registry)
 
 
@@ -70,17 +69,17 @@ class _Watched(Collector):
         return families.values()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read what is still being set up."""
+        """Empty: registering must not read objects that are still being set up."""
         return ()
 
 
 def gauge(name: str, help_: str, value: float | Values, labels: Sequence[str] = ()) -> Metric:
-    """One reading, or with ``labels`` one for each tuple of their values."""
+    """One value, or with ``labels`` one per tuple of label values."""
     return _filled(GaugeMetricFamily(name, help_, labels=labels), value)
 
 
 def total(name: str, help_: str, value: float | Values, labels: Sequence[str] = ()) -> Metric:
-    """As ``gauge``, of a number that only grows; ``name`` is without its ``_total``."""
+    """As ``gauge``, for a counter; ``name`` is without its ``_total``."""
     return _filled(CounterMetricFamily(name, help_, labels=labels), value)
 
 

@@ -1,4 +1,4 @@
-"""Blocking work off the event loop, in a bounded pool of threads."""
+"""Runs blocking work in a bounded pool of threads, off the event loop."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class ThreadOffload:
-    """``ports.Offload`` over a pool of ``workers`` threads of its own.
+    """``ports.Offload`` over ``workers`` threads of its own.
 
-    A caller that is cancelled stops waiting; the work it handed over still runs to its end, as threads do. Waiting
-    work is not bounded here but by whoever admits it.
+    When a caller is cancelled, its work still runs to the end. The number of waiting calls is bounded by the callers'
+    admission, not here.
     """
 
     def __init__(self, workers: int, *, name: str, starting: Callable[[], None] | None = None) -> None:
@@ -25,12 +25,12 @@ class ThreadOffload:
         return await asyncio.get_running_loop().run_in_executor(self._pool, fn, *args)
 
     def close(self) -> None:
-        """Drop what has not started. What runs goes on to its end, or to the end of the process."""
+        """Drop work that has not started. Running work continues until it or the process ends."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Stop:
-    """``ports.StopSignal``, for work in a thread that can be ended from outside. Thread-safe."""
+    """``ports.StopSignal`` for work in a thread. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -42,7 +42,7 @@ class Stop:
         return self._stopped
 
     def stop(self) -> None:
-        """Calls block nobody for long, so this may be called on an event loop."""
+        """The registered calls are short, so this may run on an event loop."""
         with self._lock:
             self._stopped = True
             while self._calls:

@@ -1,4 +1,4 @@
-"""Processes that cannot outlive the one that started them."""
+"""Processes that end with their parent."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent_pid: int) -> bool:
-    """From now on the kernel kills this process when its parent ends, however that ends; False if it has already.
+    """Make the kernel kill this process when its parent ends in any way; False if it has already ended.
 
     The parent's thread that started it must live as long as the parent: the signal is tied to the thread (prctl(2)).
     """

@@ -1,7 +1,7 @@
-"""One process: uvloop, one root scope, an orderly end.
+"""One service process: uvloop, one root task scope, an orderly shutdown.
 
-Shutdown = stop accepting, drain with a deadline, cancel, close. SIGTERM and SIGINT start it; a second one cuts the
-drain short. While a process is starting they end it at once.
+Shutdown = stop accepting, drain with a deadline, cancel, close. SIGTERM and SIGINT start it; a second signal cuts the
+drain short. During startup they end the process at once.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
-    """Something outside the program keeps it from starting; the message says what, for whoever started it."""
+    """The process cannot start for a reason outside the program, which the message names."""
 
 
 def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
-    """What the settings say of TLS. Raises CannotStart."""
+    """The TLS identity from the settings; None without TLS. Raises CannotStart."""
     if settings.tls_files is None:
         return None
     try:
@@ -44,15 +44,15 @@ class App(Protocol):
     """A service wired up from its settings."""
 
     async def missing(self) -> Sequence[str]:
-        """What keeps it from doing its work now; empty when it is ready."""
+        """What the service lacks to do its work; empty when it is ready."""
         ...
 
     async def drain(self) -> None:
-        """Stop accepting and let what runs come to its end."""
+        """Stop accepting and wait for running requests to end."""
         ...
 
     async def failed(self) -> str:
-        """Return, with what failed, once something has ended that the process is useless without."""
+        """Return the name of the first vital part that ends."""
         ...
 
 
@@ -61,7 +61,7 @@ def main(
     settings_class: type[SettingsT],
     app: Callable[[SettingsT, Telemetry], AbstractAsyncContextManager[App]],
 ) -> NoReturn:
-    """A service's entry point: read its settings from the command line and the rest of the world, and run its app."""
+    """A service's entry point: load its settings and run its app."""
     settings = load_or_exit(settings_class, sys.argv[1:])
     telemetry = Telemetry.of(name, settings)
     run(
@@ -83,11 +83,11 @@ def run(
     log_format: str = "text",
     telemetry: Telemetry | None = None,
 ) -> NoReturn:
-    """Run ``app`` until the process is told to stop, close everything, and end the process.
+    """Run ``app`` until a stop signal, close everything, and exit.
 
-    ``telemetry`` is up before the app is, so that a process which takes long to start can already be asked. The exit
-    status is 0 after an orderly end and 1, with one line on standard error, when the app cannot start (CannotStart, or
-    an error of the tree) or a vital part of it failed. A thread that hangs in foreign code does not keep the process.
+    ``telemetry`` starts before the app, so that a slow start can be observed. The exit status is 0 after an orderly end
+    and 1, with one line on standard error, when the app cannot start (CannotStart, or an error of the tree) or a vital
+    part failed. A thread that hangs in foreign code does not keep the process alive.
     """
     logs.configure(log_level, log_format)
     status = 1
@@ -102,7 +102,7 @@ def run(
 
 
 def _leave(status: int) -> NoReturn:
-    """Everything is closed: do not wait for threads that may hang, nor for libraries' own exit handlers."""
+    """Exit without waiting for threads that may hang or for libraries' exit handlers."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -110,7 +110,7 @@ def _leave(status: int) -> NoReturn:
 
 
 async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: float, telemetry: Telemetry) -> str | None:
-    """Returns what failed, if anything did."""
+    """Return the name of what failed, or None."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     up = False
 
@@ -126,7 +126,7 @@ async def _serve(name: str, app: AbstractAsyncContextManager[App], drain_s: floa
     async with telemetry.running(), app as running:
         up = True
         telemetry.ready_when(running.missing)
-        # What is there now stays: the collector need not walk it again, which takes long enough to be felt.
+        # Exclude startup's long-lived objects from garbage collection, whose pauses are noticeable.
         gc.collect()
         gc.freeze()
         logger.info("%s is up", name)

@@ -1,9 +1,9 @@
-"""Settings: one frozen object per service, read once at start from the command line, the environment and a file.
+"""Settings: one frozen object per service, read at start from the command line, the environment and a file.
 
-Precedence: command line > environment (``TRIPTYCH_<SERVICE>_...``) > file (``--config FILE``, TOML) > default.
-Unknown keys are refused everywhere, and each default stands once, in the class that owns it: a field of a settings class
-may be a frozen dataclass of the module that works by it, a *group*. A file has a table for each group, as
-``--print-config`` shows; on the command line and in the environment a setting in a group goes by its own name alone.
+Precedence: command line > environment (``TRIPTYCH_<SERVICE>_...``) > file (``--config FILE``, TOML) > default. Unknown
+keys are errors. Each default exists once, in the class that owns it: a field of a settings class may be a *group*, the
+frozen dataclass of the module that uses it. A file has a table per group, as ``--print-config`` shows; on the command
+line and in the environment a group's settings go by their own names alone.
 """
 
 import os
@@ -37,7 +37,7 @@ def _split(value: object) -> object:
 
 
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""Several strings; in the environment and on the command line ``a,b,c``, as all settings that are tuples."""
+"""Strings; ``a,b,c`` in the environment and on the command line."""
 
 
 def service_config(service: str) -> SettingsConfigDict:
@@ -57,7 +57,7 @@ def service_config(service: str) -> SettingsConfigDict:
 
 
 class SettingsError(ValueError):
-    """The configuration as a whole is not valid; the message says what to change, line by line."""
+    """The configuration is invalid; the message says, line by line, what to change."""
 
 
 class ServiceSettings(BaseSettings):
@@ -109,17 +109,17 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Constructed directly, a settings object is exactly its arguments; ``load`` brings in the world."""
+        """A settings object constructed directly has exactly its arguments; only ``load`` reads other sources."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
-        """Read all sources and validate the whole. Raises SettingsError; ``--help`` exits as usual.
+        """Read all sources and validate the result. Raises SettingsError; ``--help`` exits as usual.
 
-        The flags ``--config FILE`` and ``--print-config`` belong to every service.
+        Every service has the flags ``--config FILE`` and ``--print-config``.
         """
-        environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader of the environment
+        environ = os.environ if environ is None else environ  # noqa: TID251 - the only place that reads the environment
         rest, config, print_config = _take_common_flags(argv)
         _refuse_unknown_environment(cls, environ)
         try:
@@ -202,7 +202,7 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 def load_or_exit(cls: type[SettingsT], argv: Sequence[str]) -> SettingsT:
-    """``load`` for a process's entry point: a mistake is one clear message and exit status 2, never a stack."""
+    """``load`` for an entry point: an error is one message and exit status 2, without a traceback."""
     try:
         return cls.load(argv)
     except SettingsError as error:
@@ -232,7 +232,7 @@ def _take_common_flags(argv: Sequence[str]) -> tuple[list[str], Path | None, boo
 
 @cache
 def _flat(cls: type[ServiceSettings]) -> tuple[type[BaseSettings], dict[str, str]]:
-    """A class that has the settings of all groups beside the others, and the group of each of these."""
+    """A class with the groups' settings as plain fields, and the group that each belongs to."""
 
     class Flat(BaseSettings):
         model_config = cls.model_config
@@ -256,7 +256,7 @@ def _flat(cls: type[ServiceSettings]) -> tuple[type[BaseSettings], dict[str, str
 
 
 def _grouped(cls: type[ServiceSettings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their own names, brought into their groups."""
+    """Nest settings, given by their own names, in their groups."""
     flat, group_of = _flat(cls)
     grouped: dict[str, Any] = {}
     for name, value in values.items():
@@ -269,7 +269,7 @@ def _grouped(cls: type[ServiceSettings], values: Mapping[str, Any]) -> dict[str,
 
 
 def _merge(below: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Put a layer over what there is, groups setting by setting."""
+    """Merge a layer of higher precedence into ``below``, setting by setting within groups."""
     for name, value in layer.items():
         old = below.get(name)
         below[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Tasks with owners: the only place that starts one without waiting for it."""
+"""Owned background tasks; no other module calls ``asyncio.create_task``."""
 
 import asyncio
 import logging
@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 class TaskScope:
-    """Owns background tasks: each ends with the scope, and the failure of one neither passes unseen nor ends others.
+    """Owns background tasks: each ends with the scope; a failure is logged and does not end the others.
 
-    It is bounded: a scope that already runs ``limit`` tasks refuses another (RuntimeError). A *vital* task is one that
-    the process is useless without: when it ends while the scope is open, ``failed`` returns, and the process ends.
+    A scope that already runs ``limit`` tasks refuses another (RuntimeError). A *vital* task is one that the process
+    cannot work without: when it ends while the scope is open, ``failed`` returns and the process ends.
     """
 
     def __init__(self, name: str, *, limit: int = 100_000) -> None:
@@ -37,7 +37,7 @@ class TaskScope:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[object, object, None], *, name: str, vital: bool = False) -> None:
-        """Start ``work``; it is cancelled when the scope closes."""
+        """Start ``work``; closing the scope cancels it."""
         if self._closed or len(self._tasks) >= self._limit:
             work.close()
             reason = "closed" if self._closed else f"full ({self._limit} tasks)"
@@ -49,17 +49,17 @@ class TaskScope:
         task.add_done_callback(self._done)
 
     async def failed(self) -> str:
-        """Return the name of the first vital task that ended though the scope is open."""
+        """Return the name of the first vital task that ends while the scope is open."""
         await self._failed.wait()
         return self._failure
 
     async def drain(self, timeout_s: float) -> None:
-        """Let what runs come to its end, but not for longer than ``timeout_s``."""
+        """Wait for running tasks to end, at most ``timeout_s``."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
     async def close(self) -> None:
-        """Cancel everything and wait until it has ended."""
+        """Cancel all tasks and wait for their end."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What a process tells about itself: its metrics, its traces, and the port where they can be asked for."""
+"""Telemetry of one process: metrics, traces, and the admin port."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ _LOOP_LAG_WARN_S = 0.25
 
 
 Missing = Callable[[], Awaitable[Sequence[str]]]
-"""What keeps a process from doing its work now; empty when it is ready."""
+"""Reports what a process lacks to do its work; empty when it is ready."""
 
 
 async def _starting() -> Sequence[str]:
@@ -24,7 +24,7 @@ async def _starting() -> Sequence[str]:
 
 
 class Telemetry:
-    """One per process, made before anything else. Made without arguments it measures, and tells nobody."""
+    """One per process, created first. Without arguments it measures but exports nothing."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Telemetry:
         admin_port: int = 0,
         loop_lag_warn_s: float = _LOOP_LAG_WARN_S,
     ) -> None:
-        """``admin_port`` 0 opens none."""
+        """``admin_port`` 0 opens no port."""
         self.metrics = metrics.Metrics()
         self.tracing = tracing
         self._missing: Missing = _starting
@@ -44,7 +44,7 @@ class Telemetry:
 
     @classmethod
     def of(cls, service: str, settings: ServiceSettings) -> "Telemetry":
-        """As the settings say. Ends the process with one line when traces are asked for and cannot be made."""
+        """From the settings. Exits with one line when tracing is configured but not installed."""
         try:
             tracing = Tracing.exporting(service, settings.otlp_endpoint) if settings.otlp_endpoint else None
         except TracingUnavailable as error:
@@ -57,12 +57,12 @@ class Telemetry:
         )
 
     def ready_when(self, missing: Missing) -> None:
-        """The process is up: from now on ``/ready`` answers what ``missing`` does."""
+        """Let ``/ready`` answer with ``missing`` from now on."""
         self._missing = missing
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Watch the event loop, serve the admin port; at the end send the last spans."""
+        """Measure the event loop and serve the admin port; export the last spans at the end."""
         async with AsyncExitStack() as stack:
             if self.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.tracing.close)
@@ -73,7 +73,7 @@ class Telemetry:
             yield
 
     def routes(self) -> dict[str, admin.Route]:
-        """What the admin port answers."""
+        """Routes of the admin port."""
         return {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}
 
     async def _health(self) -> admin.Answer:

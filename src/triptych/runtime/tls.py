@@ -1,4 +1,4 @@
-"""Who this process is to others, and whom it believes: mutual TLS between services, from files in PEM."""
+"""Mutual TLS between services, from PEM files."""
 
 import ssl
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Both ends of every connection show a certificate that ``authority`` has signed.
+    """Both ends of a connection present a certificate signed by ``authority``.
 
-    Who connects also checks that the certificate names the host that was asked for.
+    The client also checks that the certificate names the host it connects to.
     """
 
     certificate: bytes
-    """With what leads to the authority, if anything."""
+    """Including intermediate certificates, if any."""
     key: bytes
     authority: bytes
     listener: ssl.SSLContext
@@ -22,7 +22,7 @@ class TlsIdentity:
 
     @classmethod
     def load(cls, certificate: Path, key: Path, authority: Path) -> Self:
-        """Raises ValueError when a file cannot be read, or key and certificate are not of one another."""
+        """Raises ValueError when a file cannot be read, or key and certificate do not match."""
         try:
             listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority))
             listener.verify_mode = ssl.CERT_REQUIRED
@@ -32,7 +32,7 @@ class TlsIdentity:
                 context.load_cert_chain(str(certificate), str(key))
             return cls(certificate.read_bytes(), key.read_bytes(), authority.read_bytes(), listener, caller)
         except ssl.SSLError as error:
-            raise ValueError(f"the TLS files are of no use: {error.reason or 'not PEM'}") from None
+            raise ValueError(f"the TLS files cannot be used: {error.reason or 'not PEM'}") from None
         except OSError as error:
             name = error.filename or f"{certificate}, {key} or {authority}"
             raise ValueError(f"a TLS file cannot be read: {name} ({error.strerror})") from None

@@ -1,7 +1,7 @@
-"""Spans of a request as it goes from process to process (OpenTelemetry, W3C trace context), when that is configured.
+"""Optional tracing of a request across processes (OpenTelemetry, W3C trace context).
 
-Without the extra ``telemetry`` or without an endpoint nothing here is ever made: ``current()`` is None, which is all
-that it costs. A span hangs in the context of its task, and tasks started on its behalf inherit it.
+Without the extra ``telemetry`` or an endpoint no span is created: ``current()`` is None, which is the whole cost. A
+task's context holds its current span, and the tasks it starts inherit it.
 """
 
 from collections.abc import Generator, Mapping
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanKind, Tracer
 
 HEADERS = ("traceparent", "tracestate")
-"""What carries a trace from one process to the next, in HTTP headers and gRPC metadata alike."""
+"""HTTP headers and gRPC metadata keys that carry the trace context."""
 
 Attributes = Mapping[str, str | int | float | bool]
 _NS_PER_S = 1_000_000_000
 
 
 class TracingUnavailable(Exception):
-    """Traces are asked for, but what makes them is not installed."""
+    """Tracing is configured but its packages are not installed."""
 
 
 class Span:
-    """One span under way. Every method is cheap and none fails."""
+    """A running span. Its methods are cheap and do not raise."""
 
     def __init__(self, tracer: "Tracer", span: "OtelSpan") -> None:
         self._tracer = tracer
@@ -41,7 +41,7 @@ class Span:
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def headers(self) -> dict[str, str]:
-        """What the next process needs to hang its spans below this one."""
+        """Headers that make the next process's spans children of this one."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carrier: dict[str, str] = {}
@@ -52,7 +52,7 @@ class Span:
         return Span(self._tracer, self._tracer.start_span(name, context=self._context()))
 
     def stages(self, durations_s: Mapping[str, float], attributes: Mapping[str, Attributes] | None = None) -> None:
-        """Children that followed each other without a gap, the last one ending now."""
+        """Record consecutive child spans, the last one ending now."""
         start_ns = time_ns() - int(sum(durations_s.values()) * _NS_PER_S)
         for name, duration_s in durations_s.items():
             end_ns = start_ns + int(duration_s * _NS_PER_S)
@@ -65,7 +65,7 @@ class Span:
         self._span.set_attributes(dict(attributes))
 
     def end(self, error: str = "") -> None:
-        """``error`` is a code of the error tree or of gRPC; messages stay where they are."""
+        """``error`` is a code of the error tree or of gRPC, never a message."""
         if error:
             from opentelemetry.trace import Status, StatusCode
 
@@ -83,13 +83,13 @@ _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
 def current() -> Span | None:
-    """The span that runs now, if there is one."""
+    """The current span, if any."""
     return _current.get()
 
 
 @contextmanager
 def use(span: Span) -> Generator[Span]:
-    """``span`` is current while the body runs, and ended after it, with the code of what was raised."""
+    """Make ``span`` current in the body, and end it afterwards with the code of the exception, if any."""
     before = _current.get()
     _current.set(span)
     error = ""
@@ -107,13 +107,13 @@ def use(span: Span) -> Generator[Span]:
 
 
 def enter(span: Span) -> None:
-    """``span`` is current for the rest of this task: whoever owns it ends it."""
+    """Make ``span`` current for the rest of this task; its owner ends it."""
     _current.set(span)
 
 
 @contextmanager
 def child(name: str) -> Generator[Span | None]:
-    """A span below the current one, where there is one."""
+    """A child of the current span, if there is one."""
     parent = _current.get()
     if parent is None:
         yield None
@@ -123,7 +123,7 @@ def child(name: str) -> Generator[Span | None]:
 
 
 class Tracing:
-    """Makes the first span of a process; the others hang below it."""
+    """Creates the root span of each request in a process."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider = provider
@@ -131,7 +131,7 @@ class Tracing:
 
     @classmethod
     def exporting(cls, service: str, endpoint: str) -> "Tracing":
-        """To an OTLP collector over gRPC (``http://host:4317``). Raises TracingUnavailable."""
+        """Export to an OTLP collector over gRPC (``http://host:4317``). Raises TracingUnavailable."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -144,14 +144,14 @@ class Tracing:
         return cls(provider)
 
     def serve(self, name: str, carrier: Mapping[str, str]) -> Span:
-        """The span of a call that came in; below its caller's where ``carrier`` (HEADERS) names one."""
+        """The span of an incoming call, a child of the caller's if ``carrier`` (HEADERS) names one."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(dict(carrier))
         return Span(self._tracer, self._tracer.start_span(name, context=parent, kind=_server_kind()))
 
     def close(self) -> None:
-        """Send what was not sent yet; blocks for at most a few seconds."""
+        """Export pending spans; blocks for a few seconds at most."""
         self._provider.shutdown()
 
 

@@ -1,7 +1,8 @@
-"""A process's registered memory, and the header by which a reader knows whose memory it reads.
+"""A process's registered memory and its header.
 
-The first ``HEADER_NBYTES`` hold a probe (what a reader pulls first, to prove that a backend works and that it reached
-the incarnation that it meant) and scratch space into which this process's own probes of others are pulled.
+The first ``HEADER_NBYTES`` hold a probe and scratch space. A reader pulls the probe first: this proves that the backend
+works and that it reached the right incarnation. The scratch space receives the probes that this process reads from
+others.
 """
 
 import ctypes
@@ -23,13 +24,13 @@ _MAGIC = b"TRIPTYCH"
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0x04, 0x10
 SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
-"""Of an arena's memory: its size is fixed, and whoever else maps it can only read it."""
+"""Seals of an arena's memory file: its size is fixed, and other processes can map it only for reading."""
 
 
 def probe_bytes(instance_id: str, epoch: int, nbytes: int, part: str = "") -> bytes:
-    """What stands at the start of an arena: 64 bytes, different for every incarnation of every instance.
+    """The 64 bytes at the start of an arena, unique for each incarnation of each instance.
 
-    ``part`` says which it is of an instance that has several.
+    ``part`` tells the arenas of one instance apart.
     """
     whose = instance_id.encode() + (b"\0" + part.encode() if part else b"")
     digest = blake2b(whose, digest_size=32, person=b"triptych-arena").digest()
@@ -37,7 +38,7 @@ def probe_bytes(instance_id: str, epoch: int, nbytes: int, part: str = "") -> by
 
 
 def probed_nbytes(probe: bytes) -> int | None:
-    """Size of the arena that a probe speaks of; None when it is not a probe."""
+    """The arena size encoded in a probe; None when the bytes are not a probe."""
     if len(probe) != PROBE_NBYTES:
         return None
     magic, _epoch, nbytes, _digest = _PROBE.unpack(probe)
@@ -45,7 +46,7 @@ def probed_nbytes(probe: bytes) -> int | None:
 
 
 class HeaderArena:
-    """What every arena has, wherever its bytes lie: whose it is, its probe, and scratch space for probes of others."""
+    """The part common to all arenas: owner, probe, and scratch space for reading the probes of others."""
 
     def __init__(self, nbytes: int, *, instance_id: str, epoch: int, part: str = "") -> None:
         """``nbytes`` includes the header. Raises ValueError when it leaves no room for slots."""
@@ -63,15 +64,15 @@ class HeaderArena:
 
     @property
     def base(self) -> int:
-        """Where slots may begin: what machines get as ``start``. They end at ``nbytes``."""
+        """Offset of the first slot; slots end at ``nbytes``."""
         return HEADER_NBYTES
 
     def holds(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes lie where slots may lie."""
+        """Whether the range lies within the slots."""
         return offset >= HEADER_NBYTES and 0 <= nbytes <= self.nbytes - offset
 
     def take_scratch(self) -> int:
-        """Room for one probe, until ``give_scratch``. Raises Overloaded when too many are out."""
+        """Reserve space for one probe until ``give_scratch``. Raises Overloaded when none is left."""
         offset = self._scratch.allocate(PROBE_NBYTES)
         if offset is None:
             raise Overloaded(f"{HEADER_NBYTES // PROBE_NBYTES - 1} probes are under way, which is the limit")
@@ -82,12 +83,12 @@ class HeaderArena:
 
 
 class HostArena(HeaderArena):
-    """``ports.Arena`` in host memory: page-aligned, touched once at start so that no pull pays for page faults.
+    """``ports.Arena`` in page-aligned host memory, touched once at start so that no pull pays for page faults.
 
-    It has no name in any file system. Where the kernel has sealed memory files it is one, so that another process of
-    this host can be handed it to read; it is gone with the last process that maps it. It is never given back while the
-    process lives: a peer may read it, and freeing memory under a one-sided read crashes the process that owns it. All
-    backends of a process share one arena.
+    Where the kernel supports sealed memory files the arena is one, so that its descriptor can be handed to another
+    process on this host; the memory has no name in any file system and goes with the last process that maps it. It is
+    not freed while the process lives: freeing memory under a peer's one-sided read crashes this process. All backends
+    of a process share one arena.
     """
 
     def __init__(self, nbytes: int, *, instance_id: str, epoch: int, part: str = "") -> None:
@@ -103,7 +104,7 @@ class HostArena(HeaderArena):
 
     @property
     def memory(self) -> memoryview:
-        """All of it, writable, format ``B``."""
+        """The whole arena, writable, format ``B``."""
         return self._memory
 
     @property
@@ -112,16 +113,16 @@ class HostArena(HeaderArena):
 
     @property
     def address(self) -> int:
-        """Of the first byte, in this process."""
+        """Address of the first byte in this process."""
         return self._address
 
     @property
     def fd(self) -> int | None:
-        """Of the sealed memory file that this arena is; None where there is no such thing."""
+        """Descriptor of the sealed memory file; None where the kernel has none."""
         return self._file.fd if self._file is not None and self._shareable else None
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """A view: no copy is made."""
+        """A view, not a copy."""
         return self._memory[offset : offset + nbytes].toreadonly()
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -140,7 +141,7 @@ class _SealedFile:
 
     @classmethod
     def make(cls, nbytes: int) -> "_SealedFile | None":
-        """None where the system has no such files or none to spare."""
+        """None where the system has no memory files or has run out of them."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
@@ -151,7 +152,7 @@ class _SealedFile:
         return made
 
     def seal(self) -> bool:
-        """After it was mapped for writing. Whether the kernel can do it (Linux 5.1)."""
+        """Seal the file after mapping it for writing. False where the kernel cannot (before Linux 5.1)."""
         try:
             fcntl.fcntl(self.fd, _F_ADD_SEALS, SEALS)
         except OSError:

@@ -1,4 +1,4 @@
-"""Calls that may not come back, on threads of their own beside the event loop."""
+"""Blocking calls that may hang, run on daemon threads."""
 
 import asyncio
 import contextlib
@@ -8,29 +8,28 @@ from typing import Any
 
 
 class DaemonThreadPool:
-    """Runs blocking calls, ``limit`` at a time, on threads that do not keep the process from ending.
+    """Runs at most ``limit`` blocking calls at a time, each on a daemon thread.
 
-    The threads of an executor are waited for when the interpreter exits, so that one call that hangs would keep the
-    process for ever.
+    The interpreter joins an executor's threads at exit, so one hanging call would keep the process alive for ever.
     """
 
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
         self._turns = asyncio.Semaphore(limit)
         self._began_s: list[float] = []
-        """When each call that is under way began, on the event loop's clock."""
+        """Start time of each running call, on the event loop's clock."""
 
     @property
     def calls(self) -> int:
-        """Under way now."""
+        """Calls that are running."""
         return len(self._began_s)
 
     def hanging_s(self, now_s: float) -> float:
-        """For how long the oldest call has been under way; 0 when there is none."""
+        """How long the oldest call has been running; 0 when there is none."""
         return now_s - min(self._began_s, default=now_s)
 
     async def run(self, fn: Callable[..., Any], *args: object) -> Any:
-        """What ``fn`` returns or raises. A caller that is cancelled leaves; the call goes on and keeps its turn."""
+        """Return or raise what ``fn`` does. When the caller is cancelled, the call runs on and keeps its place."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
@@ -38,20 +37,20 @@ class DaemonThreadPool:
         def call() -> None:
             try:
                 outcome: tuple[Any, Exception | None] = (fn(*args), None)
-            except Exception as error:  # noqa: BLE001 - it is raised where it was called
+            except Exception as error:  # noqa: BLE001 - re-raised in the caller
                 outcome = None, error
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(ended.set_result, outcome)
 
         began_s = loop.time()
         self._began_s.append(began_s)
-        ended.add_done_callback(lambda _: self._one_has_ended(began_s))
+        ended.add_done_callback(lambda _: self._release(began_s))
         threading.Thread(target=call, name=self._name, daemon=True).start()
         value, error = await asyncio.shield(ended)
         if error is not None:
             raise error
         return value
 
-    def _one_has_ended(self, began_s: float) -> None:
+    def _release(self, began_s: float) -> None:
         self._began_s.remove(began_s)
         self._turns.release()

@@ -1,4 +1,4 @@
-"""The backend for one process: a copy from one arena to another. For hybrid instances, simulation and tests."""
+"""In-process backend: copies from one arena to another. For hybrid instances, simulation and tests."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,11 +13,11 @@ from triptych.transport.slot import check_ticket
 BACKEND = MEMORY
 
 BeforePull = Callable[[str, Ticket], Awaitable[None]]
-"""Called with the reader's instance id before every copy: it may wait (a slow link) or raise (a broken one)."""
+"""Called with the reader's instance id before each copy; may wait (slow link) or raise (broken link)."""
 
 
 class MemoryNetwork:
-    """The instances of one process that can read each other. Whoever builds the process passes it to all of them."""
+    """The instances of one process that can read each other; all of them are given the same object."""
 
     def __init__(self, before_pull: BeforePull | None = None) -> None:
         self._holders: dict[bytes, MemoryTransport] = {}
@@ -27,7 +27,7 @@ class MemoryNetwork:
         self._holders[transport.arena.probe] = transport
 
     def leave(self, transport: "MemoryTransport") -> None:
-        """A holder that left cannot be read any more: also how tests kill one."""
+        """Make a holder unreadable; tests use this to kill one."""
         self._holders.pop(transport.arena.probe, None)
 
     def holder(self, probe: bytes) -> "MemoryTransport | None":
@@ -39,7 +39,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One instance's end. ``check`` is asked before each read."""
+    """One instance's transport. ``check`` decides each read."""
 
     def __init__(self, network: MemoryNetwork, arena: Arena, *, host: str, check: LeaseCheck) -> None:
         self._network = network
@@ -76,7 +76,7 @@ class MemoryTransport:
         return self._check(lease_id, offset, nbytes)
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Nothing: a copy is one step that cannot be interrupted."""
+        """Always empty: a copy cannot be interrupted."""
         return ()
 
     async def close(self) -> None:

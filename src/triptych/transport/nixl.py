@@ -1,11 +1,10 @@
-"""NIXL over UCX: a one-sided read out of the holder's memory, by RDMA where there is hardware for it, through shared
-memory on one host, over TCP otherwise.
+"""NIXL over UCX: one-sided reads from the holder's memory, by RDMA, by shared memory on one host, or over TCP.
 
-The holder takes no part in a read and cannot check leases: whoever has an arena's metadata can read all of it, so this
-backend belongs on an isolated network. What keeps a reader from using a recycled slot is its generation and checksum.
+The holder takes no part in a read and cannot check leases. Whoever has an arena's metadata can read all of it, so this
+backend belongs on an isolated network. Generation and checksum protect a reader from a recycled slot.
 
-An agent that is stuck is replaced by a new one (``machine/agent_health.py``): the arena is registered anew, peers are
-connected to again, and the offer changes, of which others hear when they next ask who this instance is.
+A stuck agent is replaced (``machine/agent_health.py``): the arena is registered again and peers are reconnected. Other
+instances see the new offer the next time they call ``describe``.
 """
 
 import asyncio
@@ -49,11 +48,11 @@ _LOOK_S = 0.25
 _OPEN_S = 10.0
 
 OnReset = Callable[[str, str], None]
-"""Told of every replacement: the backend and its cause, ``stuck``, ``hanging`` or ``failing``."""
+"""Called for each replacement with the backend and its cause: ``stuck``, ``hanging`` or ``failing``."""
 
 
 class NixlTransport:
-    """One agent in use, those that were replaced and are not gone, and the peers."""
+    """The agent in use, the replaced agents that are not gone yet, and the peers."""
 
     def __init__(
         self,
@@ -115,11 +114,11 @@ class NixlTransport:
 
     @property
     def retired(self) -> int:
-        """Agents that were replaced and are not gone."""
+        """Replaced agents that are not gone yet."""
         return len(self._retired)
 
     def offer(self) -> TransportOffer:
-        """Of the agent in use: another one after a replacement."""
+        """The offer of the agent in use; it changes with a replacement."""
         return TransportOffer(BACKEND, self._machine, self._live.offer.pack())
 
     async def connect(self, offer: TransportOffer) -> "NixlPeer":
@@ -133,11 +132,11 @@ class NixlTransport:
         return peer
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Destinations of reads that nobody waits for any more, but that are not over; of any agent that is not gone."""
+        """Destinations of abandoned reads that have not ended, of all agents that are not gone."""
         return tuple(part for live in (self._live, *self._retired.values()) for part in live.unwanted())
 
     async def close(self) -> None:
-        """Fails what runs. The arena stays registered for as long as anything may write to it."""
+        """Fail running reads. The arena stays registered while anything may still write to it."""
         if self._closed:
             return
         self._closed = True
@@ -154,12 +153,12 @@ class NixlTransport:
         return self._live
 
     async def read(self, live: LiveAgent, name: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> None:
-        """Read from ``at`` in a peer's arena to ``offset`` in the own one. Raises TransferFailed."""
+        """Read from ``at`` in a peer's arena to ``offset`` in this process's arena. Raises TransferFailed."""
         self._busy.set()
         await live.read(name, theirs, at, offset, nbytes, within_s=self._max_pull_s)
 
     async def prove(self, live: LiveAgent, name: str, theirs: NixlOffer) -> None:
-        """Read a peer's probe. Raises TransferFailed when it is not the one that was offered."""
+        """Read a peer's probe. Raises TransferFailed when it differs from the one offered."""
         at = self._arena.take_scratch()
         try:
             await self.read(live, name, theirs, 0, at, PROBE_NBYTES)
@@ -174,7 +173,7 @@ class NixlTransport:
     # --- health ------------------------------------------------------------------------------------------------------
 
     def _employ(self, agent: NixlAgent) -> LiveAgent:
-        """Only the agent in use is judged by how calls end."""
+        """Feed call outcomes to the health machine for the agent in use only."""
         number = agent.incarnation
 
         def told(event: Event) -> Callable[[], None]:
@@ -187,7 +186,7 @@ class NixlTransport:
         self._busy.set()
 
     async def _watch(self) -> None:
-        """Look at the agents, every so often while there is anything to see."""
+        """Poll the agents while any needs watching."""
         loop = asyncio.get_running_loop()
         while True:
             self._busy.clear()
@@ -213,7 +212,7 @@ class NixlTransport:
             async with asyncio.timeout(_OPEN_S):
                 agent = await self._opening.run(self._open_agent, self._arena, former.number + 1)
         except (RuntimeError, TimeoutError) as error:
-            logger.warning("there is no new NIXL agent: %s", str(error) or f"none came within {_OPEN_S:g} s")
+            logger.warning("no new NIXL agent could be opened: %s", str(error) or f"timed out after {_OPEN_S:g} s")
             self._health.handle(NotReplaced(), loop.time())
             return
         former.retired = True
@@ -231,7 +230,7 @@ class NixlTransport:
             del self._retired[number]
             self._health.handle(Down(number), loop.time())
         else:
-            logger.warning("a replaced NIXL agent cannot be ended yet: a call into it has not returned")
+            logger.warning("a replaced NIXL agent cannot be closed yet: a call into it has not returned")
             self._health.handle(NotDown(number), loop.time())
 
     def _check_open(self) -> None:
@@ -243,11 +242,11 @@ async def _linked(peer: "NixlPeer") -> None:
     try:
         await peer.link()
     except TransferFailed as error:
-        logger.info("a holder cannot be reached by the new NIXL agent: %s", error)
+        logger.info("the new NIXL agent cannot reach a holder: %s", error)
 
 
 class NixlPeer:
-    """A holder's agent, known to the own one; to the next one too, when that is replaced."""
+    """A holder's agent. It is introduced again to the agent that replaces this process's own."""
 
     def __init__(self, transport: NixlTransport, offer: NixlOffer) -> None:
         self._transport = transport
@@ -262,7 +261,7 @@ class NixlPeer:
         return BACKEND
 
     async def link(self) -> tuple[LiveAgent, str]:
-        """Make sure that the agent in use knows the holder, and prove it by a read. Raises TransferFailed."""
+        """Introduce the holder to the agent in use and prove the link by a read. Raises TransferFailed."""
         async with self._linking:
             if (link := self._ready()) is not None:
                 return link
@@ -278,7 +277,7 @@ class NixlPeer:
             return self._link
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        """As ``Peer.pull``, but a lease that is over is noticed only by ``slot.verify``: the holder is not asked."""
+        """As ``Peer.pull``, but the holder is not asked: only ``slot.verify`` notices a lease that is over."""
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
         self._check_open()
@@ -296,7 +295,7 @@ class NixlPeer:
             await self._unlink()
 
     def _ready(self) -> tuple[LiveAgent, str] | None:
-        """The link, when it is of the agent in use. Raises TransferFailed when there is to be none any more."""
+        """The link, if it belongs to the agent in use. Raises TransferFailed after ``close``."""
         self._check_open()
         link = self._link
         return link if link is not None and link[0] is self._transport.live else None

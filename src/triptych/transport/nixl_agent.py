@@ -1,4 +1,4 @@
-"""NIXL's agent: what is made once and registered, and what its bindings are called. Nothing here runs on its own."""
+"""NIXL's agent: creation, registration, and access to the bindings. Nothing here runs on its own."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from triptych.ports import Arena
 
 _PROGRESS_DELAY_US = 20_000
-"""Of NIXL's progress thread, which wakes up by itself for events. 0, its wrapper's value, burns a whole core."""
+"""Poll interval of NIXL's progress thread, which also wakes up for events. The wrapper's default, 0, burns a core."""
 
 
 def has_rdma() -> bool:
@@ -21,11 +21,11 @@ def has_rdma() -> bool:
 
 
 def set_ucx_defaults(*, rdma: bool) -> None:
-    """Choose how UCX works before it is loaded; what the operator has set stays.
+    """Set UCX's environment before it is loaded, without overriding the operator's settings.
 
-    Reads that no hardware and no kernel does, UCX has the holder's process answer by messages, and aborts that process
-    when a reader dies before all are sent: such reads are refused. Without RDMA hardware its verbs modules are useless,
-    and can crash the process at exit.
+    Emulated reads are disabled: there UCX makes the holder's process answer by messages, and aborts it when a reader
+    dies midway. Without RDMA hardware the verbs modules are disabled: they are useless and can crash the process at
+    exit.
     """
     os.environ.setdefault("UCX_PROTO_EMULATION_ENABLE", "n")  # noqa: TID251 - UCX has no other switch
     if not rdma:
@@ -39,7 +39,7 @@ def load_bindings() -> Any:
             bindings = import_module(f"{package}._bindings")
         except ModuleNotFoundError:
             continue
-        # Its package sets up a handler that prints to stdout: what it logs goes where everything goes.
+        # Its package installs a handler that prints to stdout; use the process's own logging instead.
         log = logging.getLogger("nixl")
         log.handlers.clear()
         log.propagate = True
@@ -49,17 +49,19 @@ def load_bindings() -> Any:
 
 
 def segment(nixl: Any, device: int | None) -> Any:
-    """NIXL's name for the kind of memory: on the host, or on a CUDA device."""
+    """NIXL's memory type for host memory or a CUDA device."""
     return nixl.DRAM_SEG if device is None else nixl.VRAM_SEG
 
 
 def agent_name(probe: bytes, incarnation: int) -> str:
-    """Unique for an incarnation of an instance's agent, and derived, so that no peer can take another's name by accident."""
+    """Unique per incarnation of an instance's agent, and derived from it, so that no two peers share a name by
+    accident.
+    """
     return blake2b(probe + incarnation.to_bytes(4, "little"), digest_size=16, person=b"triptych-nixl").hexdigest()
 
 
 class NixlAgent:
-    """An agent, its UCX backend, and the registration of the arena. ``incarnation``: how many were made before it."""
+    """An agent, its UCX backend, and the registered arena. ``incarnation`` counts the agents before it."""
 
     def __init__(self, arena: Arena, incarnation: int) -> None:
         """Takes about 0.2 s. Raises RuntimeError when NIXL is not installed or UCX does not start."""
@@ -74,7 +76,7 @@ class NixlAgent:
         config.pthrDelay = _PROGRESS_DELAY_US
         errors = [error for error in vars(nixl).values() if isinstance(error, type) and issubclass(error, Exception)]
         self.errors: tuple[type[Exception], ...] = (*errors, RuntimeError)
-        """All that the bindings raise."""
+        """Every exception type that the bindings raise."""
         self.nixl = nixl
         self.rdma = rdma
         self.incarnation = incarnation
@@ -90,4 +92,4 @@ class NixlAgent:
 
 
 OpenAgent = Callable[[Arena, int], NixlAgent]
-"""Makes an agent, blocking; raises RuntimeError. ``NixlAgent`` is one."""
+"""Creates an agent, blocking; raises RuntimeError. ``NixlAgent`` is one."""

@@ -1,12 +1,12 @@
-"""Runs NIXL's reads, which can neither be awaited nor watched through a file descriptor, on one thread.
+"""Runs NIXL reads on one thread, since they can neither be awaited nor polled through a file descriptor.
 
-On one host the copy happens inside the call that posts a read, under NIXL's lock: 14 ms for 64 MB, during which every
-other call into NIXL waits. So none is made from the event loop, but for small reads while nothing else is under way:
-handing those to the thread and back would take several times as long as they do. The thread sleeps on its inbox while
-nothing is under way, and between 50 us and 1 ms while something is.
+On one host the copy happens inside the call that posts a read, under NIXL's lock: 14 ms for 64 MB, during which all
+other calls into NIXL block. So the event loop makes no such call, except for small reads while nothing else is running:
+passing those to the thread and back would take several times as long. The thread sleeps on its inbox when idle, and for
+50 us to 1 ms between polls otherwise.
 
-Small reads from one peer that come together, or wait at the same time, become one transfer. A read that nobody waits for
-any more stays here until it is over: releasing it earlier would not keep it from writing.
+Small reads from one peer that are submitted together, or wait together, become one transfer. An abandoned read stays
+here until it ends: releasing it earlier would not stop it from writing.
 """
 
 import asyncio
@@ -23,36 +23,36 @@ from triptych.transport.nixl_agent import segment
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 1e-3
 _SMALL_NBYTES = 128 << 10
-"""Up to here a read costs more by being one than by its bytes."""
+"""Below this size a read's fixed cost exceeds the cost of its bytes."""
 _MAX_JOINED = 16
-"""Reads in one transfer, which thereby has at most 2 MB."""
+"""Reads in one transfer, hence at most 2 MB."""
 _INLINE_NBYTES = _MAX_JOINED * _SMALL_NBYTES
-"""What the event loop's thread reads in one turn: more would keep it from everything else for too long."""
+"""Most bytes that the event loop reads in one turn, so that it is not blocked for long."""
 _NOT_BEGUN = "given up before it was begun"
 _STUCK_S = 1.0
-"""How long ``stop`` waits, beyond its time, for a call into NIXL that does not return."""
+"""How long ``stop`` waits, beyond its timeout, for a call into NIXL to return."""
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """``nbytes`` from a remote to a local address. ``over`` is set, in the event loop, once nothing writes any more."""
+    """A read from a remote to a local address. ``over`` is set, in the event loop, when nothing can write any more."""
 
     peer: str
     device: int | None
-    """Of the peer's memory: a CUDA device, or None for its host's."""
+    """The CUDA device of the peer's memory; None for host memory."""
     local_address: int
     remote_address: int
     nbytes: int
     over: "asyncio.Future[str | None]"
-    """None for success, else what went wrong, in NIXL's words."""
+    """None for success, else NIXL's error."""
     wanted: bool = True
     given_up_s: float | None = None
-    """When nobody wanted it any more, although it was not over; on the event loop's clock."""
+    """When the caller gave up before the read ended, on the event loop's clock."""
 
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """Reads from one peer that NIXL does as one."""
+    """Reads from one peer in one NIXL transfer."""
 
     reads: tuple[Read, ...]
     handle: int | None = None
@@ -63,11 +63,11 @@ class _Transfer:
 
 
 OnEnd = Callable[[Sequence[Read], str | None], None]
-"""Told in the event loop of the reads of one transfer, and how it ended: None for success, else as ``Read.over``."""
+"""Called in the event loop with the reads of a transfer and their outcome (as ``Read.over``)."""
 
 
 class NixlDriver:
-    """The thread. ``nixl`` is the bindings module, ``agent`` and ``ucx`` what it created."""
+    """The thread. ``nixl`` is the bindings module, ``agent`` and ``ucx`` are what it created."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NixlDriver:
         device: int | None = None,
         on_end: OnEnd = lambda _reads, _error: None,
     ) -> None:
-        """Called in the event loop that the reads belong to. ``device``: where their destinations lie."""
+        """Must be called in the reads' event loop. ``device`` holds the destinations."""
         self._device = device
         self._on_end = on_end
         self._nixl = nixl
@@ -87,7 +87,7 @@ class NixlDriver:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Sequence[Read] | _Transfer | None] = queue.SimpleQueue()
         self._under_way = 0
-        """Reads that are not over, as the event loop knows."""
+        """Running reads, as seen by the event loop."""
         self._stopping = False
         self._stop_after_s = 0.0
         self._finished = False
@@ -96,9 +96,9 @@ class NixlDriver:
         self._thread.start()
 
     def submit(self, reads: Sequence[Read], *, warm: Collection[str]) -> None:
-        """Begin reads that came together. How many may come is for the caller to bound.
+        """Start reads that were submitted together. The caller bounds their number.
 
-        ``warm``: peers that have been read before, so that posting a read does not wait for a connection.
+        ``warm``: peers read before, for which posting a read does not wait for a connection.
         """
         room_nbytes = _INLINE_NBYTES if self._under_way == 0 else 0
         self._under_way += len(reads)
@@ -106,7 +106,7 @@ class NixlDriver:
             self._tell(unwanted, _NOT_BEGUN)
         waiting: list[Read] = []
         wanted = [read for read in reads if read.wanted]
-        for group in [tuple(wanted)] if len(wanted) == 1 else joined(wanted):  # a lone one needs no sorting
+        for group in [tuple(wanted)] if len(wanted) == 1 else joined(wanted):  # a single read needs no sorting
             first, nbytes = group[0], sum(read.nbytes for read in group)
             if first.peer not in warm or first.nbytes > _SMALL_NBYTES or nbytes > room_nbytes:
                 waiting += group
@@ -121,9 +121,9 @@ class NixlDriver:
             self._inbox.put(waiting)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread, blocking for little more than ``timeout_s``. Whether every read has come to its end.
+        """End the thread, blocking for little more than ``timeout_s``. Return whether every read has ended.
 
-        A thread that NIXL does not return from is left behind: it is a daemon, which does not keep the process.
+        A thread that hangs inside NIXL is left behind; as a daemon it does not keep the process alive.
         """
         self._stop_after_s = timeout_s
         self._inbox.put(None)
@@ -132,25 +132,25 @@ class NixlDriver:
 
     @property
     def ended(self) -> bool:
-        """Whether the thread makes no call any more, and never will."""
+        """Whether the thread has made its last call."""
         return not self._thread.is_alive()
 
     @property
     def hanging_s(self) -> float:
-        """For how long the thread has been inside one call into NIXL; 0 while it is in none."""
+        """How long the thread has been inside its current call into NIXL; 0 while in none."""
         since_s = self._calling_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s  # noqa: TID251 - the thread's clock
 
     def let_go(self) -> None:
-        """Of the agent, which then ends with its last owner. Only after the thread has ``ended``."""
+        """Drop the agent, which ends with its last reference. Only after the thread has ``ended``."""
         self._agent = None
 
     def _ends_at_once(self, transfer: _Transfer) -> bool:
-        """Post it from the event loop. Whether it is over; else the thread has to look after it."""
+        """Post the transfer from the event loop. Return whether it is over; if not, the thread must poll it."""
         try:
             if self._begin(transfer):
                 return False
-        except Exception as error:  # noqa: BLE001 - as in the thread: the reads end with what they fail with
+        except Exception as error:  # noqa: BLE001 - as in the thread: the reads end with the error
             self._release(transfer)
             self._tell(transfer.reads, type(error).__name__)
         else:
@@ -168,14 +168,14 @@ class NixlDriver:
             else:
                 poll_s = min(poll_s * 2, _POLL_MAX_S)
             active = [transfer for transfer in active if self._step(transfer, self._look)]
-        deadline_s = time.monotonic() + self._stop_after_s  # noqa: TID251 - a thread has no loop whose time it could use
+        deadline_s = time.monotonic() + self._stop_after_s  # noqa: TID251 - a thread has no event loop's clock
         while active and time.monotonic() < deadline_s:  # noqa: TID251 - as above
             time.sleep(_POLL_MAX_S)
             active = [transfer for transfer in active if self._step(transfer, self._look)]
         self._finished = not active
 
     def _next(self, timeout_s: float | None) -> list[Sequence[Read] | _Transfer]:
-        """All that waits; nothing when nothing came in time. Notes when it is time to stop."""
+        """Everything in the inbox; empty after the timeout. Notes a request to stop."""
         came: list[Sequence[Read] | _Transfer] = []
         with contextlib.suppress(queue.Empty):
             one = self._inbox.get(timeout=timeout_s)
@@ -186,7 +186,7 @@ class NixlDriver:
         return came
 
     def _start_all(self, came: "Iterable[Sequence[Read] | _Transfer]") -> list[_Transfer]:
-        """Those that are under way now."""
+        """Return the transfers that are running."""
         begun: list[_Transfer] = []
         wanted: list[Read] = []
         for one in came:
@@ -200,12 +200,12 @@ class NixlDriver:
         return begun
 
     def _step(self, transfer: _Transfer, action: "Callable[[_Transfer], bool]") -> bool:
-        """Whether the transfer is still under way."""
-        self._calling_since_s = time.monotonic()  # noqa: TID251 - a thread has no loop whose time it could use
+        """Return whether the transfer is still running."""
+        self._calling_since_s = time.monotonic()  # noqa: TID251 - a thread has no event loop's clock
         try:
             if action(transfer):
                 return True
-        except Exception as error:  # noqa: BLE001 - whatever a read fails with, the thread and the other reads go on
+        except Exception as error:  # noqa: BLE001 - the thread and the other reads go on
             self._end(transfer, type(error).__name__)
         else:
             self._end(transfer, None)
@@ -228,14 +228,14 @@ class NixlDriver:
 
     def _end(self, transfer: _Transfer, error: str | None) -> None:
         self._release(transfer)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._tell, transfer.reads, error)
 
     def _release(self, transfer: _Transfer) -> None:
         if transfer.handle is not None:
             try:  # noqa: SIM105 - contextlib.suppress would take a twentieth of a small read's time
                 self._agent.releaseXferReq(transfer.handle)
-            except Exception:  # noqa: BLE001, S110 - it is over: there is nothing left that could be aborted
+            except Exception:  # noqa: BLE001, S110 - the transfer is over: there is nothing to abort
                 pass
 
     def _tell(self, reads: Sequence[Read], error: str | None) -> None:
@@ -247,7 +247,7 @@ class NixlDriver:
 
 
 def joined(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
-    """Reads as they go into transfers: small ones of one peer together and first, so that no large one delays them."""
+    """Group reads into transfers: small ones of a peer together and first, so that no large one delays them."""
     small: dict[str, list[Read]] = {}
     large: list[tuple[Read, ...]] = []
     for read in reads:

@@ -1,4 +1,4 @@
-"""An agent at work: its thread, the reads that are not over, and the peers that it knows."""
+"""A running agent: its thread, its unfinished reads, and the peers it knows."""
 
 import asyncio
 import logging
@@ -18,19 +18,20 @@ logger = logging.getLogger(__name__)
 _CONNECT_THREADS = 2
 _FORGET_S = 1.0
 _WAIT_S = 1.0
-"""After a read from a peer was given up and did not end for so long, nothing more is asked of that peer."""
+"""A peer with an abandoned read that has not ended after this time gets no more reads."""
 _MAX_READS = 4096
-"""That are not over; further ones are refused."""
+"""Unfinished reads; further ones are refused."""
 _PEERS_FAULT = frozenset({"nixlRemoteDisconnectError", "nixlNotFoundError", "nixlInvalidParamError"})
-"""Failures of a read that say nothing of the own agent."""
+"""Read errors that are not the fault of this process's agent."""
 
 _kept_alive: list[object] = []
-"""Agents and arenas that were closed while a peer that does not answer could still make UCX write: they are never
-freed, because memory under a running transfer must not go away."""
+"""Agents and arenas closed while UCX could still write for an unresponsive peer. They are never freed: memory under a
+running transfer must stay.
+"""
 
 
 class LiveAgent:
-    """``worked`` and ``failed`` are told how calls end; all methods belong to the event loop."""
+    """``worked`` and ``failed`` are called with each call's outcome. All methods belong to the event loop."""
 
     def __init__(
         self, agent: NixlAgent, arena: Arena, *, worked: Callable[[], None], failed: Callable[[], None]
@@ -41,7 +42,7 @@ class LiveAgent:
             agent.rdma, agent.incarnation, region.device, arena.probe, region.address, agent.metadata
         )
         self.retired = False
-        """Another one is in use: this one only ends what it has begun."""
+        """Replaced: finishes what it has begun."""
         self._agent: NixlAgent | None = agent
         self._handle = weakref.ref(agent.agent)
         self._arena = arena
@@ -51,16 +52,16 @@ class LiveAgent:
         self._driver = NixlDriver(agent.nixl, agent.agent, agent.ucx, device=region.device, on_end=self._ended)
         self._threads = DaemonThreadPool("nixl-connect", limit=_CONNECT_THREADS)
         self._reads: set[Read] = set()
-        """That are not over."""
+        """Unfinished reads."""
         self._gathered: list[Read] = []
-        """Those among them that came in this turn of the event loop: they are posted together in the next one."""
+        """Reads of this turn of the event loop, posted together in the next one."""
         self._links: Counter[str] = Counter()
-        """By agent name: NIXL knows one agent once, however often it was connected to."""
+        """Links by agent name: NIXL knows an agent once, however many links there are."""
         self._leaving: set[str] = set()
         """Agents without a link that NIXL still knows."""
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._warm: set[str] = set()
-        """Agents that were read before."""
+        """Agents that have been read."""
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
@@ -69,21 +70,21 @@ class LiveAgent:
         return not self._reads and not self._threads.calls and (self.retired or not self._leaving)
 
     def stuck_s(self, now_s: float) -> float:
-        """How long ago the oldest read was given up that is not over."""
+        """Age of the oldest abandoned read that has not ended."""
         return max((now_s - read.given_up_s for read in self._reads if read.given_up_s is not None), default=0.0)
 
     def hanging_s(self, now_s: float) -> float:
-        """For how long the oldest call into NIXL has not returned."""
+        """How long the oldest call into NIXL has been running."""
         return max(self._driver.hanging_s, self._threads.hanging_s(now_s))
 
     def unwanted(self) -> list[tuple[int, int]]:
-        """Offset and size of destinations of reads that nobody waits for any more, but that are not over."""
+        """Offset and size of the destinations of abandoned reads that have not ended."""
         return [(read.local_address - self._base, read.nbytes) for read in self._reads if not read.wanted]
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
     async def meet(self, theirs: NixlOffer) -> str:
-        """Make a peer's agent known, and return its name; ``forget`` must follow. Raises TransferFailed."""
+        """Load a peer's agent and return its name; ``forget`` must follow. Raises TransferFailed."""
         name = agent_name(theirs.probe, theirs.incarnation)
         if self._is_stuck(name):
             raise TransferFailed("earlier reads from the holder were given up and are not over")
@@ -100,7 +101,7 @@ class LiveAgent:
         return name
 
     async def forget(self, name: str) -> None:
-        """A link less; with the last one goes the peer's agent, once no read from it is left (``tidy``)."""
+        """Drop one link. After the last one the agent is forgotten, once no read from it is left (``tidy``)."""
         self._links[name] -= 1
         if self._links[name] == 0:
             del self._links[name]
@@ -110,12 +111,12 @@ class LiveAgent:
 
     @property
     def untidy(self) -> bool:
-        """Whether there is a peer to be forgotten, and nothing in its way any more."""
+        """Whether ``tidy`` has a peer to forget."""
         busy = {read.peer for read in self._reads}
         return not self.retired and any(name not in busy for name in self._leaving)
 
     async def tidy(self) -> None:
-        """Make NIXL forget peers that nobody is linked to: what it keeps of each holds memory and connections."""
+        """Make NIXL forget peers without links, which frees their memory and connections."""
         busy = {read.peer for read in self._reads}
         for name in self._leaving - busy:
             self._leaving.discard(name)
@@ -127,12 +128,12 @@ class LiveAgent:
                     async with asyncio.timeout(_FORGET_S):
                         await self._threads.run(agent.agent.invalidateRemoteMD, name)
                 except TimeoutError:
-                    logger.warning("NIXL does not forget a peer: the call has not returned")
+                    logger.warning("NIXL's call to forget a peer has not returned")
                 except agent.errors:
                     logger.warning("NIXL could not forget a peer", exc_info=True)
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """What is said of one peer is said one after the other."""
+        """Serializes loading and forgetting of one peer."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     def _is_stuck(self, name: str) -> bool:
@@ -145,14 +146,14 @@ class LiveAgent:
     # --- reads -------------------------------------------------------------------------------------------------------
 
     async def read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int, *, within_s: float) -> None:
-        """Read from ``at`` in a peer's arena to ``offset`` in the own one. Raises TransferFailed."""
+        """Read from ``at`` in a peer's arena to ``offset`` in this process's arena. Raises TransferFailed."""
         loop = asyncio.get_running_loop()
         read = self._gather(peer, theirs, at, offset, nbytes)
         try:
             try:
-                await asyncio.sleep(0)  # others may come in this turn
+                await asyncio.sleep(0)  # let others join this turn
             finally:
-                self._post()  # by whom it is resumed first
+                self._post()  # whoever resumes first posts for all
             if read.over.done():
                 error = read.over.result()
             else:
@@ -168,7 +169,7 @@ class LiveAgent:
             raise TransferFailed(f"NIXL could not read {nbytes} bytes ({error})")
 
     def when_over(self, offset: int, then: Callable[[], None]) -> None:
-        """Call ``then`` once nothing writes to this offset any more: now, if nothing does."""
+        """Call ``then`` once nothing can write to this offset: now, if nothing does."""
         address = self._base + offset
         late = next((read for read in self._reads if read.local_address == address), None)
         if late is None:
@@ -193,11 +194,11 @@ class LiveAgent:
         if self._agent is None:
             for read in reads:
                 read.wanted = False
-        # While another thread is inside NIXL to connect, a call from the event loop could wait for it.
+        # While another thread connects inside NIXL, a call from the event loop could block on it.
         self._driver.submit(reads, warm=frozenset() if self._threads.calls else self._warm)
 
     def _ended(self, reads: Sequence[Read], error: str | None) -> None:
-        """Of one transfer: however many reads were joined in it, it says one thing of the agent."""
+        """Handle the end of one transfer. It counts once for the agent's health, however many reads it joined."""
         self._reads.difference_update(reads)
         wanted = [read for read in reads if read.wanted]
         if wanted and error is None:
@@ -214,7 +215,7 @@ class LiveAgent:
     # --- its end -----------------------------------------------------------------------------------------------------
 
     async def close(self, wait_s: float) -> None:
-        """With the process: fail what runs. The arena stays registered for as long as anything may write to it."""
+        """Fail running reads at process exit. The arena stays registered while anything may still write to it."""
         agent, self._agent = self._agent, None
         if agent is None:
             return
@@ -228,15 +229,15 @@ class LiveAgent:
             _kept_alive.append((agent, self._arena))
 
     async def take_down(self, wait_s: float) -> bool:
-        """While the process goes on: end the agent, and with it all that it could still write. Whether it is gone.
+        """Close the agent while the process goes on, ending all its writes. Return whether it is gone.
 
-        It is not while a call into it has not returned; then nothing of it is touched.
+        While a call into it has not returned, it is left untouched.
         """
         if self._agent is not None:
             await asyncio.to_thread(self._driver.stop, wait_s)
             if not self._driver.ended or self._threads.calls:
                 return False
-            # UCX closes its connections in the agent's destructor (11 ms), after which nothing arrives any more.
+            # UCX closes its connections in the agent's destructor (11 ms), after which nothing can arrive.
             self._driver.let_go()
             self._agent = None
         if self._handle() is not None:

@@ -1,4 +1,4 @@
-"""What stands in a NIXL offer's metadata; apart from the backend, so that it can be read where NIXL is not installed."""
+"""The metadata of a NIXL offer, readable where NIXL is not installed."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -17,8 +17,9 @@ _MAX_AGENT_NBYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class NixlOffer:
-    """``address`` is of the arena's first byte in the holder's process, ``device`` the CUDA device that it lies on (None:
-    on the host); ``agent`` is NIXL's own metadata, of the holder's agent number ``incarnation``.
+    """``address`` is the arena's address in the holder's process; ``device`` its CUDA device (None: host memory).
+
+    ``agent`` is NIXL's own metadata of the holder's agent number ``incarnation``.
     """
 
     rdma: bool
@@ -40,7 +41,7 @@ class NixlOffer:
 
     @classmethod
     def parse(cls, offer: TransportOffer) -> "NixlOffer":
-        """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
+        """Parse a peer's metadata. Raises TransferFailed when it is malformed."""
         try:
             version, rdma, incarnation, device, probe, address, agent_nbytes = _HEAD.unpack_from(offer.metadata)
         except StructError:
@@ -63,7 +64,7 @@ class NixlOffer:
 
 
 def offers_rdma(offer: TransportOffer) -> bool:
-    """Whether an offer says that its side has RDMA hardware."""
+    """Whether the offering side has RDMA hardware."""
     if offer.backend != NIXL:
         return False
     try:

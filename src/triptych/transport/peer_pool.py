@@ -1,4 +1,4 @@
-"""Connections of a reader to the holders that tickets name: opened on first use, shared, bounded, closed when idle."""
+"""A reader's connections to the holders named by tickets: opened on first use, shared, bounded, closed when idle."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _IDLE_S = 600.0
 
 @dataclass(slots=True)
 class _Link:
-    """A way into the memory of one incarnation of a holder."""
+    """A connection to the memory of one incarnation of a holder."""
 
     peer: Peer
     instance_id: str
@@ -33,7 +33,7 @@ class _Link:
 class _Attempt:
     holder: HolderRef
     ended: asyncio.Future[None]
-    """Raises what the attempt came to. It ends without a link, too, when whoever made it left."""
+    """Carries the attempt's error. It also ends, without a link, when its caller leaves."""
 
 
 @dataclass(slots=True)
@@ -41,20 +41,20 @@ class _Member:
     stub: HolderStub
     used_s: float
     users: int = 0
-    """Pulls and calls under way."""
+    """Running pulls and calls."""
     link: _Link | None = None
     attempt: _Attempt | None = None
     known: bool = False
-    """It has answered before."""
+    """Whether it has ever answered."""
 
 
 class PeerPool:
-    """One stub, and one link into memory, for each address; all who ask for a link meanwhile share one attempt.
+    """One stub and one memory link per address; concurrent callers share one connection attempt.
 
-    Addresses come with tickets, so nothing here trusts one: a holder has to say that it is the instance, in the epoch,
-    that the ticket names, before its memory is connected to. An address that does not answer takes no place once it was
-    tried. A holder that restarted gets a new link; who reads over the former one goes on. A link that failed is used
-    no more; it is closed when its last user has left, never under those who still read over it.
+    Addresses come with tickets and are not trusted: before its memory is connected, a holder must identify itself as
+    the instance and epoch that the ticket names. An address that does not answer is dropped after the attempt. A
+    restarted holder gets a new link, while readers of the old one go on. A failed link is not reused; it is closed
+    after its last reader.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class PeerPool:
         clock: Clock,
         own: tuple[str, int, HolderStub] | None = None,
     ) -> None:
-        """``open_stub`` raises TransferFailed for an address that is not to be called.
+        """``open_stub`` raises TransferFailed for an address that must not be called.
 
-        At most ``limit`` holders; one more takes the place of the one that was used least recently and is idle.
-        ``own`` is the holder in this process: its instance id, its epoch, and itself, whatever address a ticket has.
+        The pool has at most ``limit`` holders; a further one replaces the least recently used idle one. ``own`` is the
+        holder in this process (instance id, epoch, object), used whatever address a ticket has.
         """
         self._open_stub = open_stub
         self._connect = connect
@@ -77,21 +77,21 @@ class PeerPool:
         self._clock = clock
         self._own = own
         self._members: dict[str, _Member] = {}
-        """By address, the one that was used least recently first."""
+        """By address, least recently used first."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     def by_backend(self) -> dict[tuple[str, ...], int]:
-        """How many links there are over each backend."""
+        """Number of links per backend."""
         links = (member.link for member in self._members.values())
         return dict(Counter((link.peer.backend,) for link in links if link is not None))
 
     @asynccontextmanager
     async def use(self, holder: HolderRef) -> AsyncIterator[Peer]:
-        """The link to this incarnation, for one read. Raises TransferFailed where there is none, Overloaded.
+        """The link to this incarnation, for one read. Raises TransferFailed or Overloaded.
 
-        A body that fails with TransferFailed, or is given up, has the next one who asks get a new link.
+        If the body raises TransferFailed or is cancelled, the next caller gets a new link.
         """
         async with self._member(holder) as member:
             link = await self._link(member, holder)
@@ -108,13 +108,13 @@ class PeerPool:
                     await link.peer.close()
 
     async def release(self, holder: HolderRef, lease_ids: Sequence[LeaseId]) -> None:
-        """Give leases back. Raises what the holder's stub does, TransferFailed, Overloaded."""
+        """Release leases. Raises the stub's errors, TransferFailed, Overloaded."""
         async with self._member(holder) as member:
             await member.stub.release(lease_ids)
             member.known = True
 
     async def close_idle(self) -> None:
-        """Let go of holders that nobody has asked for in a long time."""
+        """Close holders unused for a long time."""
         before_s = self._clock() - _IDLE_S
         for address, member in list(self._members.items()):
             if member.users == 0 and member.used_s <= before_s:
@@ -180,7 +180,7 @@ class PeerPool:
             return await self._connected(member, holder)
         except TriptychError as error:
             ended.set_exception(error)
-            ended.exception()  # it may be that nobody else waits
+            ended.exception()  # mark as retrieved: there may be no other waiter
             raise
         finally:
             member.attempt = None
@@ -202,8 +202,8 @@ class PeerPool:
             async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
                 return await member.stub.describe()
         except (TriptychError, TimeoutError) as error:
-            # One answer for whatever went wrong: who chose the address learns no more of what is there.
-            logger.info("encoder %s does not say who it is: %s", holder.instance_id, error)
+            # One answer for all failures: whoever chose the address learns nothing of what is there.
+            logger.info("encoder %s did not identify itself: %s", holder.instance_id, error)
             raise TransferFailed(f"encoder {holder.instance_id!r} is not reachable from here") from None
 
 

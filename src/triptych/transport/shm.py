@@ -1,7 +1,7 @@
-"""Shared memory: a reader maps the holder's arena, read-only, and a pull is one copy. One host and one user only.
+"""Shared memory: a reader maps the holder's arena read-only, and a pull is one copy. One host and one user only.
 
-As with NIXL the holder takes no part in a read and cannot check leases: generation and checksum are what keeps a
-reader from using a recycled slot. Who may read is decided once, when the arena is handed over: by user and nonce.
+As with NIXL the holder takes no part in a read and cannot check leases: generation and checksum protect a reader from a
+recycled slot. Access is checked once, by user and nonce, when the arena is handed over.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from triptych.transport.slot import check_ticket
 BACKEND = SHM
 
 _INLINE_NBYTES = 8 << 20
-"""Up to here a copy is made in the event loop: handing it to a thread and back costs a fifth of what copying 4 MB does."""
+"""Largest copy made in the event loop: the hand-over to a thread costs a fifth of copying 4 MB."""
 _STEP_NBYTES = (1 << 20) + 4096
-"""Copied in one step, 0.05 to 0.2 ms; others have their turn, and a copy that is given up ends, after each."""
+"""Bytes per step of a copy (0.05 to 0.2 ms), after which other tasks run and a cancelled copy ends."""
 _COPY_THREADS = 4
 
 
 class ShmTransport:
-    """One instance's end: hands out its own arena, maps those of others."""
+    """One instance's transport: hands out its own arena, maps those of others."""
 
     def __init__(self, arena: HostArena, listener: ShmListener, *, machine: str, max_pull_s: float) -> None:
         """Use ``listen``."""
@@ -64,7 +64,7 @@ class ShmTransport:
 
     @property
     def connections(self) -> int:
-        """Of readers, now."""
+        """Connected readers."""
         return self._listener.connections
 
     def offer(self) -> TransportOffer:
@@ -98,7 +98,7 @@ class ShmTransport:
             raise
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Nothing: a pull that is given up returns once its copy has ended."""
+        """Always empty: a cancelled pull returns only after its copy has ended."""
         return ()
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class ShmPeer:
         return BACKEND
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
-        """As ``Peer.pull``, but a lease that is over is noticed only by ``slot.verify``: the holder is not asked."""
+        """As ``Peer.pull``, but the holder is not asked: only ``slot.verify`` notices a lease that is over."""
         check_ticket(ticket)
         nbytes = ticket.slot_nbytes
         if not self._arena.holds(destination_offset, nbytes):
@@ -159,7 +159,7 @@ class ShmPeer:
         await self.read(ticket.offset, destination_offset, nbytes)
 
     async def read(self, offset: int, destination_offset: int, nbytes: int) -> None:
-        """Copy, and see to it that the holder was there before and after. Raises TransferFailed."""
+        """Copy, and check before and after that the holder is alive. Raises TransferFailed."""
         self._check_holder()
         to = self._arena.address + destination_offset
         if nbytes <= _INLINE_NBYTES:
@@ -208,7 +208,7 @@ class ShmPeer:
         raise TransferFailed("the holder is gone")
 
     async def close(self) -> None:
-        """Pulls that run end with TransferFailed."""
+        """Running pulls end with TransferFailed."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -220,7 +220,7 @@ class ShmPeer:
 
 
 async def _greet(offer: ShmOffer) -> tuple[socket.socket, int]:
-    """Connect to a holder and be handed its arena's descriptor, which the caller closes. Raises TransferFailed."""
+    """Connect to a holder and receive its arena's descriptor, which the caller closes. Raises TransferFailed."""
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
@@ -250,7 +250,7 @@ def _close(connection: socket.socket, fds: list[int]) -> None:
 
 
 async def _readable(connection: socket.socket) -> None:
-    """Wait for the first byte without taking it: the descriptor comes with it."""
+    """Wait for the first byte without reading it: the descriptor comes with it."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -266,7 +266,7 @@ async def _readable(connection: socket.socket) -> None:
 
 
 async def _ended(copying: "asyncio.Future[None]") -> None:
-    """Wait, however often the waiter is cancelled: it takes milliseconds, and memory is written until then."""
+    """Wait for the copy even when cancelled: it takes milliseconds, and memory is written until then."""
     cancelled = False
     while not copying.done():
         try:

@@ -1,8 +1,8 @@
-"""The holder's side of the shared-memory backend: hands the arena's file to readers of the same user on this host.
+"""The holder's side of the shared-memory backend: hands the arena's descriptor to readers of the same user and host.
 
-A reader connects to a socket in the abstract namespace, so there is no file that could stay behind, shows the nonce
-that stood in the offer, and gets the arena's descriptor. The connection then stays open and silent: its end tells the
-reader that the holder has died or left, which the mapped memory itself would never tell.
+A reader connects to a socket in the abstract namespace (so no file can be left behind), sends the offer's nonce, and
+receives the arena's descriptor. The connection then stays open and silent: when it closes, the reader knows that the
+holder is gone, which the mapped memory itself would not show.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ _OFFER = Struct(f"<B{PROBE_NBYTES}s{NONCE_NBYTES}s{NONCE_NBYTES}s")
 _CREDENTIALS = Struct("iII")
 _MAX_READERS = 1024
 _GREETING_S = 10.0
-"""A connection that has not shown the nonce after so long is no reader."""
+"""Time in which a new connection must send the nonce."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShmOffer:
-    """The holder's probe, the random name of its socket, and the nonce that opens it."""
+    """The holder's probe, its socket's random name, and the nonce that grants access."""
 
     probe: bytes
     name: bytes
@@ -45,7 +45,7 @@ class ShmOffer:
 
     @classmethod
     def parse(cls, offer: TransportOffer) -> "ShmOffer":
-        """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
+        """Parse a peer's metadata. Raises TransferFailed when it is malformed."""
         try:
             version, probe, name, nonce = _OFFER.unpack(offer.metadata)
         except StructError:
@@ -56,14 +56,14 @@ class ShmOffer:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user, as the kernel says."""
+    """Whether the peer process runs as this user, according to the kernel."""
     said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(said)
     return bool(uid == os.geteuid())
 
 
 class ShmListener:
-    """From construction, in the event loop, until ``close``."""
+    """Listens from construction, in the event loop, until ``close``."""
 
     def __init__(self, arena: HostArena) -> None:
         """Raises OSError when the socket cannot be made."""
@@ -71,7 +71,7 @@ class ShmListener:
         self._loop = asyncio.get_running_loop()
         self.offer = ShmOffer(arena.probe, token_bytes(NONCE_NBYTES), token_bytes(NONCE_NBYTES))
         self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Connections that have not shown the nonce yet."""
+        """Connections that have not sent the nonce yet."""
         self._readers: set[socket.socket] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -96,7 +96,7 @@ class ShmListener:
         self._loop.add_reader(connection, self._greeted, connection)
 
     def _greeted(self, connection: socket.socket) -> None:
-        """What a reader says first comes in one piece: it is shorter than any buffer."""
+        """The nonce arrives in one piece: it is shorter than any buffer."""
         try:
             shown = connection.recv(NONCE_NBYTES + 1)
             if hmac.compare_digest(shown, self.offer.nonce) and self._arena.fd is not None:
@@ -110,7 +110,7 @@ class ShmListener:
         self._hang_up(connection)
 
     def _hang_up(self, connection: socket.socket) -> None:
-        """Of a reader: it has gone, or says something, which no reader does."""
+        """The reader has left, or sent data, which no reader does."""
         timer = self._greeting.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -119,7 +119,7 @@ class ShmListener:
         connection.close()
 
     def close(self) -> None:
-        """Readers learn of it at their next pull."""
+        """Readers notice at their next pull."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         for connection in [*self._greeting, *self._readers]:

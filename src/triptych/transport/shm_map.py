@@ -1,4 +1,4 @@
-"""Another process's arena, mapped for reading. What it takes from the C library is here and nowhere else."""
+"""Another process's arena, mapped for reading. All calls into the C library are here."""
 
 import ctypes
 import fcntl
@@ -20,11 +20,11 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class ReadOnlyMap:
-    """All of an arena's pages, so that no pull pays for page faults."""
+    """Maps all of an arena's pages at once, so that no pull pays for page faults."""
 
     @classmethod
     def take(cls, fd: int, nbytes: int) -> "ReadOnlyMap":
-        """Map ``fd`` and close it, whatever happens. Raises as the constructor does."""
+        """Map ``fd`` and close it in any case. Raises as the constructor does."""
         try:
             return cls(fd, nbytes)
         finally:
@@ -33,8 +33,8 @@ class ReadOnlyMap:
     def __init__(self, fd: int, nbytes: int) -> None:
         """Blocks for some 0.1 s per GB, with the GIL released, while page tables are filled.
 
-        Raises TransferFailed when ``fd`` is not sealed memory of that size: it came from a peer, which could otherwise
-        make it shorter and so kill this process while it reads.
+        Raises TransferFailed when ``fd`` is not sealed memory of that size: a peer could otherwise truncate it and so
+        kill this process during a read.
         """
         try:
             sealed = fcntl.fcntl(fd, _F_GET_SEALS) & SEALS == SEALS
@@ -47,13 +47,13 @@ class ReadOnlyMap:
             raise TransferFailed(f"{nbytes} bytes of the holder's memory could not be mapped")
         self.address = int(address)
         self.nbytes = nbytes
-        # Where the kernel cannot (before Linux 5.14), pages are mapped when they are first read.
+        # Before Linux 5.14 pages are mapped on first read instead.
         _libc.madvise(self.address, nbytes, _MADV_POPULATE_READ)
 
     def copy_to(self, destination_address: int, offset: int, nbytes: int) -> None:
-        """At memory speed, with the GIL released. The caller has checked the range."""
+        """Copy with the GIL released. The caller has checked the range."""
         ctypes.memmove(destination_address, self.address + offset, nbytes)
 
     def close(self) -> None:
-        """Nobody may be copying any more."""
+        """No copy may be running."""
         _libc.munmap(self.address, self.nbytes)

@@ -1,10 +1,9 @@
-"""Slots: how tensors stand in an arena, how a reader knows that it read what it was promised.
+"""Slots: the layout of tensors in an arena, and how a reader verifies what it pulled.
 
     generation (8 bytes, little endian) | payload | generation
 
-In the payload each tensor starts at a multiple of 64 bytes; the gaps are zero. The checksum is XXH3-64 over all of
-the payload, gaps included. Copying and hashing run at memory speed: above about 1 MB callers do it off the event
-loop.
+Each tensor starts at a multiple of 64 bytes in the payload; gaps are zero. The checksum is XXH3-64 over the whole
+payload. Above about 1 MB callers copy and hash off the event loop.
 """
 
 from collections.abc import Sequence
@@ -23,10 +22,9 @@ from triptych.ports import Arena
 
 
 def seal(arena: Arena, offset: int, generation: int, tensors: Sequence[Tensor]) -> int:
-    """Write an embedding into its slot and return the payload's checksum.
+    """Write an embedding into the slot at ``offset`` and return the payload's checksum.
 
-    The slot begins at ``offset`` and is as long as the tensors need. Raises ValueError when it does not lie where slots
-    may lie.
+    Raises ValueError when the slot does not lie inside the arena.
     """
     specs = tuple(tensor.spec for tensor in tensors)
     start = offset + GENERATION_NBYTES
@@ -50,18 +48,17 @@ def seal(arena: Arena, offset: int, generation: int, tensors: Sequence[Tensor]) 
 
 
 def check_ticket(ticket: Ticket) -> None:
-    """Raises TransferFailed when a ticket contradicts itself: it came from a peer."""
+    """Raises TransferFailed when a peer's ticket contradicts itself."""
     if ticket.payload_nbytes != payload_nbytes(ticket.tensors):
         raise TransferFailed(
-            f"the ticket speaks of {ticket.payload_nbytes} payload bytes, its tensors take "
-            f"{payload_nbytes(ticket.tensors)}"
+            f"the ticket names {ticket.payload_nbytes} payload bytes, its tensors take {payload_nbytes(ticket.tensors)}"
         )
 
 
 def verify(arena: Arena, offset: int, ticket: Ticket) -> None:
-    """Check that the slot pulled to ``offset`` is the one that the ticket promised.
+    """Check that the slot pulled to ``offset`` is the one that the ticket names.
 
-    Raises LeaseLost when the holder had put another embedding there, TransferFailed when the bytes are damaged.
+    Raises LeaseLost when the slot had been reused, TransferFailed when the bytes are damaged.
     """
     check_ticket(ticket)
     if not arena.holds(offset, ticket.slot_nbytes):
@@ -75,9 +72,9 @@ def verify(arena: Arena, offset: int, ticket: Ticket) -> None:
 
 
 def tensors(arena: Arena, offset: int, ticket: Ticket) -> dict[str, Tensor]:
-    """The tensors of a verified slot, by name: read-only, valid while the slot is pinned.
+    """The tensors of a verified slot by name, read-only, valid while the slot is pinned.
 
-    Views into host memory, copies out of a device's.
+    Views of host memory, copies of device memory.
     """
     start = offset + GENERATION_NBYTES
     return {

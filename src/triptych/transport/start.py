@@ -1,4 +1,4 @@
-"""The transports of a process, by the names that its settings use."""
+"""Start the transports that a process's settings name."""
 
 import logging
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.nixl import NixlTransport, OnReset
-from triptych.transport.probe import TransportSet
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 from triptych.transport.tcp_wire import Tls
+from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ async def start_transports(
     on_reset: OnReset = lambda _backend, _cause: None,
     network: MemoryNetwork | None = None,
 ) -> TransportSet:
-    """Start what works here of ``names``; ``host`` is the address to listen on, ``advertise_host`` the one under which
-    peers reach it (empty: the same).
+    """Start those of ``names`` that work here. Listen on ``host``; peers use ``advertise_host`` (empty: the same).
 
-    The names say what is allowed, and ``preferred`` (one of them, or empty) what is tried first; which is best is found out for each pair of hosts. A backend that is not installed
-    or does not start is left out with a warning. ``on_reset`` is told when a backend had to begin anew. With ``tls`` what goes over TCP is
-    encrypted, and each end shows a certificate. ``network`` joins other arenas of this process, whose memory is read
-    directly. Raises ValueError for an unknown name, or when none is left.
+    ``names`` are the allowed backends and ``preferred`` (one of them, or empty) is tried first; the best one is found
+    for each pair of hosts. A backend that is not installed or does not start is left out with a warning. ``on_reset``
+    is called when a backend restarts. ``tls`` encrypts TCP, with certificates on both ends. ``network`` joins other
+    arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
+    left.
     """
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
@@ -79,7 +79,7 @@ async def start_transports(
     if network is not None:
         transports.append(MemoryTransport(network, arena, host=machine, check=check))
     if preferred and preferred not in {transport.backend for transport in transports}:
-        logger.warning("transport %s is preferred, but it is not there: the others are ranked as ever", preferred)
+        logger.warning("preferred transport %s is not available: the others are ranked as usual", preferred)
         preferred = ""
     return TransportSet(transports, connect_timeout_s=connect_timeout_s, preferred=preferred or None)
 
@@ -87,4 +87,4 @@ async def start_transports(
 async def _shm(arena: Arena, *, machine: str, max_pull_s: float) -> ShmTransport:
     if isinstance(arena, HostArena):
         return await ShmTransport.listen(arena, machine=machine, max_pull_s=max_pull_s)
-    raise RuntimeError("it reaches the host's memory only, and embeddings lie elsewhere here")
+    raise RuntimeError("it reaches host memory only, and this arena lies on a device")

@@ -1,7 +1,7 @@
-"""Plain TCP: the backend that needs no extra wheel and reaches every host.
+"""Plain TCP: needs no extra package and reaches every host.
 
-The holder checks each read against its leases, so a ticket's nonce is what gives access. Without ``Tls`` the stream is
-not encrypted: then it belongs on an isolated network.
+The holder checks each read against its leases, so a ticket's nonce is what grants access. Without ``Tls`` the stream is
+not encrypted and belongs on an isolated network.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class TcpTransport:
     ) -> Self:
         """Serve ``arena`` on a port that the system chooses.
 
-        ``advertised_host`` is the address under which readers reach ``bind_host``, when that is another one. Raises
-        OSError when it cannot be bound.
+        ``advertised_host`` is the address that readers use when it differs from ``bind_host``. Raises OSError when it
+        cannot be bound.
         """
         transport = cls(arena, machine=machine, check=check, limits=limits, tls=tls)
         loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class TcpTransport:
 
     @property
     def connections(self) -> int:
-        """Of readers, now."""
+        """Connected readers."""
         return len(self._serving)
 
     def offer(self) -> TransportOffer:
@@ -95,7 +95,7 @@ class TcpTransport:
         return peer
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Nothing: a pull that is given up loses its place in the same step."""
+        """Always empty: a cancelled pull stops writing at once."""
         return ()
 
     async def close(self) -> None:
@@ -107,7 +107,7 @@ class TcpTransport:
         for peer in list(self._peers):
             await peer.close()
         if self._serving:
-            await asyncio.wait([serving.gone for serving in self._serving])  # interrupted, it leaves them as they are
+            await asyncio.wait([serving.gone for serving in self._serving])  # safe to cancel
 
     def _accept(self) -> asyncio.Protocol:
         if len(self._serving) >= self._limits.max_connections:
@@ -115,13 +115,13 @@ class TcpTransport:
         return Serving(self._arena, self._check, self._limits, begun=self._begun)
 
     def _begun(self, serving: Serving) -> None:
-        """Only now: a TLS handshake that fails tells its protocol nothing."""
+        """Counted only now: a failed TLS handshake does not call its protocol."""
         self._serving.add(serving)
         serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
 
 
 class _Refusing(asyncio.Protocol):
-    """Hangs up: as many readers are connected as may be."""
+    """Hangs up, when the limit of readers is reached."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()  # uvloop's is none by class, only by what it does
+        cast(asyncio.Transport, transport).abort()  # uvloop's class does not derive from it

@@ -1,7 +1,7 @@
 """The holder's side of the TCP backend: serves reads of the arena to readers that hold a lease.
 
-Callbacks only, no task per connection. Everything is bounded: connections, requests in line on one, bytes in the
-write buffer, bytes sent in one turn of the event loop, the time a read may take, the time a connection may be idle.
+Callbacks only, no task per connection. Bounded are connections, queued requests per connection, bytes in the write
+buffer, bytes sent per turn of the event loop, the time of a read, and idle time.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from triptych.transport.tcp_wire import NO_LEASE, REPLY, REPLY_MAGIC, REQUEST, R
 _CHUNK_NBYTES = 1 << 19
 _TURN_NBYTES = 1 << 22
 _GREETING_S = 10.0
-"""A connection that has not asked for anything after so long is no reader."""
+"""Time in which a new connection must send its first request."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpLimits:
     max_pull_s: float
-    """Longest time of one read, on both sides."""
+    """Time limit of one read, on both sides."""
     max_connections: int = 1024
     max_requests_in_line: int = 128
-    """On one connection."""
+    """Per connection."""
     idle_s: float = 600.0
-    """After which a connection that asks for nothing is closed; the reader opens another when it needs one."""
+    """Idle time after which a connection is closed; the reader opens another when it needs one."""
 
 
 class Serving(asyncio.Protocol):
-    """One connection of a reader. ``gone`` is set when it is over."""
+    """One connection of a reader. ``gone`` is set when it has closed."""
 
     def __init__(
         self, arena: Arena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
@@ -47,9 +47,9 @@ class Serving(asyncio.Protocol):
         self._received = bytearray()
         self._line: deque[Read] = deque()
         self._at = 0
-        """In the arena, of what is sent next ..."""
+        """Arena offset of the next bytes to send."""
         self._unsent = 0
-        """... and how many bytes of the current reply are not sent."""
+        """Unsent bytes of the current reply."""
         self._paused = False
         self._continues = False
         self._since_s = self._loop.time()
@@ -58,7 +58,7 @@ class Serving(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by what it does
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from it
         self._transport.set_write_buffer_limits(high=_CHUNK_NBYTES)
         self._watch_time()
         self._begun(self)
@@ -100,7 +100,7 @@ class Serving(asyncio.Protocol):
             self._transport.abort()
 
     def _send(self) -> None:
-        """Send for as long as the reader keeps up, but no more than a turn's share."""
+        """Send while the reader keeps up, at most one turn's share."""
         sent = 0
         while self._unsent > 0 or self._line:
             if self._transport is None or self._transport.is_closing() or self._paused:
@@ -120,7 +120,7 @@ class Serving(asyncio.Protocol):
             self._note_idle()
 
     def _note_idle(self) -> None:
-        """A reply counts as sent once the write buffer has drained: until then the arena may still be read."""
+        """A reply counts as sent when the write buffer has drained: until then the arena may still be read."""
         if self._unsent == 0 and not self._paused:
             self._since_s = self._loop.time()
 
@@ -151,5 +151,5 @@ class Serving(asyncio.Protocol):
         if left_s <= 0:
             self.abort()
         else:
-            # A reply may begin while an idle connection is watched: look again no later than it may take.
+            # A reply may begin on an idle connection: check again within the time limit of a read.
             self._watch = self._loop.call_later(min(left_s, self._limits.max_pull_s), self._watch_time)

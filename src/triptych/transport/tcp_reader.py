@@ -1,7 +1,7 @@
-"""The reader's side of the TCP backend: bytes go from the socket straight to their place in the arena.
+"""The reader's side of the TCP backend: the socket writes straight into the arena.
 
-A pull that is cancelled or timed out hands its place back at once: from the next byte on its reply is thrown away,
-or the connection is cut when nobody else waits on it. So nothing is ever written late.
+A cancelled or timed-out pull frees its destination at once: the rest of its reply is discarded, or the connection is
+cut when nobody else waits on it. So nothing is written late.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from triptych.transport.tcp_wire import (
 )
 
 _LINKS = 2
-"""Connections to one holder: a second one lets small embeddings pass a large one."""
+"""Connections per holder; a second one lets small embeddings overtake a large one."""
 _MAX_READS = 64
-"""Reads of one holder at a time; further ones wait."""
+"""Concurrent reads per holder; further ones wait."""
 _DISCARD_NBYTES = 1 << 18
 
 
@@ -41,7 +41,7 @@ class _LinkLostError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A reply that is due. ``place`` is None once nobody wants it."""
+    """A pending reply. ``place`` is None once it is cancelled."""
 
     tag: int
     nbytes: int
@@ -57,7 +57,7 @@ class Link(asyncio.BufferedProtocol):
         self._head = bytearray(REPLY.size)
         self._discard: bytearray | None = None
         self._filled = 0
-        """Bytes of the current header, or of the current payload when ``_in_payload``."""
+        """Received bytes of the current header, or of the current payload when ``_in_payload``."""
         self._in_payload = False
         self._due: deque[_Awaited] = deque()
         self._next_tag = 1
@@ -84,7 +84,7 @@ class Link(asyncio.BufferedProtocol):
         return awaited
 
     def give_up(self, awaited: _Awaited) -> None:
-        """Nothing is written to its place any more when this returns."""
+        """Cancel a reply. Nothing is written to its place after this returns."""
         awaited.place = None
         awaited.done.cancel()
         if self._due and all(other.place is None for other in self._due):
@@ -97,7 +97,7 @@ class Link(asyncio.BufferedProtocol):
     # --- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by what it does
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from it
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._transport = None
@@ -109,7 +109,7 @@ class Link(asyncio.BufferedProtocol):
         self.closed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the signature is asyncio's
-        """Never empty: uvloop would close the connection."""
+        """Never empty, or uvloop would close the connection."""
         if not self._in_payload:
             return memoryview(self._head)[self._filled :]
         awaited = self._due[0]
@@ -156,7 +156,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 class TcpPeer:
-    """A holder that is read over a few connections, opened when they are needed."""
+    """A holder, read over a few connections that are opened on demand."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class TcpPeer:
         return TCP
 
     async def prove(self) -> None:
-        """Read the holder's probe. Raises TransferFailed when it is not the one that was offered."""
+        """Read the holder's probe. Raises TransferFailed when it differs from the one offered."""
         at = self._arena.take_scratch()
         try:
             await self._read(NO_LEASE, 0, at, PROBE_NBYTES)
@@ -204,7 +204,7 @@ class TcpPeer:
         await self._read(ticket.lease_id, ticket.offset, destination_offset, nbytes)
 
     async def close(self) -> None:
-        """Cuts the connections: pulls that run fail with TransferFailed."""
+        """Cut the connections: running pulls fail with TransferFailed."""
         self._closed = True
         links, self._links = self._links, []
         for link in links:
@@ -220,7 +220,7 @@ class TcpPeer:
         if window is not None:
             await self._read_into(window, lease_id, offset)
         else:
-            # A device's memory is not received into: the bytes stay here until they are whole.
+            # A socket cannot write to device memory: stage the bytes in host memory.
             staged = bytearray(nbytes)
             await self._read_into(memoryview(staged), lease_id, offset)
             self._arena.write(destination_offset, staged)
@@ -229,7 +229,7 @@ class TcpPeer:
         try:
             async with asyncio.timeout(self._max_pull_s), self._room:
                 link = await self._link()
-                # A link that was idle may have been closed by the holder just now: that is worth one more try.
+                # The holder may just have closed an idle link: try once more.
                 worn = link.used
                 try:
                     await self._read_over(link, lease_id, offset, place)
@@ -252,7 +252,7 @@ class TcpPeer:
             raise
 
     async def _link(self) -> Link:
-        """The connection on which the fewest bytes are due; one more when all are busy."""
+        """The connection with the fewest pending bytes; a further one when all are busy."""
         async with self._opening:
             self._links = [link for link in self._links if link.alive]
             least = min(self._links, key=lambda link: link.due_nbytes, default=None)
@@ -261,7 +261,7 @@ class TcpPeer:
             self._check_open()
             try:
                 link = await self._connect()
-            except ssl.SSLError as error:  # an OSError too, but one that its operator can mend
+            except ssl.SSLError as error:  # an OSError, too, but one that the operator can fix
                 reason = error.reason or "no reason given"
                 raise TransferFailed(f"the TLS handshake with the holder failed: {reason}") from None
             except OSError:

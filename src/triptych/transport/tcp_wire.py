@@ -1,10 +1,10 @@
-"""The bytes of the TCP backend: what a reader asks, what a holder answers, what an offer says.
+"""Wire format of the TCP backend: requests, replies, and the offer's metadata.
 
     request  (40 bytes)  magic "TRPQ" | tag u32 | lease id (16) | offset u64 | nbytes u64
     reply    (20 bytes)  magic "TRPA" | tag u32 | status u32 | nbytes u64, then nbytes of payload
 
-Little endian. Replies come in the order of the requests of their connection. A lease id of zeros may read the probe
-and nothing else. Whoever gets something else than this drops the connection.
+Little endian. Replies come in the order of the requests on a connection. A lease id of zeros may read only the
+probe. Either side drops the connection on any other bytes.
 """
 
 import re
@@ -35,10 +35,9 @@ TLS_HANDSHAKE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How streams are encrypted: a holder listens with one context, a reader connects with the other.
+    """TLS contexts: a holder listens with one, a reader connects with the other.
 
-    What certificates each side demands of the other is set in the contexts. A reader that checks names checks the
-    host that the offer names.
+    The contexts decide which certificates each side demands. A reader that checks names checks the host in the offer.
     """
 
     listener: SSLContext
@@ -65,14 +64,14 @@ class Read:
 
     @classmethod
     def parse(cls, data: bytes) -> "Read | None":
-        """None when it is not a request. ``data`` is as long as one."""
+        """None when ``data``, which has a request's length, is not a request."""
         magic, tag, lease_id, offset, nbytes = REQUEST.unpack(data)
         return cls(tag, lease_id, offset, nbytes) if magic == REQUEST_MAGIC else None
 
 
 @dataclass(frozen=True, slots=True)
 class TcpOffer:
-    """Where a holder listens, and its probe."""
+    """A holder's address and probe."""
 
     probe: bytes
     host: str
@@ -83,7 +82,7 @@ class TcpOffer:
 
     @classmethod
     def parse(cls, offer: TransportOffer) -> "TcpOffer":
-        """Raises TransferFailed for anything but well-formed metadata: it comes from a peer."""
+        """Parse a peer's metadata. Raises TransferFailed when it is malformed."""
         try:
             version, probe, port, host_nbytes = _OFFER.unpack_from(offer.metadata)
             host = offer.metadata[_OFFER.size :].decode("ascii")

@@ -30,8 +30,8 @@ from triptych.machine.encoder.arena import ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
-from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
+from triptych.transport.transport_set import TransportSet
 
 LEASE_S = 600.0
 _PR_SET_PDEATHSIG = 1

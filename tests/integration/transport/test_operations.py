@@ -25,8 +25,8 @@ from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
-from triptych.transport.probe import TransportSet
 from triptych.transport.start import start_transports
+from triptych.transport.transport_set import TransportSet
 
 OPERATIONS = {"memory": 10_000, "tcp": 10_000, "shm": 10_000, "nixl": 2_000}
 MAX_PULL_S = 5.0

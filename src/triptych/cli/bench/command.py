@@ -1,4 +1,4 @@
-"""One benchmark from start to end: plan, send, report."""
+"""Runs one benchmark: plan, send, report."""
 
 import asyncio
 import importlib.util
@@ -23,7 +23,7 @@ from triptych.cli.outcome import CliError
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What to do. A ``trace`` goes before ``mix``; a rate of None keeps the trace's own rate."""
+    """Options of a benchmark. A ``trace`` overrides ``mix``; a rate of None keeps the trace's own rate."""
 
     endpoint: Endpoint
     model: str | None
@@ -57,7 +57,7 @@ class Bench:
         attainment: float,
         seed: int,
     ) -> Self:
-        """As the command line has it; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
+        """From the command line; ``mix`` is images, text tokens, output tokens. Raises WorkloadError."""
         rate, sweep = rates
         if rate is not None and sweep is not None:
             raise WorkloadError("--rate and --sweep exclude each other")
@@ -90,7 +90,7 @@ class Bench:
 
     def plan(self, rate: float | None) -> Plan:
         """Raises WorkloadError."""
-        rng = random.Random(f"{self.seed} {rate}")  # noqa: S311 - a workload is no secret
+        rng = random.Random(f"{self.seed} {rate}")  # noqa: S311 - not for cryptography
         if self.trace is not None:
             span = traces.Span(self.start_s, self.duration_s, rate)
             return traces.load(self.trace, span, self.size, rng)
@@ -101,14 +101,14 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files to write at the end."""
+    """Output files, written at the end."""
 
     json_file: Path | None
     plot: Path | None
 
     @classmethod
     def checked(cls, json_file: Path | None, plot: Path | None) -> Self:
-        """Make the directories; what would fail after the run fails before it. Raises CliError."""
+        """Create the directories, so that errors show before the run. Raises CliError."""
         if plot is not None and plot.suffix.lower() != ".png":
             raise CliError(f"--plot {plot}: plots are PNG files; name one that ends in .png", caller=True)
         for path in (json_file, plot):
@@ -130,9 +130,9 @@ class Outputs:
 
 
 async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> bool:
-    """Run it all; whether anything was answered. Raises CliError.
+    """Run and write the outputs. Return whether any request was answered. Raises CliError.
 
-    Who interrupts it gets what had ended by then: the tables and the files.
+    When interrupted, the tables and files show the requests that have ended.
     """
     runs: list[Run] = []
     try:
@@ -146,7 +146,7 @@ async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> boo
 
 
 async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
-    """Run every rate, adding to ``runs``. Raises WorkloadError, EndpointError, RestError."""
+    """Run every rate, appending to ``runs``. Raises WorkloadError, EndpointError, RestError."""
     plans = [(rate, job.plan(rate)) for rate in job.rates]
     model = await load.model_to_ask(job.endpoint, job.model)
     try:
@@ -222,7 +222,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 class _progress:  # noqa: N801 - used as a statement
-    """A bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -245,7 +245,7 @@ class _progress:  # noqa: N801 - used as a statement
 
 
 def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
-    """Everything but the keys: what was asked for, the reports, and one entry per request. Raises OSError."""
+    """Write options, reports, and one entry per request, but no API keys. Raises OSError."""
     document = {
         "workload": {
             "trace": job.trace.name if job.trace else None,

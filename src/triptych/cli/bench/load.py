@@ -1,4 +1,4 @@
-"""Send requests when they are due, whatever has become of the ones before, and note what happened to each."""
+"""Open-loop load: send each request when it is due, and record its outcome."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from triptych.cli.rest import base_url, http_client, refusal
 from triptych.runtime.tasks import TaskScope
 
 _AHEAD = 32
-"""Bodies made before they are due."""
+"""Request bodies prepared ahead."""
 _NOT_ALLOWED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _MOST_NAMES = 8
 NOT_SENT = "not sent: too many in flight"
@@ -23,7 +23,7 @@ NOT_SENT = "not sent: too many in flight"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. Times count from when it was due, so that a server (or a sender) that lags is not flattered."""
+    """The outcome of one request. Times count from when it was due, so that lag of server or sender is included."""
 
     planned: Planned
     sent_late_s: float = 0.0
@@ -32,7 +32,7 @@ class Record:
     prompt_tokens: int = 0
     tokens: int = 0
     error: str = ""
-    """A kind, such as ``HTTP 429``; empty for an answer that came whole."""
+    """Kind of error, such as ``HTTP 429``; empty for a complete answer."""
 
     @property
     def ok(self) -> bool:
@@ -40,7 +40,7 @@ class Record:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None when there was but one."""
+        """Time per output token after the first; None for a single token."""
         if self.ttft_s is None or self.tokens < 2:
             return None
         return (self.end_s - self.ttft_s) / (self.tokens - 1)
@@ -54,11 +54,11 @@ class Endpoint:
     api_key: str | None = None
     timeout_s: float = 300.0
     max_in_flight: int = 4096
-    """One more request is not sent but counted as an error: the load stays open, this process stays bounded."""
+    """Further requests are not sent but counted as errors, which keeps the load open and memory bounded."""
 
     @property
     def base(self) -> str:
-        """Raises RestError when ``url`` is none."""
+        """Raises RestError when ``url`` is invalid."""
         return f"{base_url(self.url)}/v1"
 
     def client(self) -> httpx.AsyncClient:
@@ -67,10 +67,10 @@ class Endpoint:
 
 
 async def model_to_ask(endpoint: Endpoint, wanted: str | None) -> str:
-    """``wanted`` when the endpoint serves it, without it the model that it lists first.
+    """Return ``wanted`` if the endpoint serves it; if None, the first model listed.
 
-    An endpoint that has no list is taken at the caller's word. Raises EndpointError, and RestError with the words of
-    the endpoint when it refuses to answer.
+    An endpoint without a model list is not checked. Raises EndpointError, and RestError with the endpoint's message
+    when it refuses.
     """
     try:
         async with endpoint.client() as client:
@@ -102,7 +102,7 @@ async def model_to_ask(endpoint: Endpoint, wanted: str | None) -> str:
 
 
 class EndpointError(CliError):
-    """The endpoint cannot be loaded at all; the message says why."""
+    """The endpoint cannot be used; the message says why."""
 
     def __init__(self, message: str, *, caller: bool = False) -> None:
         super().__init__(message, caller=caller)
@@ -115,7 +115,7 @@ async def run(
     rng: random.Random,
     note: Callable[[Record], None],
 ) -> None:
-    """Send all requests, the first at its arrival after now; ``note`` gets a record for each, as they end."""
+    """Send all requests, with arrival times relative to now; ``note`` gets each record when its request ends."""
     now_s = asyncio.get_running_loop().time
     bodies: asyncio.Queue[tuple[Planned, bytes]] = asyncio.Queue(_AHEAD)
 
@@ -171,7 +171,7 @@ async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: b
 
 
 class _Answer:
-    """What a stream of server-sent events has said so far."""
+    """Accumulates a stream of server-sent events."""
 
     def __init__(self) -> None:
         self.ttft_s: float | None = None
@@ -183,7 +183,7 @@ class _Answer:
 
     @property
     def completion_tokens(self) -> int:
-        """As the server counts them; its chunks where it does not."""
+        """The server's count; without one, the number of chunks."""
         return self._counted or self._chunks
 
     @property

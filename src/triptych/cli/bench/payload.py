@@ -1,4 +1,4 @@
-"""Requests as an OpenAI endpoint takes them: text of about so many tokens, and images that no cache has seen."""
+"""Bodies of OpenAI requests: text of about a given number of tokens, and images that are in no cache."""
 
 import base64
 import json
@@ -11,18 +11,18 @@ from typing import Any
 from triptych.cli.bench.workload import Planned, Size
 
 _WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "at")
-"""Each is one token to nearly every tokenizer, so that words count tokens."""
+"""Words of one token in nearly every tokenizer."""
 _CELL_PIXELS = 16
-"""Images are of coloured cells: each is another one, and they are as small to send as photographs."""
+"""Images consist of cells in random colours: all different, and about as large as photographs when compressed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What all requests of a run have in common."""
+    """Options common to all requests of a run."""
 
     model: str
     ignore_eos: bool = False
-    """Ask for exactly ``output_tokens`` (an extension that vLLM's servers and Triptych's know)."""
+    """Generate exactly ``output_tokens`` (an extension of vLLM's servers and Triptych's)."""
     temperature: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What came of a load, in numbers. Nothing is dropped: a request that failed has missed its objectives."""
+"""Metrics of a run. Nothing is dropped: a failed request has missed its objectives."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from triptych.cli.bench.load import NOT_SENT, Record
 
 PERCENTILES = (50, 90, 99)
 LATE_S = 0.25
-"""A generator whose requests go out later than that (99th percentile) has not kept up."""
+"""A generator whose 99th percentile send delay exceeds this has not kept up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Latency objectives in seconds; None asks for nothing."""
+    """Latency objectives in seconds; None sets no objective."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -32,7 +32,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """In seconds, over the requests that were answered; None when there are none."""
+    """Latencies in seconds of the answered requests; None when there are none."""
 
     mean_s: float | None
     p50_s: float | None
@@ -51,7 +51,7 @@ class Report:
     """One run at one rate. ``attainment`` is the share of all requests, failed ones included, that met the objectives."""
 
     rate: float
-    """Requests offered per second, by the plan."""
+    """Requests offered per second, according to the plan."""
     requests: int
     answered: int
     errors: dict[str, int]
@@ -66,7 +66,7 @@ class Report:
     e2e: Latency
     sent_late_p99_s: float
     kept_up: bool
-    """Whether the generator sent every request, and on time: else the load was another one than ``rate`` says."""
+    """Whether the generator sent every request on time; if not, the load differed from ``rate``."""
     attainment: float | None
 
     def document(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: what was asked for (None: a trace's own pace), and what came of it."""
+    """One run: the requested rate (None: the trace's own) and its results."""
 
     asked_rate: float | None
     report: Report
@@ -83,7 +83,7 @@ class Run:
 
 
 def summarize(records: Sequence[Record], objectives: Objectives, rate: float) -> Report:
-    """``records`` of one run, at least one, of a plan that offered ``rate`` requests per second."""
+    """Summarize one run of at least one record, whose plan offered ``rate`` requests per second."""
     good = [record for record in records if record.ok]
     late_s = percentile([record.sent_late_s for record in records], 99)
     duration_s = max([record.planned.arrival_s + record.end_s for record in records] + [1e-9])
@@ -109,9 +109,9 @@ def summarize(records: Sequence[Record], objectives: Objectives, rate: float) ->
 
 
 def goodput(reports: Sequence[Report], attainment: float) -> float | None:
-    """The highest rate that was offered and attained the objectives; 0 when there is none, None without objectives.
+    """The highest offered rate that met the objectives; 0 if none did, None without objectives.
 
-    A run with which the generator did not keep up has not offered its rate.
+    A run whose generator did not keep up has not offered its rate.
     """
     if all(report.attainment is None for report in reports):
         return None

@@ -40,7 +40,7 @@ def rate_of(report: Report) -> str:
 
 
 def not_kept_up(report: Report) -> str | None:
-    """What to say of a run that offered another load than planned."""
+    """A warning for a run whose load differed from the plan."""
     if report.kept_up:
         return None
     unsent = report.errors.get(NOT_SENT, 0)
@@ -52,7 +52,7 @@ def not_kept_up(report: Report) -> str | None:
 
 
 def sweep_table(reports: Sequence[Report]) -> Table:
-    """A line per rate."""
+    """One line per rate."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns = ("req/s", "sent", "errors", "answered/s", "TTFT p50", "p99", "TPOT p50", "p99", "attainment")
     for name in columns:

@@ -28,10 +28,10 @@ from triptych.cli.bench.workload import (
 )
 
 PIXELS_PER_TOKEN_SIDE = 28
-"""A token of the models behind ServeGen's image workload (Qwen-VL) stands for 28 x 28 pixels."""
+"""Pixels per side of a token of Qwen-VL, the models behind ServeGen's image workload."""
 DEFAULT_SIZE = Size(336, 336)
 _LEAST_SHAPE = 0.01
-"""Below it requests come in clumps of hundreds at one instant."""
+"""Below this shape, requests arrive hundreds at an instant."""
 _WEIGHT = re.compile(r"(\d+)(?:\.\d*)?\s*:\s*([\d.eE+-]+)")
 _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
 _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
@@ -39,7 +39,7 @@ _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What to replay: from where in the trace, for how long, at how many requests per second (None: as recorded)."""
+    """The part to replay: start, duration, and requests per second (None: as recorded)."""
 
     start_s: float
     duration_s: float
@@ -49,7 +49,7 @@ class Span:
 def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
     """The requests of a directory (ServeGen) or a CSV file (Azure), by arrival. Raises WorkloadError.
 
-    ``size`` overrides the size of images: ServeGen knows their tokens, of which squares are made; Azure knows nothing.
+    ``size`` overrides image sizes: ServeGen records their tokens, replayed as squares; Azure records nothing.
     """
     if span.rate is not None:
         check_size(span.rate, span.duration_s)
@@ -62,15 +62,15 @@ def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
     return plan
 
 
-# --- ServeGen: statistics per client, from which requests are drawn ---------------------------------------------------
+# --- ServeGen: statistics per client, sampled into requests ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A client's arrivals from ``start_s`` until ``end_s``.
 
-    The gaps between them have the mean that the recorded rate says and the shape of the distribution that was fitted
-    to them. The scale of the fit is not used: in the published workload it contradicts the rate by up to 30,000 times.
+    The gaps between them have the mean of the recorded rate and the shape of the fitted distribution. The scale of the
+    fit is not used: in the published workload it contradicts the rate by up to 30,000 times.
     """
 
     start_s: float
@@ -80,7 +80,7 @@ class Window:
     shape: float
 
     def arrivals(self, from_s: float, to_s: float, stretch: float, rng: random.Random) -> Iterator[float]:
-        """Arrival times, all gaps ``stretch`` times as long: ``(to_s - from_s) * rate / stretch`` on average."""
+        """Arrival times with all gaps ``stretch`` times as long: ``(to_s - from_s) * rate / stretch`` on average."""
         mean_s = stretch / self.rate
         if self.family == "Gamma":
             return gamma_arrivals(self.shape, mean_s, from_s, to_s, rng)
@@ -91,7 +91,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a client's requests are made of during one part of the day."""
+    """Sizes of a client's requests during one part of the day."""
 
     text_tokens: Distribution
     image_tokens: Distribution
@@ -106,7 +106,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One client. ``sizes`` is by the start of its part of the day, ascending."""
+    """One client. ``sizes`` is sorted by the start of the part of the day."""
 
     windows: tuple[Window, ...]
     sizes: tuple[tuple[float, Sizes], ...]
@@ -124,7 +124,7 @@ def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random
 
 
 def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
-    """Draw the requests of all clients within the span; a rate stretches all gaps alike, so that bursts stay bursts."""
+    """Sample the requests of all clients within the span; a rate scales all gaps alike, which preserves bursts."""
     end_s = span.start_s + span.duration_s
     active = [
         (profile, window, max(window.start_s, span.start_s), min(window.end_s, end_s))
@@ -158,7 +158,7 @@ def _profile(trace: Path, dataset: Path, span: Span) -> Profile:
         parts = sorted((float(start), part) for start, part in document.items())
         first = max((index for index, (start, _) in enumerate(parts) if start <= span.start_s), default=0)
         end_s = max(span.start_s + span.duration_s, parts[first][0] + 1)
-        sizes = [(start, _sizes(part)) for start, part in parts[first:] if start < end_s]  # the others take their time
+        sizes = [(start, _sizes(part)) for start, part in parts[first:] if start < end_s]  # parsing is slow
     except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise WorkloadError(f"{dataset.name} is not a ServeGen data set: {error!r}") from None
     return Profile(windows, tuple(sizes))
@@ -181,7 +181,7 @@ def _sizes(part: dict[str, Any]) -> Sizes:
 
 
 def _square(tokens: int) -> Size:
-    """A square image of about so many tokens."""
+    """The square image with about ``tokens`` tokens."""
     side = max(1, round(math.sqrt(tokens))) * PIXELS_PER_TOKEN_SIDE
     return Size(min(side, MAX_SIDE_PIXELS), min(side, MAX_SIDE_PIXELS))
 
@@ -190,9 +190,9 @@ def _square(tokens: int) -> Size:
 
 
 def _azure(path: Path, span: Span, size: Size) -> Plan:
-    """The rows within the span; with a rate, as many as make it, their times stretched to the span's duration.
+    """The rows within the span; with a rate, as many as it needs, scaled in time to the span's duration.
 
-    ``ContextTokens`` is the whole prompt: what the images take of it, by their size, is not sent as text again.
+    ``ContextTokens`` counts the whole prompt, so the tokens of its images are subtracted from its text.
     """
     wanted = None if span.rate is None else max(1, round(span.rate * span.duration_s))
     end_s: float | None = None
@@ -210,7 +210,7 @@ def _azure(path: Path, span: Span, size: Size) -> Plan:
     if span.rate is None or not rows:
         check_size(len(rows) / span.duration_s, span.duration_s)
         return Plan(rows, span.duration_s)
-    if end_s is None:  # the trace ends before there are as many: so does the run
+    if end_s is None:  # the trace is too short: so is the run
         end_s = rows[-1].arrival_s * (len(rows) + 1) / len(rows)
     stretch = len(rows) / span.rate / max(end_s, 1e-9)
     return Plan([replace(row, arrival_s=row.arrival_s * stretch) for row in rows], len(rows) / span.rate)
@@ -223,7 +223,7 @@ def _opened(path: Path) -> io.TextIOBase:
 
 
 def _azure_rows(name: str, file: io.TextIOBase) -> Iterator[tuple[float, int, int, int]]:
-    """Seconds since the first request, images, tokens in, tokens out."""
+    """Yields seconds since the first request, images, tokens in, tokens out."""
     reader = csv.DictReader(file)
     missing = [column for column in _AZURE_COLUMNS if column not in (reader.fieldnames or ())]
     if missing:

@@ -1,4 +1,4 @@
-"""Workloads: which requests arrive when. Pure: the same seed gives the same requests."""
+"""Workloads: requests and their arrival times. Pure: the same seed gives the same requests."""
 
 import random
 from bisect import bisect
@@ -10,14 +10,14 @@ from typing import Self
 from triptych.cli.outcome import CliError
 
 MAX_REQUESTS = 1_000_000
-"""Of one run: they are planned before the first is sent."""
+"""Most requests of one run; all are planned before the first is sent."""
 MAX_IMAGES = 1024
 MAX_TOKENS = 10_000_000
 MAX_SIDE_PIXELS = 16_384
 
 
 class WorkloadError(CliError):
-    """A workload cannot be made of what was given; the message says why."""
+    """The options give no valid workload; the message says why."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, caller=True)
@@ -44,7 +44,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request to be sent ``arrival_s`` seconds after the start, whatever has become of the ones before it."""
+    """A request, sent ``arrival_s`` seconds after the start regardless of earlier ones."""
 
     arrival_s: float
     text_tokens: int
@@ -54,26 +54,26 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of one run, by arrival, which arrive within ``duration_s``."""
+    """The requests of one run by arrival, all within ``duration_s``."""
 
     requests: Sequence[Planned]
     duration_s: float
 
     @property
     def rate(self) -> float:
-        """Requests per second that are offered."""
+        """Offered requests per second."""
         return len(self.requests) / self.duration_s
 
 
 def check_size(rate: float, duration_s: float) -> None:
-    """Raises WorkloadError for more than can be planned."""
+    """Raises WorkloadError for too many requests."""
     if not rate * duration_s <= MAX_REQUESTS:
         raise WorkloadError(f"{rate:g} requests/s for {duration_s:g} s are more than {MAX_REQUESTS:,} requests")
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Whole numbers with weights; ``cumulative`` ends with their sum."""
+    """A weighted distribution of integers; ``cumulative`` ends with the sum of the weights."""
 
     values: tuple[int, ...]
     cumulative: tuple[float, ...]
@@ -109,7 +109,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What a request is made of, each part drawn by itself."""
+    """Distributions of a request's parts, drawn independently."""
 
     images: Distribution
     text_tokens: Distribution
@@ -132,9 +132,9 @@ def arrivals(rate: float, duration_s: float, burstiness: float, rng: random.Rand
 
 
 def gamma_arrivals(shape: float, mean_gap_s: float, from_s: float, to_s: float, rng: random.Random) -> Iterator[float]:
-    """Arrivals of a process that has been going on for ever: what is left of its gap at ``from_s`` is drawn as such.
+    """Arrivals of a stationary process: the gap in progress at ``from_s`` is sampled by its residual time.
 
-    So there are ``(to_s - from_s) / mean_gap_s`` of them on average, however short that is and however they vary.
+    So there are ``(to_s - from_s) / mean_gap_s`` arrivals on average, for any interval and variance.
     """
     scale_s = mean_gap_s / shape
     first_s = from_s + rng.random() * rng.gammavariate(shape + 1, scale_s)
@@ -142,7 +142,7 @@ def gamma_arrivals(shape: float, mean_gap_s: float, from_s: float, to_s: float, 
 
 
 def until(end_s: float, first_s: float, gap_s: Callable[[], float]) -> Iterator[float]:
-    """The times before ``end_s`` from ``first_s`` on, with gaps as they are drawn."""
+    """The times from ``first_s`` on before ``end_s``, with sampled gaps."""
     at_s = first_s
     while at_s < end_s:
         yield at_s
@@ -150,7 +150,7 @@ def until(end_s: float, first_s: float, gap_s: Callable[[], float]) -> Iterator[
 
 
 def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> Plan:
-    """Requests of a mix; at least one. Raises WorkloadError for more than can be planned."""
+    """Requests of a mix; at least one. Raises WorkloadError for too many."""
     check_size(rate, duration_s)
     times = arrivals(rate, duration_s, burstiness, rng) or [0.0]
     return Plan([mix.request(at_s, rng) for at_s in times], duration_s)

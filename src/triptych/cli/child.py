@@ -1,6 +1,6 @@
-"""``python -m triptych.cli.leash PARENT_PID MODULE [ARGUMENT...]``: run a module that cannot outlive its parent.
+"""``python -m triptych.cli.child PARENT_PID MODULE [ARGUMENT...]``: run a module that ends with its parent.
 
-Even when the parent is killed with SIGKILL and can do nothing any more, the kernel ends this process.
+The kernel ends this process even when the parent is killed with SIGKILL.
 This is a program and not a hook between fork and exec, where a parent with threads could deadlock.
 """
 
@@ -12,7 +12,7 @@ from triptych.runtime.parent import end_with_parent
 
 def main(argv: list[str]) -> None:
     parent_pid, module = int(argv[1]), argv[2]
-    if not end_with_parent(parent_pid):  # it died before the leash was on
+    if not end_with_parent(parent_pid):  # the parent has already ended
         raise SystemExit(f"{module}: the process that started this one is gone")
     sys.argv = [module, *argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

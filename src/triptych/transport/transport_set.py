@@ -1,4 +1,4 @@
-"""From several backends to one connection that has been seen to work."""
+"""``TransportSet``: the backends of one process, and the choice of a working one for each holder."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _MAX_OFFERS = 16
 
 
 def available_backends() -> tuple[str, ...]:
-    """Backends that can be used with what is installed here."""
+    """Backends that are installed here."""
     nixl = find_spec("nixl_cu12") is not None or find_spec("nixl_cu13") is not None
     shm = hasattr(os, "memfd_create")
     here = {MEMORY: True, SHM: shm, NIXL: nixl, TCP: True}
@@ -26,15 +26,15 @@ def available_backends() -> tuple[str, ...]:
 
 
 class TransportSet:
-    """All backends of one process, over one arena."""
+    """The backends of one process, over one arena."""
 
     def __init__(
         self, transports: Sequence[Transport], *, connect_timeout_s: float, preferred: str | None = None
     ) -> None:
-        """``preferred`` is tried before all others. Raises ValueError for a backend that is there twice or not at all."""
+        """``preferred`` is tried first. Raises ValueError for a duplicate or missing backend."""
         self._transports = {transport.backend: transport for transport in transports}
         if len(self._transports) != len(transports) or not transports:
-            raise ValueError("a process has each transport backend once, and one at least")
+            raise ValueError("a process needs at least one transport backend, and each only once")
         if preferred is not None and preferred not in self._transports:
             raise ValueError(f"transport {preferred!r} is preferred, but there are only {sorted(self._transports)}")
         self._connect_timeout_s = connect_timeout_s
@@ -42,7 +42,7 @@ class TransportSet:
 
     @property
     def preferred(self) -> str | None:
-        """The operator's choice, tried before what is ranked best."""
+        """The operator's choice, tried before the best-ranked backend."""
         return self._preferred
 
     @property
@@ -50,20 +50,20 @@ class TransportSet:
         return tuple(self._transports)
 
     def offers(self) -> tuple[TransportOffer, ...]:
-        """One for each backend: what readers need to know."""
+        """One offer per backend, for readers."""
         return tuple(transport.offer() for transport in self._transports.values())
 
     async def connect(self, offers: Sequence[TransportOffer]) -> Peer:
-        """Reach a holder over the best backend that works: each is proven by reading the holder's probe.
+        """Connect to a holder over the best backend that works, proven by reading the holder's probe.
 
-        Raises TransferFailed, which names what was tried, within ``connect_timeout_s``.
+        Raises TransferFailed, listing what was tried, within ``connect_timeout_s``.
         """
         theirs = {offer.backend: offer for offer in offers[:_MAX_OFFERS]}
         ranked = rank_backends(_endpoints(self.offers()), _endpoints(theirs.values()), self._preferred)
         failures: list[str] = []
         for choice in ranked:
             try:
-                # Each has its share of the time, so that one that hangs leaves time for the next.
+                # The time is shared, so that a backend that hangs leaves time for the next.
                 async with asyncio.timeout(self._connect_timeout_s / len(ranked)):
                     peer = await self._transports[choice.backend].connect(theirs[choice.backend])
             except TimeoutError:
@@ -77,7 +77,7 @@ class TransportSet:
         raise TransferFailed(f"the holder's memory could not be reached ({tried})")
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the own arena that a late write of any backend may still reach."""
+        """Ranges of this process's arena that a late write of any backend may still reach."""
         return tuple(part for transport in self._transports.values() for part in transport.quarantined())
 
     async def close(self) -> None:

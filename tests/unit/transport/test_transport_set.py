@@ -2,7 +2,7 @@ import pytest
 
 from tests.contract.transport_kit import Kit
 from triptych.errors import TransferFailed
-from triptych.transport.probe import TransportSet, available_backends
+from triptych.transport.transport_set import TransportSet, available_backends
 
 
 def test_memory_and_tcp_are_always_available() -> None:
