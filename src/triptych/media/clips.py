@@ -1,8 +1,8 @@
-"""What the header of a video or an audio clip says, and the allow-lists of what may stand in one.
+"""Header fields of a video or audio clip, and the allowed codecs.
 
-The readers beside this module walk a container's structure by hand and decode nothing, as ``headers`` does for images:
-the process that takes requests hands untrusted bytes to no decoder. Each raises InvalidMedia, or ``struct.error`` or
-IndexError where the file ends too soon, and nothing else.
+The container readers in this package parse structure by hand and decode nothing, as ``headers`` does for images: the
+process that takes requests hands untrusted bytes to no decoder. They raise InvalidMedia only, or ``struct.error`` or
+IndexError where the file ends too soon.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from triptych.domain.media import Modality
 from triptych.errors import InvalidMedia
 
 MAX_PARTS = 262_144
-"""Boxes, blocks, pages or frames of a file that are looked at before it is refused: two hours of MP3."""
+"""Most boxes, blocks, pages or frames of a file: two hours of MP3."""
 
 _MAX_TRACKS = 64
-"""They are looked through for each part that belongs to one."""
+"""Bounded because each part searches the tracks for its own."""
 
 
 class VideoCodec(Enum):
-    """The value is what libavcodec calls it."""
+    """Values are libavcodec's names."""
 
     H264 = "h264"
     HEVC = "hevc"
@@ -31,9 +31,9 @@ class VideoCodec(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """``width`` and ``height`` are in pixels as stored; ``rotation_deg``, clockwise, is what is to be applied.
+    """``width`` and ``height`` are in pixels as stored; ``rotation_deg`` is the clockwise rotation to apply.
 
-    For what the rest means see ``domain.media.MediaInfo``.
+    The other fields are those of ``domain.media.MediaInfo``.
     """
 
     modality: Modality
@@ -48,7 +48,7 @@ class Clip:
 
 
 def audio(form: str, samples: int, sample_rate_hz: int) -> Clip:
-    """An audio clip. Raises InvalidMedia for one that is empty or has no rate."""
+    """An audio clip. Raises InvalidMedia when it is empty or has no sample rate."""
     if not 0 < sample_rate_hz <= 768_000:
         raise InvalidMedia(f"the {form} audio has {sample_rate_hz} samples per second")
     if samples < 1:
@@ -59,12 +59,12 @@ def audio(form: str, samples: int, sample_rate_hz: int) -> Clip:
 
 
 def count_parts(what: str) -> Iterator[int]:
-    """Counts the parts of a file, up to the bound."""
+    """Count a file's parts up to the limit, then raise InvalidMedia."""
     yield from range(MAX_PARTS)
     raise InvalidMedia(f"the {what} has more than {MAX_PARTS} parts")
 
 
 def refuse_more_tracks(what: str, tracks: int) -> None:
-    """Raises InvalidMedia where a file that has so many tracks may have no more."""
+    """Raises InvalidMedia when a file with ``tracks`` tracks has reached the limit."""
     if tracks >= _MAX_TRACKS:
         raise InvalidMedia(f"the {what} has more than {_MAX_TRACKS} tracks")

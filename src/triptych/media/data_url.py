@@ -1,4 +1,4 @@
-"""Base64 and ``data:`` URLs (RFC 2397), the ways in which the OpenAI API carries an item inside a request."""
+"""Base64 and ``data:`` URLs (RFC 2397), which carry items inside requests of the OpenAI API."""
 
 import binascii
 import re
@@ -10,11 +10,11 @@ _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}"
 _HEADER = re.compile(rf"data:({_NAME}/{_NAME})(?:;[^;,]{{1,64}}){{0,8}};base64", re.IGNORECASE)
 _MAX_HEADER_CHARS = 512
 _PIECE_CHARS = 256 << 10
-"""Decoded at a time: the interpreter's lock is held for as long as that takes, below a few milliseconds."""
+"""Characters decoded at a time: the GIL is held meanwhile, for less than a few milliseconds."""
 
 
 def decode_data_url(url: str | memoryview, max_bytes: int) -> tuple[str, bytes]:
-    """The media type, in lower case, and the bytes of a base64 ``data:`` URL, as ``decode_base64`` takes them.
+    """Decode a base64 ``data:`` URL (see ``decode_base64``) to its media type, in lower case, and bytes.
 
     Raises InvalidMedia.
     """
@@ -27,10 +27,10 @@ def decode_data_url(url: str | memoryview, max_bytes: int) -> tuple[str, bytes]:
 
 
 def decode_base64(text: str | memoryview, max_bytes: int, what: str = "the data") -> bytes:
-    """The bytes that a text spells; a text as bytes is decoded where it lies. ``what`` names it in errors.
+    """Decode base64; text given as a memoryview is not copied. ``what`` names the text in errors.
 
-    The size is computed from the length before anything is decoded. Only the standard alphabet with its padding is
-    taken: no white space, no URL-safe letters, no percent-escapes. Raises InvalidMedia.
+    The decoded size is computed and checked first. Only the standard alphabet with padding is accepted: no white space,
+    no URL-safe letters, no percent-escapes. Raises InvalidMedia.
     """
     if not text:
         raise InvalidMedia(f"{what} has no data")
@@ -45,9 +45,9 @@ def decode_base64(text: str | memoryview, max_bytes: int, what: str = "the data"
             binascii.a2b_base64(text[at : at + _PIECE_CHARS], strict_mode=True)
             for at in range(0, len(text), _PIECE_CHARS)
         ]
-    except ValueError as error:  # binascii.Error is one, and so is what non-ASCII text raises
+    except ValueError as error:  # binascii.Error, or non-ASCII text
         raise InvalidMedia(f"{what}'s base64 is broken") from error
-    if sum(map(len, pieces)) != nbytes:  # padding where a piece ended, which was not the end
+    if sum(map(len, pieces)) != nbytes:  # padding before the end
         raise InvalidMedia(f"{what}'s base64 is broken")
     return b"".join(pieces)
 

@@ -1,8 +1,8 @@
-"""Fetching an item by its URL, for a stranger: bounded in every direction, and never into private networks.
+"""Fetches an item from an untrusted URL, with limits on everything and never from private networks.
 
-Each hop of a redirect is parsed, checked and resolved anew, and the connection goes to an address that was checked:
-nothing resolves the name a second time (DNS rebinding). TLS still verifies the name. Nothing is taken from the
-environment, no cookies or credentials are sent, and no content coding is undone.
+Each redirect is parsed, checked and resolved anew, and the connection goes to the very address that was checked: no
+second name lookup (DNS rebinding). TLS still verifies the name. Nothing is taken from the environment, no cookies or
+credentials are sent, and no content coding is accepted.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_ADDRESSES = 3
-"""Of a host with many addresses no more are tried."""
+"""Most addresses of a host that are tried."""
 _MAX_LENGTH_DIGITS = 18
 
 
@@ -59,13 +59,13 @@ class FetchLimits:
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """What the operating system resolves a name to."""
+    """Resolve a name by the operating system."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class Fetcher:
-    """``fetch`` for any number of callers; at most ``limits.fetch_concurrency`` transfers run, others wait in order."""
+    """Fetches for any number of callers; at most ``limits.max_concurrent`` transfers run, others wait in order."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Fetcher:
         self._slots = asyncio.Semaphore(limits.fetch_concurrency)
 
     async def fetch(self, url: str, took: Callable[[int], None] = lambda _: None) -> bytes:
-        """The bytes at ``url``. ``took`` is told of every piece before it is kept, and may raise to stop.
+        """Return the bytes at ``url``. ``took`` is called with the size of each piece before it is kept, and may raise.
 
-        Raises InvalidMedia for whatever goes wrong: that the URL leads nowhere is for its sender to know.
+        Raises InvalidMedia for every failure: a bad URL is its sender's fault.
         """
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s), self._slots:
@@ -111,11 +111,11 @@ class Fetcher:
         raise InvalidMedia(f"the URL redirects more than {self._limits.fetch_redirects} times")
 
     async def _hop(self, url: RemoteUrl, took: Callable[[int], None]) -> bytes | RemoteUrl:
-        """One request: the bytes, or where it redirects to."""
+        """One request: the bytes, or the URL of a redirect."""
         self._rules.check(url)
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._limits.fetch_stall_s)
         headers = [("Host", url.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity"), ("Connection", "close")]
-        # A pool of one connection per hop: none outlives the check of its address.
+        # One connection per hop, so that none outlives the check of its address.
         async with (
             AsyncConnectionPool(self._ssl_context, max_connections=1, network_backend=self._backend) as pool,
             pool.stream(
@@ -151,12 +151,12 @@ class Fetcher:
 
 
 def _header(response: Response, name: bytes) -> str:
-    """The header's one value, or ""."""
+    """The header's only value, or ""."""
     return next((value.decode("latin-1") for key, value in response.headers if key.lower() == name), "")
 
 
 class _PinnedBackend(AsyncNetworkBackend):
-    """Resolves a name, checks every address, and connects to one of those; TLS above it keeps the name."""
+    """Resolves a name, checks all its addresses, and connects to one of them; TLS still verifies the name."""
 
     def __init__(self, rules: HostRules, resolver: Resolver) -> None:
         self._rules = rules
@@ -171,12 +171,12 @@ class _PinnedBackend(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        """Raises InvalidMedia unless all addresses may be reached, ConnectError when none can be."""
+        """Raises InvalidMedia unless all addresses are allowed, ConnectError when none accepts."""
         try:
             addresses = await self._resolver(host, port)
         except (OSError, UnicodeError):
             addresses = ()
-        # A name that does not resolve and one that is private get the same answer: this is no map of the network.
+        # Unresolvable and private names get the same answer, which reveals nothing of the network.
         allowed = self._rules.may_be_private(host) or all(is_public(address) for address in addresses)
         if not addresses or not allowed:
             raise InvalidMedia("the URL's host does not resolve to a public address")

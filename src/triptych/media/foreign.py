@@ -1,4 +1,4 @@
-"""What the first bytes of a file say that is none of the accepted formats, so that its sender is told by name."""
+"""Recognizes formats that are not accepted, so that errors can name them."""
 
 _IMAGE_BRANDS = {
     b"avif": "an AVIF image",
@@ -37,7 +37,7 @@ _BEGINNINGS = (
     (b"#!AMR", "AMR audio"),
     (b"MThd", "a MIDI file"),
     (b"version https://git-lfs", "a Git LFS pointer instead of the file"),
-    # What decoding an item's base64 once too seldom leaves.
+    # Base64 that was encoded twice.
     (b"iVBORw0KGgo", "base64 text (of a PNG image): it was encoded twice"),
     (b"/9j/", "base64 text (of a JPEG image): it was encoded twice"),
     (b"UklGR", "base64 text (of a WebP, WAV or AVI file): it was encoded twice"),
@@ -57,7 +57,7 @@ _MARKUP = (
 
 
 def foreign_format(data: bytes) -> str:
-    """The name of a known format that is not accepted, with its article; "" where the bytes begin like none."""
+    """The name, with article, of a known format that is not accepted; "" for an unknown one."""
     if data[4:8] == b"ftyp":
         return _image_in_boxes(data)
     if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
@@ -71,7 +71,7 @@ def foreign_format(data: bytes) -> str:
 
 
 def _image_in_boxes(data: bytes) -> str:
-    """MP4 and HEIF share their container: the brands of its first box tell them apart."""
+    """Tell HEIF from MP4, which shares its container, by the brands in the first box."""
     major = data[8:12]
     if major in _IMAGE_BRANDS or major not in _IMAGE_CONTAINERS:
         return _IMAGE_BRANDS.get(major, "")

@@ -1,10 +1,10 @@
-"""Headers of the image formats that are accepted: size, orientation and what decoding costs, read by hand.
+"""Headers of the accepted image formats: size, orientation and cost of decoding, parsed by hand.
 
-The format is what the first bytes say, and the rest has to have its structure; a name or a declared type is never
-asked. Every walk over a file's parts is bounded. ``read_header`` raises nothing but InvalidMedia.
+The first bytes decide the format, and the rest must have its structure; names and declared types are ignored. Every
+loop over a file's parts is bounded. ``read_header`` raises InvalidMedia only.
 
-The orientation is looked for where cameras and editors put it: EXIF, then plain XMP. Compressed XMP and the textual
-EXIF profiles of old PNG writers are not unpacked; where the orientation matters, the encoder's count is the truth.
+The orientation is read from EXIF, then from plain XMP. Compressed XMP and the textual EXIF profiles of old PNG writers
+are not unpacked; where the orientation matters, the encoder's count decides.
 """
 
 import re
@@ -17,18 +17,18 @@ from triptych.errors import InvalidMedia
 FORMATS = ("png", "jpeg", "webp", "gif", "bmp")
 
 _MAX_PARTS = 65_536
-"""Chunks, segments or blocks that are looked at before a file is refused."""
+"""Most chunks, segments or blocks of a file."""
 _MAX_EXIF_SEGMENTS = 64
-"""Of a JPEG; 4 MiB. Decoders join them one by one, copying what they have each time."""
+"""Most EXIF segments of a JPEG (4 MiB); decoders append them one by one, copying each time."""
 _MAX_UNPACKED_BYTES = 64 << 20
-"""What the compressed metadata of a PNG may inflate to."""
+"""Limit of a PNG's inflated metadata."""
 _MAX_INFLATION = 1032
-"""Deflate makes at most so many bytes of one."""
+"""Largest expansion of deflate."""
 _MAX_INFLATED_CHUNK_BYTES = 1 << 20
-"""Pillow stops inflating a chunk of metadata there."""
+"""Pillow's own limit for a chunk of metadata."""
 _COMPRESSED_METADATA = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 _RLE_PASSES = 256
-"""Pillow decodes run lengths of BMP in Python: a pixel, or a byte of them, takes so much longer than a pass of JPEG."""
+"""Pillow decodes run-length BMP in Python: a pixel costs as much as this many passes of JPEG."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_PREFIX = b"Exif\x00\x00"
@@ -39,7 +39,7 @@ _ORIENTATION_TAG = 0x0112
 _TIFF_INTEGERS = {3: "H", 4: "I", 8: "h", 9: "i"}
 
 # Start-of-frame markers: all of 0xC0 to 0xCF but DHT (C4), JPG (C8) and DAC (CC). Lossless, hierarchical and
-# arithmetic-coded images are not taken: no browser shows them, and their cost is not bounded by scans and pixels.
+# arithmetic-coded images are refused: no browser shows them, and scans and pixels do not bound their cost.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_FRAMES_TAKEN = frozenset({0xC0, 0xC1, 0xC2})
 _JPEG_PROGRESSIVE = 0xC2
@@ -53,7 +53,7 @@ _JPEG_FILL = re.compile(rb"\xff*")
 class Header:
     """Width and height are in pixels as stored; ``orientation`` is EXIF's, 1 to 8.
 
-    ``passes`` is how many times decoding goes over all pixels, at most.
+    ``passes`` bounds how often decoding visits all pixels.
     """
 
     format: str
@@ -64,9 +64,9 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header of an image, or None when the first bytes are those of no accepted format.
+    """The header of an image; None when its first bytes match no accepted format.
 
-    Raises InvalidMedia when they are, but the rest does not have the format's structure.
+    Raises InvalidMedia when they match but the rest does not have the format's structure.
     """
     if data.startswith(_PNG_SIGNATURE):
         name, reader = "png", _read_png
@@ -87,7 +87,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def _parts(format_name: str) -> Iterator[int]:
-    """Counts the parts of a file, up to the bound."""
+    """Count a file's parts up to the limit, then raise InvalidMedia."""
     yield from range(_MAX_PARTS)
     raise InvalidMedia(f"the {format_name} image has more than {_MAX_PARTS} parts")
 
@@ -127,7 +127,9 @@ def _read_jpeg(data: bytes) -> Header:
     components, progressive, passes = 0, False, 1
     for marker, segment, end in _jpeg_segments(data):
         if marker == _JPEG_START_OF_SCAN:
-            if progressive or segment[0] < components:  # else the one scan has all, and decoders stop after it
+            if (
+                progressive or segment[0] < components
+            ):  # else a single scan has all components, and decoders stop after it
                 passes += data.count(b"\xff\xda", end)
         elif marker in _JPEG_FRAMES:
             if marker not in _JPEG_FRAMES_TAKEN:
@@ -137,7 +139,7 @@ def _read_jpeg(data: bytes) -> Header:
             frame = struct.unpack_from(">HHB", segment, 1)
             components, progressive = frame[2], marker == _JPEG_PROGRESSIVE
         elif marker == _JPEG_APP1 and segment.startswith(_EXIF_PREFIX):
-            exif.append(segment[len(_EXIF_PREFIX) :])  # large EXIF data goes on in the next segment
+            exif.append(segment[len(_EXIF_PREFIX) :])  # large EXIF data continues in the next segment
             if len(exif) > _MAX_EXIF_SEGMENTS:
                 raise InvalidMedia(f"the jpeg image has more than {_MAX_EXIF_SEGMENTS} segments of EXIF data")
         elif marker == _JPEG_APP1 and segment.startswith(_XMP_PREFIX):
@@ -156,9 +158,9 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes, int]]:
             return
         if data[position] != 0xFF:
             raise InvalidMedia("the jpeg image has no marker where one has to be")
-        end_of_fill = _JPEG_FILL.match(data, position).end()  # type: ignore[union-attr]  # it matches nothing, too
+        end_of_fill = _JPEG_FILL.match(data, position).end()  # type: ignore[union-attr]  # the pattern also matches the empty string
         fill_nbytes += end_of_fill - position
-        if fill_nbytes > 2 * _MAX_PARTS:  # decoders step over them one by one
+        if fill_nbytes > 2 * _MAX_PARTS:  # decoders skip them one by one
             raise InvalidMedia(f"the jpeg image has more than {2 * _MAX_PARTS} fill bytes")
         marker = data[end_of_fill]
         position = end_of_fill + 1
@@ -254,7 +256,7 @@ def _read_bmp(data: bytes) -> Header:
 
 
 def _orientation(exif: bytes, xmp: bytes) -> int:
-    """EXIF's orientation, else XMP's, else 1; broken metadata says nothing, as everywhere in the field."""
+    """EXIF's orientation, else XMP's, else 1; broken metadata is ignored, as usual."""
     found = _exif_orientation(exif)
     if found is None and (match := _XMP_ORIENTATION.search(xmp)):
         found = int(match[1])

@@ -1,8 +1,8 @@
-"""Headers of MP4, MOV and M4A files (ISO/IEC 14496-12): the first video track, or where there is none, the first of audio.
+"""Headers of MP4, MOV and M4A files (ISO/IEC 14496-12): the first video track, else the first audio track.
 
-``media.clips`` says what readers may raise. Files in fragments are read too. Every frame of a video track counts, also
-those that an edit list hides: decoders are told to do the same. Of audio, what an edit list hides is not counted:
-there it is the encoder's padding.
+``media.clips`` says what readers may raise. Fragmented files are read too. All frames of a video track count, including
+those that an edit list hides: decoders are configured likewise. Hidden audio does not count: it is the encoder's
+padding.
 """
 
 import struct
@@ -26,7 +26,7 @@ _VIDEO_CODECS = {
 }
 _AUDIO_CODECS = (b"mp4a", b"Opus", b"fLaC", b"alac")
 _ROTATIONS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
-"""Clockwise degrees by the matrix of a track header; what mirrors or distorts besides is not applied."""
+"""Clockwise degrees by a track header's matrix; other matrices (mirrored, distorted) are not applied."""
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ class _Track:
     size: tuple[int, int] = (0, 0)
     matrix: tuple[int, int, int, int] = (1, 0, 0, 1)
     timescale: int = 0
-    """Units of a second in which ``duration``, and the start of what is heard, are given."""
+    """Units per second of ``duration`` and of the edit list's start."""
     duration: int = 0
     samples: int = 0
-    """In the sense of the format: frames of a video, packets of audio."""
+    """Frames of a video, packets of audio."""
     skipped: int = 0
     heard: tuple[int, int] | None = None
-    """By the edit list: units, and units in a second."""
+    """The audible duration by the edit list: units, and units per second."""
     default_duration: int = 0
 
 
@@ -53,7 +53,7 @@ class _File:
     timescale: int = 0
     fragment: _Track | None = None
     fragment_duration: int = 0
-    """Of each sample of the fragment that is being read, where it says nothing else."""
+    """Default duration of the current fragment's samples."""
 
 
 def is_mp4(data: bytes) -> bool:
@@ -93,7 +93,7 @@ def _video(track: _Track) -> Clip:
 
 
 def _audio(track: _Track) -> Clip:
-    """A track's units are its samples, or are taken for them: its length in seconds is right in either case."""
+    """A track's units are taken for its samples: the duration in seconds is right in either case."""
     if track.codec not in _AUDIO_CODECS:
         raise InvalidMedia("the m4a audio's codec is not taken; taken are AAC, ALAC, FLAC and Opus")
     samples = track.duration - track.skipped
@@ -103,7 +103,7 @@ def _audio(track: _Track) -> Clip:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Every box: kind, where its content begins and where it ends. Those that hold others come before what they hold."""
+    """Every box: kind, start and end of its content; containers come before their children."""
     position = 0
     ends = [len(data)]
     for _ in count_parts("mp4 file"):
@@ -154,7 +154,7 @@ def _media_header(file: _File, data: bytes, content: int, _end: int) -> None:
 
 def _handler(file: _File, data: bytes, content: int, _end: int) -> None:
     track = _track(file)
-    track.handler = track.handler or data[content + 8 : content + 12]  # a second one, in MOV, is of the data's place
+    track.handler = track.handler or data[content + 8 : content + 12]  # MOV has a second one, for the data reference
 
 
 def _description(file: _File, data: bytes, content: int, _end: int) -> None:
@@ -176,7 +176,7 @@ def _sample_count(file: _File, data: bytes, content: int, _end: int) -> None:
 
 
 def _edits(file: _File, data: bytes, content: int, end: int) -> None:
-    """Of the usual form only: an empty edit, perhaps, then one of the track."""
+    """Handles the usual form only: an optional empty edit, then one edit of the track."""
     wide = data[content] == 1
     form = ">QqI" if wide else ">IiI"
     track = _track(file)
@@ -222,7 +222,7 @@ def _count(data: bytes, position: int) -> int:
 
 
 def _numbers(data: bytes, position: int, end: int, count: int) -> tuple[int, ...]:
-    """So many 32-bit numbers of a table. Its length is checked before it is trusted."""
+    """Read ``count`` 32-bit numbers of a table after checking its length."""
     if position + 4 * count > end:
         raise InvalidMedia("the mp4 file is cut off, or its parts overlap")
     if count > 4 * MAX_PARTS:

@@ -1,7 +1,7 @@
 """Which URLs a server may fetch for an untrusted caller: the rules, without any network.
 
-A URL names a host, and a host may be anything: this machine, its neighbours, the cloud's metadata service. So a host
-must be a plain name or a plain address, and every address it resolves to must be one of the public internet.
+A URL's host may be anything: this machine, its neighbours, the cloud's metadata service. So a host must be a plain name
+or a plain address, and every address it resolves to must be public.
 """
 
 import re
@@ -15,7 +15,7 @@ MAX_URL_CHARS = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
-# What inet_aton would read as an address (``0x7f.1``, ``0177.0.0.1``, ``2130706433``): names do not end in a number.
+# Forms that inet_aton reads as an address (``0x7f.1``, ``0177.0.0.1``, ``2130706433``): names do not end in a number.
 _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:0x[0-9a-f]*|[0-9]+)")
 _UNSAFE = re.compile(r"[^\x21-\x7e]|\\")
 # Public by registration (all or part of it), but answered by the cloud's host itself.
@@ -26,7 +26,7 @@ _COMPATIBLE = IPv6Network("::/96")
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """A URL taken apart once; what is connected to is made of these parts, so no second parser can disagree."""
+    """A parsed URL; the connection is made from these parts, so that no second parser can disagree."""
 
     scheme: str
     host: str
@@ -40,7 +40,7 @@ class RemoteUrl:
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def join(self, location: str) -> str:
-        """Where a redirect leads to, as a URL that is still to be checked."""
+        """The target of a redirect, not checked yet."""
         return urljoin(f"{self.scheme}://{self.authority}{self.target}", location)
 
 
@@ -58,7 +58,7 @@ class HostRules:
     """Ports to fetch from."""
 
     def check(self, url: RemoteUrl) -> None:
-        """Raises InvalidMedia for a host or port that is not fetched from."""
+        """Raises InvalidMedia for a host or port that is not allowed."""
         listed = not self.fetch_hosts or _matches(url.host, (*self.fetch_hosts, *self.fetch_hosts_private))
         if _matches(url.host, self.fetch_hosts_denied) or not listed:
             raise InvalidMedia("the URL's host is not one that is fetched from here")
@@ -70,7 +70,7 @@ class HostRules:
 
 
 def parse_remote_url(url: str) -> RemoteUrl:
-    """Take a URL apart, strictly. Raises InvalidMedia without repeating what may be a secret in the URL."""
+    """Parse a URL strictly. Raises InvalidMedia, without repeating the URL, which may contain a secret."""
     if len(url) > MAX_URL_CHARS:
         raise InvalidMedia(f"the URL has {len(url)} characters, the limit is {MAX_URL_CHARS}")
     if _UNSAFE.search(url):
@@ -111,7 +111,7 @@ def _host(host: str, netloc: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, also where IPv6 only wraps an IPv4 address."""
+    """Whether an IP address is public, including IPv4 addresses embedded in IPv6."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -132,7 +132,7 @@ def is_public(address: str) -> bool:
 
 
 def _wrapped(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to this one end up at."""
+    """The IPv4 address embedded in this one, where its packets are delivered."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:

@@ -1,7 +1,7 @@
-"""What an item is, from its bytes alone: format, size, length and digest, without decoding anything.
+"""Identifies an item from its bytes, without decoding: format, size, duration and digest.
 
-Headers are read here rather than by an imaging or a video library, so that the process that takes requests never hands
-untrusted bytes to a decoder (ADR 11). A file whose header is sound but whose content is not is found by the encoder.
+Headers are parsed here rather than by an image or video library, so that the process that takes requests never hands
+untrusted bytes to a decoder (ADR 11). The encoder finds damage behind a valid header.
 """
 
 import struct
@@ -26,8 +26,8 @@ _LEAST_SCANNED_PIXELS = 1 << 16
 class MediaLimits:
     """Limits of one item, checked against its header.
 
-    ``max_scanned_pixels``, ``max_video_pixels`` and ``max_audio_samples`` bound the time that decoding takes: some 0.7 ns
-    for each scanned pixel, so that no image takes more than about a second.
+    ``max_scanned_pixels``, ``max_video_pixels`` and ``max_audio_samples`` bound the time of decoding: some 0.7 ns per
+    scanned pixel, so that no image takes more than about a second.
     """
 
     max_image_bytes: Positive = 20 << 20
@@ -63,8 +63,8 @@ class MediaLimits:
 def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
     """Identify one image, video or audio clip and check it against the limits.
 
-    ``width`` and ``height`` are in pixels with the orientation applied; a GIF is an image, its first frame counts.
-    Hashing takes about a millisecond per megabyte and releases the interpreter lock: call this from a pool.
+    ``width`` and ``height`` are in pixels after applying the orientation; a GIF is an image, of which the first frame
+    counts. Hashing takes about a millisecond per megabyte and releases the GIL: call this from a thread pool.
 
     Raises InvalidMedia for an empty, too large, unknown or broken file.
     """
@@ -94,7 +94,7 @@ def inspect_media(data: bytes, limits: MediaLimits) -> MediaInfo:
 
 
 def _image_info(header: Header, data: bytes) -> MediaInfo:
-    turned = header.orientation >= 5  # 5 to 8 exchange the axes
+    turned = header.orientation >= 5  # 5 to 8 swap the axes
     return MediaInfo(
         modality=Modality.IMAGE,
         format=header.format,
@@ -131,7 +131,7 @@ def _read_clip(data: bytes) -> Clip:
 
 
 def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
-    """By the first bytes; those of MP3 say the least, so they are asked last."""
+    """Choose by the first bytes; MP3 is tried last, since its are the least distinctive."""
     if name := foreign_format(data):
         raise InvalidMedia(f"the item is {name}, which is not taken; accepted are {_KNOWN}")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
@@ -150,7 +150,7 @@ def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
 
 
 def _check_passes(header: Header, limits: MediaLimits) -> None:
-    """A small image counts for more than it has: each scan costs something of its own."""
+    """Check the cost of decoding; a small image has a minimum per scan, which has a cost of its own."""
     pixels = header.width * header.height
     if (
         header.passes > 1

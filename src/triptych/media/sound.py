@@ -1,4 +1,4 @@
-"""Headers of audio files: WAV, FLAC, MP3 and Ogg (Opus, Vorbis). How long each is, to the sample, without decoding.
+"""Headers of WAV, FLAC, MP3 and Ogg (Opus, Vorbis) files: duration to the sample, without decoding.
 
 ``media.clips`` says what readers may raise.
 """
@@ -8,7 +8,7 @@ import struct
 from triptych.errors import InvalidMedia
 from triptych.media.clips import Clip, audio, count_parts
 
-# WAVE format tags, and the bits per sample that are taken of each: PCM, float, A-law, mu-law.
+# WAVE format tags, and the accepted bits per sample of each: PCM, float, A-law, mu-law.
 _WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 _WAV_EXTENSIBLE = 0xFFFE
 _WAV_UNKNOWN_NBYTES = (0, 0xFFFFFFFF)
@@ -27,7 +27,7 @@ _MP3_DECODER_DELAY = 529
 
 
 def read_wav(data: bytes) -> Clip:
-    """RIFF chunks up to the samples. Where their length was not known when they were written, they end with the file."""
+    """RIFF chunks up to the samples. Samples of undeclared length extend to the end of the file."""
     block_nbytes = sample_rate_hz = 0
     position = 12
     for _ in count_parts("wav audio"):
@@ -62,7 +62,7 @@ def read_flac(data: bytes) -> Clip:
 
 
 def read_ogg(data: bytes) -> Clip:
-    """The pages of one logical stream (RFC 3533, section 6): its first says what it is, its last where it ends."""
+    """The pages of one logical stream (RFC 3533, section 6): the first has the codec, the last the length."""
     serial: int | None = None
     sample_rate_hz = skipped = end = position = 0
     for _ in count_parts("ogg audio"):
@@ -88,7 +88,7 @@ def read_ogg(data: bytes) -> Clip:
 
 
 def _ogg_codec(data: bytes, content: int) -> tuple[int, int]:
-    """Samples per second, and how many of the first are not to be heard."""
+    """Samples per second, and the number of leading samples to skip."""
     if data.startswith(b"OpusHead", content):
         return _OPUS_RATE_HZ, int(struct.unpack_from("<H", data, content + 10)[0])
     if data.startswith(b"\x01vorbis", content):
@@ -102,7 +102,7 @@ def is_mp3(data: bytes) -> bool:
 
 
 def read_mp3(data: bytes) -> Clip:
-    """Every frame's header, since only they say how many there are; less the padding that an encoder wrote down."""
+    """Walks all frame headers, since only they give the length; subtracts the padding that the encoder recorded."""
     position = 0
     for _ in count_parts("mp3 audio"):
         if data[position : position + 3] != b"ID3":
@@ -122,7 +122,7 @@ def read_mp3(data: bytes) -> Clip:
             rate_hz = frame_rate_hz
             if (found := _mp3_padding(data[position : position + nbytes])) is not None:
                 padding = found
-                samples -= frame_samples  # a frame that says how long the others are, and is none itself
+                samples -= frame_samples  # the Xing/Info frame holds no audio
         if frame_rate_hz != rate_hz:
             raise InvalidMedia(f"the mp3 audio changes from {rate_hz} to {frame_rate_hz} samples per second")
         samples += frame_samples
@@ -133,7 +133,7 @@ def read_mp3(data: bytes) -> Clip:
 
 
 def _mp3_frame(data: bytes, position: int) -> tuple[int, int, int] | None:
-    """Bytes, samples and samples per second of the frame that starts here; None where none does."""
+    """Bytes, samples and samples per second of the frame at ``position``; None if there is no frame."""
     header = int.from_bytes(data[position : position + 4], "big") if position + 4 <= len(data) else 0
     version, layer = header >> 19 & 3, header >> 17 & 3
     bitrate, rate = header >> 12 & 15, header >> 10 & 3
@@ -146,9 +146,9 @@ def _mp3_frame(data: bytes, position: int) -> tuple[int, int, int] | None:
 
 
 def _mp3_padding(frame: bytes) -> int | None:
-    """Samples that the encoder added, by the tag in the first frame; None where that frame is no tag.
+    """Padding samples by the encoder's tag in the first frame; None without a tag.
 
-    The tag comes behind the side information, whose length depends on version and channels: it is looked for.
+    The tag follows the side information, whose length depends on version and channels, so it is searched for.
     """
     places = [place for name in (b"Xing", b"Info") if 0 < (place := frame.find(name, 4, 4 + 36)) <= 36]
     if not places:
@@ -160,5 +160,5 @@ def _mp3_padding(frame: bytes) -> int | None:
         return 0
     packed = int.from_bytes(frame[version + 21 : version + 24], "big")
     delay, padding = packed >> 12, packed & 0xFFF
-    # Decoders drop their own delay at the start, and take what they dropped from the padding at the end.
+    # Decoders drop their own delay at the start, and that much less of the padding at the end.
     return delay + _MP3_DECODER_DELAY + max(0, padding - _MP3_DECODER_DELAY)

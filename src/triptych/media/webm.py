@@ -1,7 +1,7 @@
-"""Headers of WebM and Matroska files with a video: its frames are counted block by block (RFC 9559).
+"""Headers of WebM and Matroska videos: frames are counted block by block (RFC 9559).
 
-``media.clips`` says what readers may raise. A file is walked as one flat row of elements: those that only hold others
-are entered, the rest is stepped over, so that no depth and no declared length of a parent has to be trusted.
+``media.clips`` says what readers may raise. A file is walked as a flat sequence of elements: containers are entered,
+all others skipped, so that neither depth nor a container's declared length has to be trusted.
 """
 
 import struct
@@ -42,7 +42,7 @@ class _Walk:
     frames: int = 0
     first: int = 0
     last: int = 0
-    """In units of ``scale_ns``, as the two above."""
+    """In units of ``scale_ns``, as are the two fields above."""
 
     @property
     def video(self) -> dict[int, bytes]:
@@ -53,7 +53,7 @@ class _Walk:
 
 
 def read_webm(data: bytes) -> Clip:
-    """The first video track."""
+    """Read the first video track."""
     walk = _Walk()
     position = 0
     for _ in count_parts("webm video"):
@@ -77,7 +77,7 @@ def read_webm(data: bytes) -> Clip:
 
 
 def _step(data: bytes, position: int, walk: _Walk) -> int:
-    """Take one element in; returns where the next begins."""
+    """Process one element; return the position of the next."""
     element, position = _number(data, position, keep_marker=True)
     nbytes, content = _number(data, position, keep_marker=False)
     endless = nbytes == (1 << 7 * (content - position)) - 1
@@ -105,7 +105,7 @@ def _step(data: bytes, position: int, walk: _Walk) -> int:
 
 
 def _take_block(data: bytes, content: int, end: int, walk: _Walk) -> None:
-    """Count a frame, if this block is one of the video and shows one."""
+    """Count a frame if this block belongs to the video and shows one."""
     video = walk.video
     track, position = _number(data, content, keep_marker=False)
     if track != _unsigned(video.get(_TRACK_NUMBER, b"")):
@@ -114,7 +114,7 @@ def _take_block(data: bytes, content: int, end: int, walk: _Walk) -> None:
     if flags & _LACED:
         raise InvalidMedia("the webm video has several frames in a block, which is not taken")
     if position + 3 < end and video.get(_CODEC) == b"V_VP8" and not data[position + 3] & _VP8_SHOWN:
-        return  # a frame that others are built on and nobody sees (RFC 6386, section 9.1)
+        return  # a reference frame that is not shown (RFC 6386, section 9.1)
     at = walk.cluster + timestamp
     walk.first = min(walk.first, at) if walk.frames else at
     walk.last = max(walk.last, at) if walk.frames else at
@@ -122,19 +122,19 @@ def _take_block(data: bytes, content: int, end: int, walk: _Walk) -> None:
 
 
 def _duration_s(walk: _Walk) -> float:
-    """How long all frames are shown: by the time between them, or by what the file says."""
+    """Duration of all frames, from the time between them or from the file's own value."""
     unit_s = walk.scale_ns / 1e9
     if walk.frames < 2 or walk.last == walk.first:
         said_s = walk.duration * unit_s
         return said_s if isfinite(said_s) and said_s > 0 else 0.0
     shown_s = (walk.last - walk.first) * unit_s * walk.frames / (walk.frames - 1)
     frame_s = _unsigned(walk.video.get(_FRAME_NS, b"")) / 1e9
-    # Timestamps are rounded to milliseconds; what the track says is exact, where the two agree.
+    # Timestamps are rounded to milliseconds; the track's own value is exact if the two agree.
     return frame_s * walk.frames if abs(frame_s * walk.frames - shown_s) < frame_s else shown_s
 
 
 def _number(data: bytes, position: int, *, keep_marker: bool) -> tuple[int, int]:
-    """A variable-size integer (RFC 8794, section 4) and where it ends."""
+    """A variable-size integer (RFC 8794, section 4) and the position after it."""
     first = data[position]
     nbytes = 9 - first.bit_length()
     if nbytes > (4 if keep_marker else 8):

@@ -1,4 +1,4 @@
-"""Short videos and audio clips, made with PyAV's encoders: what tests ask questions about."""
+"""Short videos and audio clips for tests, made with PyAV's encoders."""
 
 import math
 from fractions import Fraction
@@ -12,7 +12,7 @@ _VIDEO = {"mp4": "libx264", "mov": "libx264", "webm": "libvpx-vp9"}
 _AUDIO = {"wav": "pcm_s16le", "flac": "flac", "mp3": "libmp3lame", "ogg": "libopus", "m4a": "aac"}
 _MUXERS = {"webm": "webm", "m4a": "ipod"}
 _STEADY = {"libx264": {"qp": "20"}}
-"""Left to choose quality itself, x264 looks at memory that nobody has written: the same frames make other bytes."""
+"""A fixed quantizer: x264's rate control reads uninitialized memory, so equal frames would give different bytes."""
 
 
 def video(
@@ -27,9 +27,9 @@ def video(
     options: dict[str, str] | None = None,
     encoder: dict[str, str] | None = None,
 ) -> bytes:
-    """A video whose frames get brighter one by one over a pattern that depends on ``seed``.
+    """A video whose frames get brighter over a pattern that depends on ``seed``.
 
-    ``options`` are the container's, ``encoder`` the codec's, as ffmpeg names them. Sizes have to be even.
+    ``options`` are the container's and ``encoder`` the codec's, in ffmpeg's names. Width and height must be even.
     """
     pattern = np.random.default_rng(seed).integers(0, 64, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
     pattern = pattern.repeat(8, axis=0).repeat(8, axis=1)[:height, :width]

@@ -1,10 +1,10 @@
-"""Engines that compute nothing and yet give answers that are right or wrong.
+"""Fake engines whose answers can be checked.
 
-An embedding is a digest of the item's bytes, stretched to the size of an embedding. An answer is a digest of the
-prompt and of every embedding in its place, one token per item first. So an item that is lost, swapped, cut, mixed up
-with another or put in the wrong place changes the answer, and ``answer_tokens`` says what it should have been.
+An embedding is a digest of the item's bytes, stretched to an embedding's size. An answer is a digest of the prompt and
+of every embedding at its position, with one token per item first. So an item that is lost, swapped, truncated, mixed up
+or misplaced changes the answer; ``answer_tokens`` computes the right one.
 
-Both engines spend virtual time (``testing.offload.spend``), and find calls that would overlap in real threads.
+Both engines spend virtual time (``testing.offload.spend``), and detect calls that would overlap in real threads.
 """
 
 from array import array
@@ -24,25 +24,25 @@ from triptych.testing.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
 FAKE_PLACEHOLDER_ID = 1
-"""Stands for an item's position in the fake model's prompts."""
+"""Placeholder token in the fake model's prompts."""
 BROKEN_MEDIA = b"triptych-fake-broken"
-"""Media that ends in these bytes looks right and cannot be decoded."""
+"""Media that ends in these bytes passes inspection but cannot be decoded."""
 
 
 def fake_tensors(tokens: int, hidden_size: int) -> tuple[TensorSpec, ...]:
-    """What crosses the boundary for an item of so many tokens."""
+    """The tensors of an item with ``tokens`` tokens."""
     return (TensorSpec("embeddings", DType.F32, (tokens, hidden_size)),)
 
 
 def fake_embedding(media: bytes, tokens: int, hidden_size: int) -> bytes:
-    """The item's embedding: float32 in [0, 1), shape (tokens, hidden_size), a digest of its bytes."""
+    """The item's embedding, a digest of its bytes: float32 in [0, 1), shape (tokens, hidden_size)."""
     stretched = shake_128(media).digest(tokens * hidden_size)
     return array("f", (byte / 256 for byte in stretched)).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """An embedding in its place in the prompt, as the text engine got it (or should have)."""
+    """An embedding at its position in the prompt, as the text engine received it."""
 
     start: int
     tokens: int
@@ -52,9 +52,9 @@ class Spliced:
 def answer_tokens(
     token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0
 ) -> tuple[int, ...]:
-    """The right answer: one token per item, then 4 to 11 that depend on everything, the choice too.
+    """The right answer: one token per item, then 4 to 11 that depend on all inputs and the choice.
 
-    All of them are in ``vocabulary``.
+    All are in ``vocabulary``.
     """
     whole = blake2b(array("q", token_ids).tobytes(), digest_size=32, salt=choice.to_bytes(2, "little"))
     answer: list[int] = []
@@ -79,9 +79,9 @@ class FakePrepared:
     tokens: int
     outputs: tuple[TensorSpec, ...]
     first: int
-    """Row of the whole item's embedding at which this one begins ..."""
+    """First row of this part in the whole item's embedding."""
     whole: int
-    """... of so many."""
+    """Rows of the whole item's embedding."""
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ class FakePrepared:
 
 @dataclass
 class FakeEncoderEngine:
-    """``ports.EncoderEngine``; ``tokens_of`` must count as the family does that the router counts with."""
+    """``ports.EncoderEngine``; ``tokens_of`` must count tokens as the router's family does."""
 
     tokens_of: Callable[[MediaInfo], int]
     model: ModelInfo = FAKE_MODEL
@@ -100,13 +100,13 @@ class FakeEncoderEngine:
     batch_s: float = 0.005
     token_s: float = 0.0002
     failures: deque[Exception] = field(default_factory=deque)
-    """Each makes one ``encode`` fail."""
+    """Errors for the next calls of ``encode``."""
     encoded_items: int = 0
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("encoder engine")
 
-    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:  # noqa: ARG002  # as if all were
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:  # noqa: ARG002  # ignores shards
         return 4 * info.pixels
 
     def prepare(
@@ -114,9 +114,9 @@ class FakeEncoderEngine:
         media: bytes,
         info: MediaInfo,
         shard: Shard | None = None,
-        stop: StopSignal | None = None,  # noqa: ARG002  # its cost is spent at once
+        stop: StopSignal | None = None,  # noqa: ARG002  # cannot be interrupted
     ) -> FakePrepared:
-        """The units of an item are all of one size."""
+        """All units of an item have the same size."""
         spend(self.prepare_s)
         if media.endswith(BROKEN_MEDIA):
             raise InvalidMedia(f"the {info.modality.value} cannot be decoded")
@@ -148,21 +148,22 @@ class _Sequence:
     choice: int
     answer: tuple[int, ...]
     unfilled_tokens: int
-    """Of the prompt, which the first choice computes for all."""
+    """Prompt tokens still to prefill; the first choice prefills for all."""
     sent: int = 0
 
     @property
     def limit(self) -> int:
-        assert self.request.sampling.max_tokens is not None  # noqa: S101  # the port's promise
+        assert self.request.sampling.max_tokens is not None  # noqa: S101  # guaranteed by the port
         return self.request.sampling.max_tokens
 
 
 @dataclass
 class FakeTextEngine:
-    """``ports.StagedTextEngine`` with continuous batching: a step prefills who is new and gives each other one token.
+    """``ports.StagedTextEngine`` with continuous batching: a step prefills new requests and decodes one token of the
+    others.
 
-    A request's choices run together. Of the sampling it knows ``n``, ``max_tokens`` and ``logprobs``: the token that
-    comes is certain, and the alternatives are impossible.
+    A request's choices run together. Supported sampling parameters are ``n``, ``max_tokens`` and ``logprobs``: the
+    sampled token is certain and the alternatives are impossible.
     """
 
     vocabulary: range
@@ -172,7 +173,7 @@ class FakeTextEngine:
     step_s: float = 0.005
     prefill_token_s: float = 0.00005
     failures: deque[Exception] = field(default_factory=deque)
-    """Each makes one ``step`` give up its oldest sequence."""
+    """Errors for the next calls of ``step``, each for its oldest sequence."""
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
 
     def __post_init__(self) -> None:
@@ -220,7 +221,7 @@ class FakeTextEngine:
         return self.decode_step()
 
     def decode_step(self) -> list[EngineOutput]:
-        """Who runs has been prefilled with the step that let it in."""
+        """Running sequences were prefilled in the step that admitted them."""
         self._alone.enter()
         if not self._running:
             return []

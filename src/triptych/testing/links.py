@@ -1,7 +1,7 @@
-"""Links between services of one process, with everything that networks and processes do to them.
+"""In-process links between services, with the faults of networks and processes.
 
-A ``Link`` stands where a gRPC stub stands: it delays calls, loses requests and replies, keeps deadlines, stalls as a
-stopped process does, and dies as a killed one does: calls in flight raise InstanceLost, later ones Unavailable.
+A ``Link`` replaces a gRPC stub: it delays calls, loses requests and replies, enforces deadlines, stalls as a stopped
+process does, and dies as a killed one does: running calls raise InstanceLost, later ones Unavailable.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0
-"""Deadline of calls that carry none of their own."""
+"""Deadline of calls without one."""
 
 
 class Fault(Enum):
-    """What happens to one call."""
+    """The fate of one call."""
 
     NONE = "none"
     REQUEST_LOST = "request lost"
     REPLY_LOST = "reply lost"
-    """The work is done, and nobody learns of it."""
+    """The work is done, but the caller does not learn of it."""
 
 
 class Link(Generic[S]):
-    """The way to one instance. ``latency_s`` is asked for each direction, ``fault`` for each call (by method)."""
+    """The link to one instance. ``latency_s`` is called per direction, ``fault`` per call (with the method)."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Link(Generic[S]):
         self.fault = fault
         self._target: S | None = target
         self._incarnation = 0
-        self._calls: dict[_Call, None] = {}  # in the order of their start
+        self._calls: dict[_Call, None] = {}  # in start order
         self._runs = asyncio.Event()
         self._runs.set()
 
@@ -59,26 +59,26 @@ class Link(Generic[S]):
         return len(self._calls)
 
     def kill(self) -> None:
-        """The process is gone: what is in flight is lost, and nothing answers."""
+        """Kill the process: running calls are lost, and nothing answers."""
         self._target = None
         for call in tuple(self._calls):
             call.lose()
 
     def restart(self, target: S) -> None:
-        """Another process answers in its place; what was in flight to the old one stays lost."""
+        """Replace the process; calls to the old one stay lost."""
         self.kill()
         self._target = target
         self._incarnation += 1
 
     def stall(self) -> None:
-        """The process stands still: nothing fails and nothing answers."""
+        """Stop the process: nothing fails and nothing answers."""
         self._runs.clear()
 
     def resume(self) -> None:
         self._runs.set()
 
     async def call(self, method: str, invoke: Callable[[S], Awaitable[T]], timeout_s: float = CALL_TIMEOUT_S) -> T:
-        """One call and its answer."""
+        """A unary call."""
         async with self._deadline(method, timeout_s), _Call(self):
             target, fault = await self._request(method)
             answer = await invoke(target)
@@ -90,7 +90,7 @@ class Link(Generic[S]):
     async def stream(
         self, method: str, invoke: Callable[[S], AsyncGenerator[T]], timeout_s: float | None = None
     ) -> AsyncGenerator[T]:
-        """One call and its stream of answers; a lost reply breaks it after the first."""
+        """A streaming call; a lost reply breaks it after the first answer."""
         loop = asyncio.get_running_loop()
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         async with self._deadline(method, timeout_s), _Call(self):
@@ -116,7 +116,7 @@ class Link(Generic[S]):
                 await answers.aclose()
             except Exception:
                 if self._target is not None and self._incarnation == incarnation:
-                    raise  # else it is a dead process that could not clean up
+                    raise  # else the process is dead and cannot clean up
 
     async def _request(self, method: str) -> tuple[S, Fault]:
         if self._target is None:
@@ -145,7 +145,7 @@ class Link(Generic[S]):
 
 
 class _Call:
-    """A call in flight on a link: ``lose`` ends it with InstanceLost, wherever it waits."""
+    """A running call on a link: ``lose`` ends it with InstanceLost wherever it waits."""
 
     def __init__(self, link: Link[Any]) -> None:
         self._link = link
@@ -157,7 +157,7 @@ class _Call:
         self._task = asyncio.current_task()
         assert self._task is not None  # noqa: S101  # an async with runs in a task
         self._cancelling = self._task.cancelling()
-        self._link._calls[self] = None  # noqa: SLF001  # the two are one thing
+        self._link._calls[self] = None  # noqa: SLF001  # a part of Link
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -173,7 +173,7 @@ class _Call:
 
 
 class LinkedInstance:
-    """``ports.InstanceClient`` across a link, to whatever of it the target is."""
+    """``ports.InstanceClient`` over a link, limited to what the target implements."""
 
     def __init__(self, link: Link[Any]) -> None:
         self._link = link
@@ -197,11 +197,11 @@ class LinkedInstance:
         return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
 
     async def close(self) -> None:
-        """The link stays, for whoever connects next."""
+        """Does nothing: the link stays for the next connection."""
 
 
 class DamagingTransport:
-    """``ports.Transport`` over another one: ``damage`` says of a pull that was done whether a bit of it is flipped."""
+    """Wraps a ``ports.Transport``: flips a bit of each finished pull for which ``damage`` is true."""
 
     def __init__(self, inner: ports.Transport, damage: Callable[[Ticket], bool]) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Valid images out of nothing: what tests ask questions about."""
+"""Generated valid images for tests."""
 
 import struct
 import zlib
@@ -6,7 +6,7 @@ from random import Random
 
 
 def png(width: int, height: int, *, seed: int = 0) -> bytes:
-    """A valid 8-bit greyscale PNG of ``width`` by ``height`` pixels; its content depends on ``seed`` alone."""
+    """A valid 8-bit greyscale PNG; its content depends on ``seed`` alone."""
     noise = Random(seed)  # noqa: S311  # not for secrets
     rows = b"".join(b"\0" + noise.randbytes(width) for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
@@ -16,7 +16,7 @@ def png(width: int, height: int, *, seed: int = 0) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """The beginning of a PNG that says to be so large, and nothing of its pixels."""
+    """The start of a PNG that declares this size but has no pixels."""
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
 
 

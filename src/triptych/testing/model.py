@@ -1,6 +1,6 @@
-"""A model that is nowhere on disk: tokenizer, chat template and family of the fake engines.
+"""A model without files: tokenizer, chat template and family for the fake engines.
 
-Its images take a number of positions that depends on their size, so that requests mix runs of many lengths.
+Its images take a number of tokens that depends on their size, so that requests mix many lengths.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from triptych.tokens.tokenizer import Tokenizer
 PLACEHOLDER = "<image>"
 SPECIAL = ("<unk>", PLACEHOLDER, "<user>", "<assistant>", "<end>")
 WORDS = range(len(SPECIAL), len(SPECIAL) + 1000)
-"""Ids of ordinary words: ``w5``, ``w6``, ... They are the vocabulary that fake answers are made of."""
+"""Ids of ordinary words (``w5``, ``w6``, ...), from which fake answers are made."""
 
 _TEMPLATE = (
     "{%- for message in messages -%}<{{ message['role'] }}> "
@@ -36,7 +36,7 @@ _TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class FakeFamily:
-    """``families.base.Family``: one position for each ``patch_px`` x ``patch_px`` patch of an image, begun ones too."""
+    """``families.base.Family``: one token per patch of ``patch_px`` x ``patch_px``, partial ones included."""
 
     patch_px: int = 14
     max_tokens_per_item: int = 256
@@ -68,7 +68,7 @@ class FakeFamily:
         return (self.tokens(info) // rows,) * rows
 
     def tokens(self, info: MediaInfo) -> int:
-        """Positions that an image takes. Raises InvalidMedia."""
+        """Tokens of an image. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)
         tokens = -(-info.width // self.patch_px) * -(-info.height // self.patch_px)
         if tokens > self.max_tokens_per_item:
@@ -77,7 +77,7 @@ class FakeFamily:
 
 
 def fake_tokenizer() -> Tokenizer:
-    """One token per word, words are ``w5`` to ``w1004``."""
+    """One token per word; words are ``w5`` to ``w1004``."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *(f"w{number}" for number in WORDS)))}
     backend = Backend(models.WordLevel(vocabulary, unk_token=SPECIAL[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -87,7 +87,7 @@ def fake_tokenizer() -> Tokenizer:
 
 
 def fake_prompt_builder(family: FakeFamily | None = None) -> PromptBuilder:
-    """Template, tokenizer and family together, as the router takes them."""
+    """Template, tokenizer and family for the router."""
     targets = {Modality.IMAGE: PLACEHOLDER}
     return PromptBuilder(
         family=family or FakeFamily(),

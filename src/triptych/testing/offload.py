@@ -1,7 +1,7 @@
-"""Blocking work under virtual time: it runs at once, and then as much time passes as it says that it costs.
+"""Blocking work under virtual time: it runs at once, then its declared cost passes as virtual time.
 
-A fake engine calls ``spend`` where a real one would compute. Under an ``InlineOffload`` the caller then waits for
-that long while its worker stays busy; anywhere else (a real thread, a plain call) ``spend`` does nothing.
+A fake engine calls ``spend`` where a real one would compute. Under an ``InlineOffload`` the caller then waits for that
+long while its worker stays busy; elsewhere (a real thread, a plain call) ``spend`` does nothing.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Bill:
-    """What one piece of work has cost so far."""
+    """The cost of one piece of work so far."""
 
     def __init__(self, started_s: float) -> None:
         self.started_s = started_s
@@ -28,24 +28,24 @@ _bill: ContextVar[Bill | None] = ContextVar("triptych_testing_bill", default=Non
 
 
 def spend(cost_s: float) -> None:
-    """Let the work that is running take ``cost_s`` longer."""
+    """Add ``cost_s`` to the cost of the running work."""
     if (bill := _bill.get()) is not None:
         bill.cost_s += cost_s
 
 
 class ConcurrentUse(AssertionError):
-    """Something that is not thread-safe was called while an earlier call of it still ran."""
+    """A call overlapped an earlier one to an object that is not thread-safe."""
 
 
 class OneAtATime:
-    """Guards a fake that is not thread-safe: finds the calls that would overlap in production, where threads run."""
+    """Guards a fake that is not thread-safe: detects calls that would overlap in real threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: Bill | None = None
 
     def enter(self) -> None:
-        """Raises ``ConcurrentUse`` when work handed over earlier still takes time."""
+        """Raises ``ConcurrentUse`` while earlier work still takes time."""
         bill = _bill.get()
         last, self._last = self._last, bill or self._last
         if last is None or last is bill:
@@ -66,7 +66,7 @@ class OneAtATime:
 class InlineOffload:
     """``ports.Offload`` without threads, with ``workers`` pieces of work at a time.
 
-    As with threads, what was handed over runs to its end even if the caller is cancelled: its worker stays busy.
+    As with threads, work runs to its end and keeps its worker busy even if the caller is cancelled.
     """
 
     def __init__(self, workers: int = 1) -> None:

@@ -1,12 +1,12 @@
-"""An asyncio event loop whose clock jumps: an hour of timers passes in the time that its callbacks take.
+"""An asyncio event loop with virtual time: an hour of timers takes only the time of its callbacks.
 
 The loop is the standard library's own, over a selector that never waits: when no callback is ready, it moves the
 clock to the next timer (trio calls this an autojump clock). So a whole cluster runs in one process with real
 timeouts and no real waiting, and the same program with the same seed runs the same way each time:
 
-- there is no I/O and there are no threads, so nothing outside the program decides what comes first;
-- tasks and futures hash by their number, not by their address, so that sets of them keep one order;
-- a seed makes each timer late by a little, as real timers are: other seeds, other interleavings.
+- there is no I/O and there are no threads, so nothing outside the program affects the order;
+- tasks and futures hash by number, not by address, so that sets of them have a fixed order;
+- a seed delays each timer a little, as real timers are, so that seeds give different interleavings.
 
 What would hang under a real clock is an error here: ``Deadlock`` when nothing can ever become ready again,
 ``Livelock`` when callbacks run on and on while time stands still, ``OutOfTime`` when the clock passes its limit.
@@ -23,14 +23,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LATENESS_S = 1e-6
-"""The most by which a seeded loop makes a timer late."""
+"""Largest delay that a seeded loop adds to a timer."""
 
 SPINS_PER_INSTANT = 200_000
-"""Rounds of the loop at one instant from which on it counts as livelocked."""
+"""Rounds of the loop at one instant that count as a livelock."""
 
 
 class VirtualTimeError(Exception):
-    """The program can make no progress; the message names the tasks that are still there."""
+    """The program makes no progress; the message lists the tasks that still exist."""
 
 
 class Deadlock(VirtualTimeError):
@@ -38,19 +38,19 @@ class Deadlock(VirtualTimeError):
 
 
 class Livelock(VirtualTimeError):
-    """Callbacks keep one another busy while time stands still."""
+    """Callbacks keep running while time stands still."""
 
 
 class OutOfTime(VirtualTimeError):
-    """The clock has passed the limit that was given to the program."""
+    """The clock has passed the program's limit."""
 
 
 class UnhandledInLoop(VirtualTimeError):
-    """The program ended well, but an exception in a task or callback of it was seen by nobody."""
+    """The program succeeded, but an exception in one of its tasks or callbacks was never retrieved."""
 
 
 class _Jump:
-    """In the place of a selector: instead of waiting for a time, it lets that time pass."""
+    """Replaces the selector: instead of waiting, it advances the clock."""
 
     def __init__(self, limit_s: float) -> None:
         self.now_s = 0.0
@@ -58,7 +58,7 @@ class _Jump:
         self.spins = 0
 
     def select(self, timeout_s: float | None) -> list[NoReturn]:
-        """What ``selectors.BaseSelector.select`` is to the standard loop; there are never any events."""
+        """As ``selectors.BaseSelector.select``, but never returns events."""
         if timeout_s is None:
             raise Deadlock(f"at {self.now_s:g} s nothing is ready and no timer is set\n{_tasks()}")
         if timeout_s > 0:
@@ -73,7 +73,7 @@ class _Jump:
         return []
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 class _Numbered:
@@ -109,7 +109,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._lateness = None if seed is None else random.Random(seed)  # noqa: S311  # not for secrets
         self._count = 0
         self.unhandled: list[dict[str, Any]] = []
-        """What would have been logged as an exception that nobody has seen."""
+        """Contexts of exceptions that were never retrieved."""
         self.set_task_factory(self._numbered_task)
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
@@ -128,7 +128,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return _Future(self._count, loop=self)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> NoReturn:
-        raise NotImplementedError("a thread does not wait for virtual time: inject testing.offload.InlineOffload")
+        raise NotImplementedError("threads do not follow virtual time: inject testing.offload.InlineOffload")
 
     def _numbered_task(
         self,
@@ -140,18 +140,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return _Task(self._count, coro, loop=loop, **options)  # type: ignore[arg-type]  # typeshed allows generators
 
     def _process_events(self, event_list: list[NoReturn]) -> None:
-        """There are none."""
+        """Nothing to process."""
 
     def _write_to_self(self) -> None:
-        """Wakes a selector that waits; this one never does."""
+        """Not needed: the selector never waits."""
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int | None = None, limit_s: float = 3600.0) -> T:
-    """Run a program under virtual time, as ``asyncio.run`` does under real time, and return what it returns.
+    """Run a program under virtual time, as ``asyncio.run`` does under real time, and return its result.
 
-    ``seed`` decides by how little each timer is late; without one they are exact, and timers of one instant run in
-    some order that is always the same. Raises ``Deadlock``, ``Livelock``, ``OutOfTime`` when the program gets stuck,
-    and ``UnhandledInLoop`` when it ends well but an exception in one of its tasks was never seen.
+    ``seed`` determines small delays of timers; without one timers are exact, and those of one instant run in a fixed
+    order. Raises ``Deadlock``, ``Livelock``, ``OutOfTime`` when the program gets stuck, and ``UnhandledInLoop`` when it
+    succeeds but an exception in one of its tasks was never retrieved.
     """
     loop = VirtualTimeLoop(seed=seed, limit_s=limit_s)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -163,7 +163,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None, limit_s: float
 
 
 def _tasks() -> str:
-    """The tasks that wait, one a line, with where each of them waits."""
+    """The waiting tasks, one per line, with where each waits."""
     lines = []
     for task in sorted(asyncio.all_tasks(), key=hash)[:20]:
         frames = task.get_stack(limit=1)
