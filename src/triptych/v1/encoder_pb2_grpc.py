@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class EncoderStub:
-    """Turns items into embeddings that lie in its arena.
+    """Encodes items into embeddings in its arena.
 
     router --Encode--> encoder        the item's bytes in, a ticket out
-    text   ==pull====> encoder        not gRPC: one-sided, through the transport the ticket's holder offers
+    text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
     """
 
@@ -57,10 +57,10 @@ class EncoderStub:
 
 
 class EncoderServicer:
-    """Turns items into embeddings that lie in its arena.
+    """Encodes items into embeddings in its arena.
 
     router --Encode--> encoder        the item's bytes in, a ticket out
-    text   ==pull====> encoder        not gRPC: one-sided, through the transport the ticket's holder offers
+    text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
     """
 
@@ -71,7 +71,7 @@ class EncoderServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """One more reader of an embedding that is already there, or more time for a lease that is out.
+        """A further lease on an existing embedding, or an extension of a lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,10 +110,10 @@ def add_EncoderServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Encoder:
-    """Turns items into embeddings that lie in its arena.
+    """Encodes items into embeddings in its arena.
 
     router --Encode--> encoder        the item's bytes in, a ticket out
-    text   ==pull====> encoder        not gRPC: one-sided, through the transport the ticket's holder offers
+    text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
     """
 

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class InstanceStub:
-    """Every encoder and text instance, whatever its stages: what it is, and how loaded it is.
+    """Description and load of an instance, for encoders and text instances alike.
 
     router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   whose embeddings it is to pull
+    text   --Describe-------------> instance   before it pulls embeddings from there
     """
 
     def __init__(self, channel):
@@ -51,10 +51,10 @@ class InstanceStub:
 
 
 class InstanceServicer:
-    """Every encoder and text instance, whatever its stages: what it is, and how loaded it is.
+    """Description and load of an instance, for encoders and text instances alike.
 
     router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   whose embeddings it is to pull
+    text   --Describe-------------> instance   before it pulls embeddings from there
     """
 
     def Describe(self, request, context):
@@ -64,7 +64,7 @@ class InstanceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The load now, and again whenever it has changed, at a bounded rate.
+        """The current load, then every change, at a bounded rate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,10 +92,10 @@ def add_InstanceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Instance:
-    """Every encoder and text instance, whatever its stages: what it is, and how loaded it is.
+    """Description and load of an instance, for encoders and text instances alike.
 
     router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   whose embeddings it is to pull
+    text   --Describe-------------> instance   before it pulls embeddings from there
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """The one entrance to the system.
+    """The entry point of the system.
 
     gateway, SDK --Chat--> router --Encode--> encoders
     --Generate--> text
@@ -66,15 +66,15 @@ class RouterStub:
 
 
 class RouterServicer:
-    """The one entrance to the system.
+    """The entry point of the system.
 
     gateway, SDK --Chat--> router --Encode--> encoders
     --Generate--> text
     """
 
     def Chat(self, request, context):
-        """The chunks of all choices with a ChoiceFinished after the last of each, then ChatFinished; or an error. A message has
-        what was ready together.
+        """Chunks of all choices, a ChoiceFinished after the last chunk of each, then ChatFinished; or an error. Events that are
+        ready together share a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +93,7 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """What Chat would prefill, without running it.
+        """The prompt tokens that Chat would prefill.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +142,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """The one entrance to the system.
+    """The entry point of the system.
 
     gateway, SDK --Chat--> router --Encode--> encoders
     --Generate--> text

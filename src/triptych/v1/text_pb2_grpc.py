@@ -53,8 +53,8 @@ class TextServicer:
     """
 
     def Generate(self, request, context):
-        """Ready, then the chunks of all choices with a Finished after the last of each; or an error. A message has what was
-        ready together.
+        """Ready, then chunks of all choices and a Finished after the last chunk of each; or an error. Events that are ready
+        together share a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
