@@ -11,7 +11,7 @@ from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
-from triptych.machine.router.cluster import ENCODE, TEXT, ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ENCODE, TEXT, ClusterMachine
 from triptych.machine.router.cluster_events import (
     AskAgain,
     ClusterEffect,
@@ -75,17 +75,11 @@ class Cluster:
         self._clock = clock
         self._scope = scope
         self._machine = ClusterMachine(
-            ClusterLimits(
-                max_waiting=settings.max_waiting_requests,
-                max_hints=settings.max_embedding_hints,
-                grace_s=settings.pool_grace_s,
-                full_s=settings.arena_retry_s,
-                retry_after_s=settings.retry_after_s,
-                first_backoff_s=settings.first_backoff_s,
-                longest_backoff_s=settings.longest_backoff_s,
-            ),
+            settings.cluster,
             policies,
             rng,
+            arena_retry_s=settings.attempts.arena_retry_s,
+            retry_after_s=settings.capacity.retry_after_s,
         )
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}

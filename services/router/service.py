@@ -12,10 +12,9 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
-from triptych.machine.router.request import RequestLimits, RequestMachine
+from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
 from triptych.policy.policies import Policies
-from triptych.policy.sharding import ShardLimits
 from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
 from triptych.runtime import logs
 
@@ -47,8 +46,8 @@ class RouterService:
         record: Record = NO_RECORD,
         policies: Policies | None = None,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets: it must not be predictable. ``policies`` are those of the settings."""
-        self._policies = policies or settings.policies
+        """``rng`` makes lease ids, which are secrets: it must not be predictable. Without ``policies``, those that the settings name."""
+        self._policies = policies or Policies.named(settings.policies)
         self._rng = rng
         self._record = record
         self._settings = settings
@@ -69,31 +68,6 @@ class RouterService:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._request_bounds = admission.RequestBounds(
-            max_items=settings.max_items_per_request,
-            max_stop_strings=settings.max_stop_strings,
-            max_stop_chars=settings.max_stop_chars,
-            max_top_k=settings.max_top_k,
-            max_stop_token_ids=settings.max_stop_token_ids,
-            max_logit_bias=settings.max_logit_bias,
-            max_schema_chars=settings.max_schema_chars,
-        )
-        self._server_bounds = admission.ServerBounds(
-            max_requests=settings.max_concurrent_requests,
-            max_media_bytes=settings.max_media_bytes,
-            retry_after_s=settings.retry_after_s,
-        )
-        self._shard_limits = ShardLimits(
-            min_tokens=settings.min_shard_tokens, max_shards=settings.max_shards if settings.min_shard_tokens else 1
-        )
-        self._limits = RequestLimits(
-            max_encode_attempts=settings.max_encode_attempts,
-            max_text_attempts=settings.max_text_attempts,
-            first_pause_s=settings.arena_retry_s,
-            longest_pause_s=settings.longest_pause_s,
-            max_lease_s=settings.max_lease_s,
-            min_lease_s=settings.min_lease_s,
-        )
 
     def start(self) -> None:
         """Begin to follow the membership and to watch the instances."""
@@ -185,7 +159,7 @@ class RouterService:
     def _admit(self, request: ChatRequest) -> RequestTask:
         """Check what can be checked at once, and start the request."""
         self._check_id(request.request_id)
-        admission.check_sampling(request.sampling, self._request_bounds)
+        admission.check_sampling(request.sampling, self._settings.request_size)
         admission.check_priority(request.priority)
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
@@ -194,7 +168,7 @@ class RouterService:
         timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
         model = self._model(request.model)
         if self._cluster.text_lost:
-            raise Unavailable("no text instance is available", retry_after_s=self._settings.retry_after_s)
+            raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
 
         now_s, number = self._clock(), next(self._numbers)
         machine = RequestMachine(
@@ -203,7 +177,7 @@ class RouterService:
             request.model,
             now_s=now_s,
             deadline_s=now_s + timeout_s,
-            limits=self._limits,
+            limits=self._settings.attempts,
             new_lease=self._new_lease,
             choices=request.sampling.n,
             priority=request.priority,
@@ -223,14 +197,16 @@ class RouterService:
         try:
             self._scope.spawn(task.drive(self._over), name=f"request {request.request_id}")
         except RuntimeError:
-            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s) from None
+            raise Unavailable(
+                "the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s
+            ) from None
         self._tasks[number] = self._by_id[request.request_id] = task
         self._idle.clear()
         self._media_bytes += media_bytes
         return task
 
     def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
-        return self._policies.sharding(items, self._cluster.encoders, self._shard_limits)
+        return self._policies.sharding(items, self._cluster.encoders, self._settings.shards)
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
@@ -249,17 +225,17 @@ class RouterService:
     def _check(self, request: ChatRequest) -> int:
         """Raise for what cannot be taken on now, or ever; else the bytes of the request's media."""
         if self._draining:
-            raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
+            raise Unavailable("the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s)
         if request.prompt is not None and request.messages:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
         media = request.media
-        admission.check_items(len(media), self._request_bounds)
+        admission.check_items(len(media), self._settings.request_size)
         media_bytes = sum(len(part.data) for part in media)
         self._policies.admission(
             requests=len(self._tasks) + self._tokenizing,
             media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,
-            bounds=self._server_bounds,
+            bounds=self._settings.capacity,
         )
         return media_bytes
 
@@ -274,7 +250,7 @@ class RouterService:
     def _model(self, name: str) -> ModelInfo:
         model = self._cluster.model
         if model is None:
-            raise Unavailable("no instance is connected yet", retry_after_s=self._settings.retry_after_s)
+            raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
         if name != model.model_id:
             raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
         return model

@@ -13,6 +13,7 @@ from tests.simulation.test_cluster import check_right, simulate
 from tests.simulation.workload import make_asks, play
 from triptych.domain.encoding import EncodeRequest
 from triptych.errors import ArenaFull
+from triptych.machine.router.request import RequestLimits
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.links import Fault
@@ -84,7 +85,7 @@ def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(m
         encoder_arena_bytes=6 * 1024,
         text_arena_bytes=2 * 1024,
         max_running=1,
-        router={"max_lease_s": max_lease_s},
+        router={"attempts": RequestLimits(max_lease_s=max_lease_s)},
     )
     simulate(world, scenario, limit_s=900)
 

@@ -15,9 +15,10 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import TransferFailed
+from triptych.policy.sharding import ShardLimits
 from triptych.testing.media import png
 
-CUT = {"min_shard_tokens": 4}
+CUT = {"shards": ShardLimits(min_shard_tokens=4)}
 TALL = png(14 * 4, 14 * 64, seed=1)
 """256 positions in 64 rows."""
 
@@ -59,7 +60,7 @@ def test_it_takes_a_share_of_the_time() -> None:
             check_right(await play(cluster.router, [ask(TALL)]))
             took_s[min_tokens] = (await cluster.router.timeline("one")).encode_s
 
-        simulate(World(encoders=4, router={"min_shard_tokens": min_tokens}), scenario)
+        simulate(World(encoders=4, router={"shards": ShardLimits(min_tokens)}), scenario)
     assert took_s[4] < 0.5 * took_s[0], took_s
 
 

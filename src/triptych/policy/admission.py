@@ -9,6 +9,7 @@ from math import isfinite
 
 from triptych.domain.bounds import Between, Bound, Many, Size
 from triptych.domain.chat import PRIORITY, ToolChoice
+from triptych.domain.limits import Count, Positive, PositiveSeconds, check_limits
 from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 
@@ -17,24 +18,40 @@ _BOUNDED = [(row.name, row.default, row.api_name, row.bound) for row in PARAMETE
 
 @dataclass(frozen=True, slots=True)
 class RequestBounds:
-    """How large one request may be."""
+    """Limits of one request."""
 
-    max_items: int
-    max_stop_strings: int
-    max_stop_chars: int
-    max_top_k: int
-    max_stop_token_ids: int
-    max_logit_bias: int
-    max_schema_chars: int
+    max_items_per_request: Count = 64
+    """Most images, videos and audio clips in one request."""
+    max_stop_strings: Count = 16
+    """Most stop strings in one request."""
+    max_stop_chars: Positive = 256
+    """Longest stop string."""
+    max_top_k: Count = 1_000_000
+    """Largest top_k."""
+    max_stop_token_ids: Count = 64
+    """Most stop token ids in one request; 4096 at most, whatever is set."""
+    max_logit_bias: Count = 1024
+    """Most tokens whose logits one request may shift; 4096 at most, whatever is set."""
+    max_schema_chars: Positive = 32_768
+    """Longest JSON schema."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
-    """How much the router takes on at once."""
+    """Limits over all requests."""
 
-    max_requests: int
-    max_media_bytes: int
-    retry_after_s: float
+    max_concurrent_requests: Positive = 2048
+    """Most requests at the same time; one more is refused as overload."""
+    max_media_bytes: Positive = 2 << 30
+    """Most bytes of media over all requests; they are kept for retries."""
+    retry_after_s: PositiveSeconds = 1.0
+    """Retry-After of a refused request."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
@@ -100,8 +117,8 @@ def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) 
 
 def check_items(count: int, bounds: RequestBounds) -> None:
     """Raise InvalidRequest when a request brings too many items."""
-    if count > bounds.max_items:
-        raise InvalidRequest(f"{count} images, at most {bounds.max_items} are allowed", param="messages")
+    if count > bounds.max_items_per_request:
+        raise InvalidRequest(f"{count} images, at most {bounds.max_items_per_request} are allowed", param="messages")
 
 
 def check_priority(priority: int) -> None:
@@ -166,9 +183,10 @@ def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bou
             f"the request's media have {new_media_bytes} bytes, the limit is {bounds.max_media_bytes}",
             param="messages",
         )
-    if requests >= bounds.max_requests:
+    if requests >= bounds.max_concurrent_requests:
         raise Overloaded(
-            f"{requests} requests are running, the limit is {bounds.max_requests}", retry_after_s=bounds.retry_after_s
+            f"{requests} requests are running, the limit is {bounds.max_concurrent_requests}",
+            retry_after_s=bounds.retry_after_s,
         )
     if media_bytes + new_media_bytes > bounds.max_media_bytes:
         raise Overloaded(

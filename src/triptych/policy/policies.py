@@ -64,6 +64,27 @@ ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyNames:
+    """The policies of a router, as its settings name them."""
+
+    encoder_routing: str = "least-loaded"
+    """Policy that chooses an encoder for each item: least-loaded, least-requests, power-of-two or round-robin. An encoder that
+    already has the item's embedding is preferred unless its load is much higher."""
+    text_routing: str = "least-loaded"
+    """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two or round-robin."""
+    sharding: str = "earliest-end"
+    """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
+    ordering: str = "deadline"
+    """Order of the requests of one priority that wait for encoders: deadline (the least time left first, except that none is
+    overtaken by one that came 30 s later), or first-come."""
+    admission: str = "bounded"
+    """When to refuse a request as overload: bounded (by the number of requests and the bytes of their media)."""
+
+    def __post_init__(self) -> None:
+        Policies.named(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """What a router decides by."""
 
@@ -76,14 +97,14 @@ class Policies:
     admission: Admission
 
     @classmethod
-    def named(cls, *, encoder_routing: str, text_routing: str, sharding: str, ordering: str, admission: str) -> Self:
+    def named(cls, names: PolicyNames) -> Self:
         """Raises ValueError for a name that there is not."""
         return cls(
-            _of(ROUTINGS, "encoder_routing", encoder_routing),
-            _of(ROUTINGS, "text_routing", text_routing),
-            _of(SHARDINGS, "sharding", sharding),
-            _of(ORDERINGS, "ordering", ordering),
-            _of(ADMISSIONS, "admission", admission),
+            _of(ROUTINGS, "encoder_routing", names.encoder_routing),
+            _of(ROUTINGS, "text_routing", names.text_routing),
+            _of(SHARDINGS, "sharding", names.sharding),
+            _of(ORDERINGS, "ordering", names.ordering),
+            _of(ADMISSIONS, "admission", names.admission),
         )
 
 

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from typing import Annotated
 
+from triptych.domain.bounds import Between
 from triptych.domain.embedding import with_rows
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.limits import Count, check_limits
 from triptych.domain.media import Shard
 from triptych.policy.routing import Pool, slot_nbytes
 
@@ -21,10 +24,13 @@ WORTH = 0.9
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    min_tokens: int
-    """No shard is smaller."""
-    max_shards: int
-    """Of one item; 1 cuts nothing."""
+    min_shard_tokens: Count = 512
+    """Smallest shard, in tokens, when an item is split over several encoders; 0 never splits."""
+    max_shards: Annotated[int, Between(1, 64)] = 8
+    """Most shards of one item."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Divisible:
 
     def most_shards(self, limits: ShardLimits) -> int:
         """Into so many shards it may be cut."""
-        return max(1, min(len(self.units), limits.max_shards, self.tokens // max(1, limits.min_tokens)))
+        least = limits.min_shard_tokens
+        return max(1, min(len(self.units), limits.max_shards, self.tokens // least)) if least else 1
 
 
 def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:

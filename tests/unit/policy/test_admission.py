@@ -20,7 +20,7 @@ from triptych.policy.admission import (
 )
 
 BOUNDS = RequestBounds(
-    max_items=4,
+    max_items_per_request=4,
     max_stop_strings=2,
     max_stop_chars=5,
     max_top_k=100,
@@ -29,7 +29,7 @@ BOUNDS = RequestBounds(
     max_schema_chars=10,
 )
 OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
-SERVER = ServerBounds(max_requests=2, max_media_bytes=100, retry_after_s=3.0)
+SERVER = ServerBounds(max_concurrent_requests=2, max_media_bytes=100, retry_after_s=3.0)
 
 
 def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_fits() -> None:

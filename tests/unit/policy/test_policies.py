@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS, Policies
+from triptych.policy.policies import ADMISSIONS, ORDERINGS, ROUTINGS, SHARDINGS, Policies, PolicyNames
 from triptych.policy.queueing import Turn
 from triptych.policy.routing import Candidate, Choice, Pool, Routing, Want, assign_items, choose_text
 
@@ -33,14 +33,14 @@ def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int =
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(kind: str) -> None:
     tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS}
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
-        Policies.named(**{**NAMES, kind: "fastest"})
+        PolicyNames(**{**NAMES, kind: "fastest"})
     for name in tables.get(kind, ROUTINGS):
         assert name in str(refused.value)
 
 
 def test_each_kind_of_policy_has_a_name() -> None:
     assert {field.name for field in fields(Policies)} == set(NAMES)
-    assert Policies.named(**NAMES).ordering is ORDERINGS["first-come"]
+    assert Policies.named(PolicyNames(**NAMES)).ordering is ORDERINGS["first-come"]
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])

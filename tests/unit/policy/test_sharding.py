@@ -12,7 +12,7 @@ from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.policy.routing import Candidate, Pool, slot_nbytes
 from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
 
-LIMITS = ShardLimits(min_tokens=100, max_shards=8)
+LIMITS = ShardLimits(min_shard_tokens=100, max_shards=8)
 
 
 def pool(*pending: int) -> Pool:
@@ -70,9 +70,9 @@ def test_a_cut_that_was_made_before_is_made_again() -> None:
     assert cut([replace(item(1000), held=frozenset({1, 4}))], pool(0, 0, 0, 0), LIMITS) == (1,)
 
 
-@pytest.mark.parametrize("min_tokens", [0, 1])
-def test_a_shard_has_at_least_one_token(min_tokens: int) -> None:
-    assert Divisible((1, 1, 1)).most_shards(ShardLimits(min_tokens, 8)) == 3
+@pytest.mark.parametrize(("min_tokens", "shards"), [(0, 1), (1, 3), (2, 1)])
+def test_a_shard_has_at_least_so_many_tokens_and_0_cuts_nothing(min_tokens: int, shards: int) -> None:
+    assert Divisible((1, 1, 1)).most_shards(ShardLimits(min_tokens, 8)) == shards
 
 
 def test_shards_are_even_and_in_order() -> None:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.item_plan import Content
+from triptych.domain.limits import Count, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Role, Stage
@@ -73,19 +74,21 @@ TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    max_waiting: int
-    """Requests that wait for credits."""
-    max_hints: int
-    """Embeddings whose encoder is remembered."""
-    grace_s: float
-    """How long a request waits for a pool that has no instance."""
-    full_s: float
-    """For how long an encoder that refused for want of memory is left alone."""
-    retry_after_s: float
-    first_backoff_s: float
-    """For how long an instance whose engine failed is avoided; it doubles with each further failure ..."""
-    longest_backoff_s: float
-    """... up to this, until it does something right."""
+    """Limits of what is remembered of the instances, and of what waits for them."""
+
+    max_waiting_requests: Count = 1024
+    """Most requests that wait for room in the encoders' arenas."""
+    max_embedding_hints: Count = 65_536
+    """Most items whose encoder the router remembers, to reuse cached embeddings."""
+    pool_grace_s: Seconds = 1.0
+    """How long requests wait for a pool without any instance before they fail."""
+    first_backoff_s: PositiveSeconds = 1.0
+    """First backoff of an instance whose engine failed; it doubles with each failure. Other instances are preferred."""
+    longest_backoff_s: PositiveSeconds = 30.0
+    """Longest backoff."""
+
+    def __post_init__(self) -> None:
+        check_limits(self, ("first_backoff_s", "longest_backoff_s"))
 
 
 @dataclass(slots=True)
@@ -111,8 +114,13 @@ class _Waiting:
 class ClusterMachine:
     """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
-    def __init__(self, limits: ClusterLimits, policies: Policies, rng: Rng) -> None:
+    def __init__(
+        self, limits: ClusterLimits, policies: Policies, rng: Rng, *, arena_retry_s: float, retry_after_s: float
+    ) -> None:
+        """An encoder whose arena is full gets no items for ``arena_retry_s``. Refusals carry ``retry_after_s``."""
         self._limits = limits
+        self._arena_retry_s = arena_retry_s
+        self._retry_after_s = retry_after_s
         self._policies = policies
         self._rng = rng
         self._arrivals = 0
@@ -204,8 +212,8 @@ class ClusterMachine:
         known = self._instances.keys()
         assert {credit.name for credit in self._credits.values()} <= known, "credits of nobody"  # noqa: S101
         assert set(self._hints.values()) <= known, "hints to nobody"  # noqa: S101
-        assert len(self._waiting) <= self._limits.max_waiting, "queue above its bound"  # noqa: S101
-        assert len(self._hints) <= self._limits.max_hints, "hints above their bound"  # noqa: S101
+        assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
+        assert len(self._hints) <= self._limits.max_embedding_hints, "hints above their bound"  # noqa: S101
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -341,7 +349,7 @@ class ClusterMachine:
         if instance is None:
             return []
         if isinstance(error, ArenaFull):
-            instance.refused_memory(now_s + self._limits.full_s)
+            instance.refused_memory(now_s + self._arena_retry_s)
         elif isinstance(error, EngineFailure) and credit is not None:
             instance.engine_failed(credit.stage, now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
         elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
@@ -357,7 +365,7 @@ class ClusterMachine:
         if credit.content is not None and not instance.leaving:
             self._hints[credit.content] = credit.name
             self._hints.move_to_end(credit.content)
-            while len(self._hints) > self._limits.max_hints:
+            while len(self._hints) > self._limits.max_embedding_hints:
                 self._hints.popitem(last=False)
         self._stop_work(number)
 
@@ -374,10 +382,10 @@ class ClusterMachine:
         if not event.wait:
             outcome = self._assign(event, now_s)
             return [outcome if isinstance(outcome, Granted) else Refused(event.request, self._error(outcome))]
-        if len(self._waiting) >= self._limits.max_waiting:
+        if len(self._waiting) >= self._limits.max_waiting_requests:
             error = Overloaded(
-                f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting}",
-                retry_after_s=self._limits.retry_after_s,
+                f"{len(self._waiting)} requests wait for an encoder, the limit is {self._limits.max_waiting_requests}",
+                retry_after_s=self._retry_after_s,
             )
             return [Refused(event.request, error)]
         self._arrivals += 1
@@ -408,7 +416,7 @@ class ClusterMachine:
 
     def _grace_until_s(self, waiting: _Waiting) -> float:
         """Counted from when an encoder was lost, however long the request had waited for its turn before."""
-        return max(waiting.since_s, self._encoder_lost_s) + self._limits.grace_s
+        return max(waiting.since_s, self._encoder_lost_s) + self._limits.pool_grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
         choices = assign_items(self.pool(ENCODE, now_s), wanted.wants, self._policies.encoder_routing, self._rng)
@@ -467,13 +475,13 @@ class ClusterMachine:
             self._textless_s = now_s
         if self._text_lost:
             return []
-        if now_s < self._textless_s + self._limits.grace_s:
-            return self._wake(self._textless_s + self._limits.grace_s, "no text instance within the grace")
+        if now_s < self._textless_s + self._limits.pool_grace_s:
+            return self._wake(self._textless_s + self._limits.pool_grace_s, "no text instance within the grace")
         self._text_lost = True
         return [TextPoolLost(self._no_text())]
 
     def _no_text(self) -> TriptychError:
-        return Unavailable("no text instance is available", retry_after_s=self._limits.retry_after_s)
+        return Unavailable("no text instance is available", retry_after_s=self._retry_after_s)
 
     def _wake(self, at_s: float, reason: str) -> list[ClusterEffect]:
         if self._wake_at_s is not None and self._wake_at_s <= at_s:
@@ -488,5 +496,5 @@ class ClusterMachine:
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
             )
         if shortage is Shortage.NO_CREDIT:
-            return ArenaFull("the encoders' arenas are full", retry_after_s=self._limits.retry_after_s)
-        return Unavailable("no encoder is available", retry_after_s=self._limits.retry_after_s)
+            return ArenaFull("the encoders' arenas are full", retry_after_s=self._retry_after_s)
+        return Unavailable("no encoder is available", retry_after_s=self._retry_after_s)

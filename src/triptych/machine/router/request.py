@@ -14,6 +14,7 @@ from enum import Enum
 from math import inf
 
 from triptych.domain.embedding import LeaseId
+from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.timeline import Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
@@ -92,16 +93,23 @@ _OUTCOMES = {Phase.DONE: Outcome.DONE, Phase.FAILED: Outcome.FAILED, Phase.CANCE
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    max_encode_attempts: int
-    """Per item."""
-    max_text_attempts: int
-    first_pause_s: float
-    """Before what was refused for want of room is tried again; it doubles from there ..."""
-    longest_pause_s: float
-    """... up to this. Only the deadline ends it."""
-    max_lease_s: float
-    min_lease_s: float
-    """A ticket whose lease has less left is renewed before it is sent out."""
+    """Retries and leases of one request."""
+
+    max_encode_attempts: Positive = 3
+    """Attempts to encode an item before the request fails."""
+    max_text_attempts: Positive = 3
+    """Attempts to send a request to a text instance, before the first token."""
+    arena_retry_s: PositiveSeconds = 0.1
+    """How long an encoder whose arena is full gets no items, and the first pause before an item it refused is retried."""
+    longest_pause_s: PositiveSeconds = 2.0
+    """Longest pause between retries of an item that no encoder has room for; pauses double up to this."""
+    max_lease_s: PositiveSeconds = 60.0
+    """Longest lease to request from an encoder. When a lease expires, it is renewed or the item encoded again."""
+    min_lease_s: Seconds = 2.0
+    """A lease with less time left than this is renewed before its ticket is sent to a text instance."""
+
+    def __post_init__(self) -> None:
+        check_limits(self, ("min_lease_s", "max_lease_s"), ("arena_retry_s", "longest_pause_s"))
 
 
 class RequestMachine:
@@ -289,7 +297,7 @@ class RequestMachine:
         The request ends here where that would be too late.
         """
         limits = self._limits
-        delay_s = pause_s(self._request_id, refusals, first_s=limits.first_pause_s, longest_s=limits.longest_pause_s)
+        delay_s = pause_s(self._request_id, refusals, first_s=limits.arena_retry_s, longest_s=limits.longest_pause_s)
         if now_s + delay_s >= self._deadline_s:
             return self._end(Phase.FAILED, error, now_s)
         self._pause_number += 1

@@ -54,19 +54,13 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.policies import ORDERINGS, ROUTINGS, Policies
+from triptych.policy.policies import ORDERINGS, ROUTINGS, Policies, PolicyNames
 from triptych.policy.routing import Candidate, Want
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
-POLICIES = Policies.named(
-    encoder_routing="least-loaded",
-    text_routing="least-loaded",
-    sharding="earliest-end",
-    ordering="deadline",
-    admission="bounded",
-)
+POLICIES = Policies.named(PolicyNames())
 LIMITS = ClusterLimits(
-    max_waiting=3, max_hints=2, grace_s=1.0, full_s=0.5, retry_after_s=2.0, first_backoff_s=1.0, longest_backoff_s=8.0
+    max_waiting_requests=3, max_embedding_hints=2, pool_grace_s=1.0, first_backoff_s=1.0, longest_backoff_s=8.0
 )
 ENCODERS = ("a", "b")
 TEXTS = ("t", "u")
@@ -87,7 +81,7 @@ class Checked(ClusterMachine):
 
 def cluster(*seen: str, policies: Policies = POLICIES) -> ClusterMachine:
     """With all members, of which these have been seen."""
-    machine = Checked(LIMITS, policies, Random(7))
+    machine = Checked(LIMITS, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     for name in ENCODERS + TEXTS:
         machine.handle(MemberJoined(Member(name)), 0)
     for name in seen:
@@ -487,7 +481,7 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
 
 
 def test_an_instance_of_all_stages_is_one_with_a_load_for_each() -> None:
-    machine = Checked(LIMITS, POLICIES, Random(7))
+    machine = Checked(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     machine.handle(MemberJoined(Member("h")), 0)
     machine.handle(InstanceSeen("h", replace(info("h"), role=Role.EPD)), 0)
     readiness = machine.readiness()
@@ -525,7 +519,7 @@ def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> 
 
 
 def test_one_that_joins_is_connected_to_once_and_gets_work_when_it_was_seen() -> None:
-    machine = Checked(LIMITS, POLICIES, Random(7))
+    machine = Checked(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     assert Connect("a") in machine.handle(MemberJoined(Member("a")), 0)
     assert Connect("a") not in machine.handle(MemberJoined(Member("a", epoch=1)), 0)
     machine.handle(MemberJoined(Member("t")), 0)
@@ -785,7 +779,7 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = ClusterMachine(LIMITS, POLICIES, Random(7))
+        self.machine = ClusterMachine(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
         self.members: set[str] = set()
         self.now_s = 0.0
         self.run = 0

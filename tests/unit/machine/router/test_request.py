@@ -68,7 +68,7 @@ from triptych.machine.router.shared_events import (
 LIMITS = RequestLimits(
     max_encode_attempts=3,
     max_text_attempts=3,
-    first_pause_s=1.0,
+    arena_retry_s=1.0,
     longest_pause_s=30.0,
     max_lease_s=30.0,
     min_lease_s=2.0,

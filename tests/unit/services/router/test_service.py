@@ -42,6 +42,8 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.cluster import ClusterLimits
+from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.testing.virtual_time import run
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)
@@ -355,7 +357,9 @@ async def test_the_deadline_ends_a_request_wherever_it_is() -> None:
 
 @virtual
 async def test_more_requests_than_allowed_are_refused_with_a_time_to_wait() -> None:
-    async with bench(settings=RouterSettings(max_concurrent_requests=2, retry_after_s=7)) as made:
+    async with bench(
+        settings=RouterSettings(capacity=ServerBounds(max_concurrent_requests=2, retry_after_s=7))
+    ) as made:
         answers = [asyncio.Task(collect(made.router, ask(f"r{n}"))) for n in range(3)]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
@@ -410,7 +414,9 @@ async def test_an_encoder_without_memory_for_good_ends_in_overload_before_the_de
 
 @virtual
 async def test_the_waiting_queue_is_bounded() -> None:
-    async with bench(encoders=1, arena_bytes=192, settings=RouterSettings(max_waiting_requests=1)) as made:
+    async with bench(
+        encoders=1, arena_bytes=192, settings=RouterSettings(cluster=ClusterLimits(max_waiting_requests=1))
+    ) as made:
         answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)]))) for n in range(4)]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) == 2
@@ -492,7 +498,7 @@ async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() 
     ],
 )
 async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], param: str) -> None:
-    async with bench(settings=RouterSettings(max_items_per_request=4)) as made:
+    async with bench(settings=RouterSettings(request_size=RequestBounds(max_items_per_request=4))) as made:
         with pytest.raises(expected) as caught:
             await collect(made.router, request_)
         assert (type(caught.value), caught.value.param) == (expected, param)

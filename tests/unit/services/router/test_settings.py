@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from services.router.settings import RouterSettings
-from triptych.policy.policies import ROUTINGS
 from triptych.runtime.settings import SettingsError
 
 
@@ -43,8 +42,7 @@ def test_settings_that_do_not_fit_together_are_refused(argv: list[str], message:
 
 def test_policies_are_chosen_by_name() -> None:
     settings = RouterSettings.load(["--encoder-routing", "power-of-two", "--text-routing", "round-robin"], {})
-    assert settings.policies.encoder_routing is ROUTINGS["power-of-two"]
-    assert settings.policies.text_routing is ROUTINGS["round-robin"]
+    assert (settings.policies.encoder_routing, settings.policies.text_routing) == ("power-of-two", "round-robin")
 
 
 def test_tls_is_whole_or_not_at_all_and_takes_the_place_of_allow_network() -> None:
