@@ -127,7 +127,7 @@ def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, floa
         max_sequences=settings.max_sequences,
         token_budget=settings.max_sequences,
         tpot_slo_s=None,
-        max_embedding_bytes=settings.max_embedding_bytes,
+        max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         cross_cache_bytes=settings.cross_cache_bytes,
         packed_weight_bytes=settings.packed_weight_bytes,
         device=settings.device,

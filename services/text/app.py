@@ -15,8 +15,6 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
 from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
-from triptych.machine.text.pull_turns import PullLimits
-from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Arena, HolderStub, Instance, Offload
@@ -189,26 +187,13 @@ def _receiver(
         transport=transports,
         peers=peers,
         releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-        limits=cache_limits(settings),
+        limits=settings.tensor_cache,
+        pulls=settings.pulls,
         max_pull_s=settings.max_pull_s,
         scope=scope,
         offload=checks,
         clock=monotonic,
         record=record,
-    )
-
-
-def cache_limits(settings: TextSettings) -> CacheLimits:
-    """What bounds the tensors that are pulled. One holder has half of the bytes on their way, so that one that hangs leaves room."""
-    return CacheLimits(
-        max_waiting=settings.max_waiting_requests,
-        max_held_nbytes=settings.max_embedding_bytes,
-        pulls=PullLimits(
-            max_nbytes=settings.max_pulling_bytes,
-            max_holder_nbytes=settings.max_pulling_bytes // 2,
-            max_holder_pulls=settings.max_pulls_per_encoder,
-        ),
-        failure_grace_s=settings.failure_grace_s,
     )
 
 
@@ -267,7 +252,7 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[Transformer
             max_sequences=settings.max_sequences,
             token_budget=settings.token_budget,
             tpot_slo_s=settings.tpot_slo_s,
-            max_embedding_bytes=settings.max_embedding_bytes,
+            max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
             cross_cache_bytes=settings.cross_cache_bytes,
             packed_weight_bytes=settings.packed_weight_bytes,
             device=settings.device,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from triptych.domain.generation import Placement, PullReport
 from triptych.errors import TransferFailed, TriptychError
+from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
@@ -68,6 +69,7 @@ class TensorReceiver:
     peers: PeerPool
     releases: Releases
     limits: CacheLimits
+    pulls: PullLimits
     max_pull_s: float
     scope: TaskScope
     offload: Offload
@@ -78,7 +80,7 @@ class TensorReceiver:
     _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache = TensorCache(self.limits, start=self.arena.base, end=self.arena.nbytes)
+        self.cache = TensorCache(self.limits, self.pulls, start=self.arena.base, end=self.arena.nbytes)
 
     async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
         """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case, and

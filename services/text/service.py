@@ -219,11 +219,11 @@ class TextService:
         if len(self._jobs) >= self._settings.max_concurrent_requests:
             raise Overloaded(f"{self._settings.max_concurrent_requests} requests are open, which is the limit")
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
-        if nbytes > self._settings.max_embedding_bytes:
+        if nbytes > self._settings.tensor_cache.max_embedding_bytes:
             raise InvalidRequest(
-                f"the request's embeddings take {nbytes} bytes, the limit is {self._settings.max_embedding_bytes}"
+                f"the request's embeddings take {nbytes} bytes, the limit is {self._settings.tensor_cache.max_embedding_bytes}"
             )
-        if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.max_waiting_requests:
+        if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.tensor_cache.max_waiting_requests:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")
         self._jobs[job.job_id] = job
         self._changes.notify()

@@ -5,6 +5,8 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
+from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.runtime.settings import InstanceSettings, service_config
 
 MIB = 1 << 20
@@ -34,9 +36,6 @@ class TextSettings(InstanceSettings):
     """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
     budget becomes the largest, up to ``token_budget``, that takes three quarters of the target on an idle instance. Role
     EPD: likewise for what is encoded beside a step of decodes. Unset measures nothing."""
-    max_embedding_bytes: int = Field(default=1024 * MIB, ge=MIB)
-    """Most bytes of embeddings that the engine holds for requests that run or wait for a place in a step; further requests
-    wait before they pull, a larger one is refused."""
     cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
     """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
     step."""
@@ -48,19 +47,15 @@ class TextSettings(InstanceSettings):
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, including finished ones whose answer is still being read."""
-    max_waiting_requests: int = Field(default=1024, ge=1)
-    """Most requests that wait for their embeddings or for the engine; one more is refused."""
 
+    tensor_cache: CacheLimits = CacheLimits()
+    """Limits of the requests that wait for their embeddings, and of what is held for those that run."""
+    pulls: PullLimits = PullLimits()
+    """Limits of the pulls that are under way."""
     prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
-    max_pulling_bytes: int = Field(default=64 * MIB, ge=1)
-    """Most bytes of embeddings being pulled at the same time, half of them from one encoder; a larger one goes alone."""
-    max_pulls_per_encoder: int = Field(default=8, ge=1, le=1024)
-    """Most pulls from one encoder at the same time."""
-    failure_grace_s: float = Field(default=0.5, ge=0, le=60)
-    """After the first failed pull of a request: how long to wait for others to fail, to report them all at once."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)

@@ -14,7 +14,6 @@ from services.encoder.settings import EncoderSettings
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
-from services.text.app import cache_limits
 from services.text.device_scheduler import DeviceScheduler
 from services.text.hybrid import HybridInstance
 from services.text.mounted import OwnEncoder
@@ -192,7 +191,8 @@ class TextNode(_Node):
             transport=transports,
             peers=peers,
             releases=Releases(peers, scope=scope, timeout_s=settings.release_timeout_s),
-            limits=cache_limits(settings),
+            limits=settings.tensor_cache,
+            pulls=settings.pulls,
             max_pull_s=settings.max_pull_s,
             scope=scope,
             offload=InlineOffload(settings.check_threads),

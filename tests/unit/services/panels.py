@@ -13,7 +13,6 @@ from typing import Any
 from services.encoder.arena_store import ArenaStore
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
-from services.text.app import cache_limits
 from services.text.device_scheduler import DeviceScheduler, VisionEncoder
 from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
@@ -230,7 +229,8 @@ async def text_panel(
             transport=transports,
             peers=peers,
             releases=Releases(peers, scope=scope, timeout_s=said.release_timeout_s),
-            limits=cache_limits(said),
+            limits=said.tensor_cache,
+            pulls=said.pulls,
             max_pull_s=said.max_pull_s,
             scope=scope,
             offload=InlineOffload(2),

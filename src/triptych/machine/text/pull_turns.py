@@ -7,19 +7,31 @@ behind it, unless what it waits for is its own holder: a holder that hangs keeps
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
+from triptych.domain.bounds import Between
 from triptych.domain.embedding import HolderRef
+from triptych.domain.limits import Positive, check_limits
 from triptych.policy.queueing import Turn, after_share
 
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    max_nbytes: int
-    """Bytes under way."""
-    max_holder_nbytes: int
-    """Bytes under way from one holder."""
-    max_holder_pulls: int
-    """Pulls under way from one holder."""
+    """Limits of the pulls that are under way."""
+
+    max_pulling_bytes: Positive = 64 << 20
+    """Most bytes of embeddings being pulled at the same time; a larger one goes alone."""
+    max_encoder_share: Annotated[float, Between(0, 1, above=True)] = 0.5
+    """Largest share of these bytes for one encoder, so that one that hangs leaves room for others."""
+    max_pulls_per_encoder: Annotated[int, Between(1, 1024)] = 8
+    """Most pulls from one encoder at the same time."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+    @property
+    def max_holder_nbytes(self) -> int:
+        return int(self.max_pulling_bytes * self.max_encoder_share)
 
 
 @dataclass(slots=True)
@@ -117,10 +129,10 @@ class PullTurns:
         if first is None:
             return None
         nbytes = self.nbytes_under_way
-        return first if nbytes == 0 or nbytes + self._waiting[first].nbytes <= self._limits.max_nbytes else None
+        return first if nbytes == 0 or nbytes + self._waiting[first].nbytes <= self._limits.max_pulling_bytes else None
 
     def _holder_has_room(self, pull: _Pull) -> bool:
-        if self._pulls[pull.holder] >= self._limits.max_holder_pulls:
+        if self._pulls[pull.holder] >= self._limits.max_pulls_per_encoder:
             return False
         nbytes = self._nbytes[pull.holder]
         return nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
@@ -128,13 +140,13 @@ class PullTurns:
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
         limits, here = self._limits, self._under_way.values()
-        assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_nbytes, "too many bytes"  # noqa: S101 - invariant
+        assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_pulling_bytes, "too many bytes"  # noqa: S101 - invariant
         assert self.nbytes_under_way == sum(pull.nbytes for pull in here), "bytes do not add up"  # noqa: S101 - invariant
         holders = {pull.holder for pull in here}
         assert self._pulls.keys() == self._nbytes.keys() == holders, "a holder is remembered for nothing"  # noqa: S101 - invariant
         for holder in holders:
             sizes = [pull.nbytes for pull in here if pull.holder == holder]
-            assert len(sizes) <= limits.max_holder_pulls, "too many pulls from a holder"  # noqa: S101 - invariant
+            assert len(sizes) <= limits.max_pulls_per_encoder, "too many pulls from a holder"  # noqa: S101 - invariant
             fits = len(sizes) == 1 or sum(sizes) <= limits.max_holder_nbytes
             assert fits, "too many bytes from a holder"  # noqa: S101 - invariant
         known = Counter(pull.request_id for pull in (*self._waiting.values(), *here))

@@ -20,8 +20,11 @@ transport says that it is over.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
+from triptych.domain.bounds import Between
 from triptych.domain.embedding import Ticket
+from triptych.domain.limits import Positive, check_limits
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
 from triptych.machine.extents import Extents, round_up
 from triptych.machine.text.pull_turns import PullLimits, PullTurns
@@ -51,13 +54,18 @@ from triptych.policy.queueing import Turn
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    max_waiting: int
-    """Requests in line for memory."""
-    max_held_nbytes: int
-    """Of all requests that were let in and are not over: who reads them makes a copy."""
-    pulls: PullLimits
-    failure_grace_s: float
-    """How long a request whose first pull failed looks on whether its others fail as well."""
+    """Limits of the requests that wait for their embeddings, and of what is held for those that run."""
+
+    max_waiting_requests: Positive = 1024
+    """Most requests that wait for their embeddings or for the engine; one more is refused."""
+    max_embedding_bytes: Positive = 1 << 30
+    """Most bytes of embeddings that the engine holds for requests that run or wait for a place in a step; further requests
+    wait before they pull, a larger one is refused."""
+    failure_grace_s: Annotated[float, Between(0, 60)] = 0.5
+    """After the first failed pull of a request: how long to wait for others to fail, to report them all at once."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 class CacheState(Enum):
@@ -117,10 +125,10 @@ class _Failing:
 class TensorCache:
     """``handle`` is the only mutator. ``start`` and ``end`` bound the memory it gives out, in bytes."""
 
-    def __init__(self, limits: CacheLimits, *, start: int, end: int) -> None:
+    def __init__(self, limits: CacheLimits, pulls: PullLimits, *, start: int, end: int) -> None:
         self._limits = limits
         self._extents = Extents(start, end)
-        self._turns = PullTurns(limits.pulls)
+        self._turns = PullTurns(pulls)
         self._failing: dict[str, _Failing] = {}
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
@@ -218,8 +226,10 @@ class TensorCache:
             )
         if any(not same_embedding(ticket, keys[ticket.key]) for ticket in request.tickets):
             return InvalidRequest("two items of the request are the same embedding, but of different size")
-        if len(self._waiting) >= self._limits.max_waiting:
-            return Overloaded(f"{self._limits.max_waiting} requests wait for the image cache, which is the limit")
+        if len(self._waiting) >= self._limits.max_waiting_requests:
+            return Overloaded(
+                f"{self._limits.max_waiting_requests} requests wait for the image cache, which is the limit"
+            )
         return None
 
     def _admit(self) -> list[Effect]:
@@ -227,7 +237,7 @@ class TensorCache:
         effects: list[Effect] = []
         while self._waiting:
             request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
-            if self._held and self.held_bytes + request.nbytes > self._limits.max_held_nbytes:
+            if self._held and self.held_bytes + request.nbytes > self._limits.max_embedding_bytes:
                 break
             conflicts = self._drop_conflicts(request, effects)
             if conflicts:
@@ -515,10 +525,10 @@ class TensorCache:
             ready = entry.state is CacheState.READY
             assert not (ready and (entry.tickets or entry.orphan)), "a lease is kept for nothing"  # noqa: S101 - invariant
             assert ready or entry.tickets.keys() == entry.pins, "a request without its ticket"  # noqa: S101 - invariant
-        held_fits = len(self._held) <= 1 or self.held_bytes <= self._limits.max_held_nbytes
+        held_fits = len(self._held) <= 1 or self.held_bytes <= self._limits.max_embedding_bytes
         assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
         assert self._held.keys() >= self._requests.keys(), "a request reads what nobody counts"  # noqa: S101 - invariant
-        assert len(self._waiting) <= self._limits.max_waiting, "too many in line"  # noqa: S101 - invariant
+        assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"  # noqa: S101 - invariant
 
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:

@@ -7,7 +7,7 @@ from triptych.domain.embedding import HolderRef
 from triptych.machine.text.pull_turns import PullLimits, PullTurns
 from triptych.policy.queueing import SHARE_NBYTES_PER_S, Turn
 
-LIMITS = PullLimits(max_nbytes=100, max_holder_nbytes=60, max_holder_pulls=3)
+LIMITS = PullLimits(max_pulling_bytes=100, max_encoder_share=0.6, max_pulls_per_encoder=3)
 
 
 class Pulls(PullTurns):
@@ -36,7 +36,7 @@ def test_pulls_from_several_encoders_begin_at_once() -> None:
 
 
 def test_the_most_urgent_is_next_and_ties_are_served_as_they_came() -> None:
-    pulls = queue(PullLimits(20, 20, 1))
+    pulls = queue(PullLimits(20, 1.0, 1))
     pulls.want_one(0)
     for pull_id, due_s in ((1, 30.0), (2, 20.0), (3, 20.0), (4, 5.0)):
         pulls.want_one(pull_id, request=f"r{pull_id}", due_s=due_s)
@@ -45,7 +45,7 @@ def test_the_most_urgent_is_next_and_ties_are_served_as_they_came() -> None:
 
 
 def test_an_embedding_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
-    pulls = queue(PullLimits(20, 20, 1))
+    pulls = queue(PullLimits(20, 1.0, 1))
     for pull_id, due_s in ((0, 1.0), (1, 10.0), (2, 20.0), (3, 15.0)):
         pulls.want_one(pull_id, request=f"r{pull_id}", due_s=due_s)
     pulls.hasten(2, "urgent", Turn(0, 5.0, 0))
@@ -58,7 +58,7 @@ def test_an_embedding_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> Non
 
 def test_who_is_no_more_urgent_does_not_take_a_pull_over() -> None:
     part = SHARE_NBYTES_PER_S
-    pulls = queue(PullLimits(part, part, 8))
+    pulls = queue(PullLimits(part, 1.0, 8))
     for pull_id in range(2):
         pulls.want_one(pull_id, request="huge", nbytes=part, due_s=10.0)
     pulls.want_one(2, request="small", nbytes=part, due_s=10.5)
@@ -68,7 +68,7 @@ def test_who_is_no_more_urgent_does_not_take_a_pull_over() -> None:
 
 def test_a_huge_request_is_overtaken_by_small_ones_between_its_pulls() -> None:
     part = SHARE_NBYTES_PER_S // 10
-    pulls = queue(PullLimits(part, part, 8))
+    pulls = queue(PullLimits(part, 1.0, 8))
     for pull_id in range(20):
         pulls.want_one(pull_id, request="huge", nbytes=part, due_s=60.0)
     pulls.want_one(100, request="small", nbytes=part, due_s=60.25)
@@ -110,7 +110,7 @@ def test_pulls_and_bytes_from_one_holder_are_bounded_and_come_free_one_by_one() 
 
 
 def test_a_dropped_pull_never_begins() -> None:
-    pulls = queue(PullLimits(20, 20, 1))
+    pulls = queue(PullLimits(20, 1.0, 1))
     for pull_id in range(3):
         pulls.want_one(pull_id)
     pulls.drop(1)

@@ -29,8 +29,8 @@ from triptych.machine.text.tensor_events import (
 from triptych.policy.queueing import Turn
 
 STATS = TransferStats("memory", 1024, 0.1)
-MANY = PullLimits(max_nbytes=1 << 30, max_holder_nbytes=1 << 30, max_holder_pulls=64)
-ONE = PullLimits(max_nbytes=1 << 30, max_holder_nbytes=1 << 30, max_holder_pulls=1)
+MANY = PullLimits(1 << 30, 1.0, 64)
+ONE = PullLimits(1 << 30, 1.0, 1)
 
 _leases = iter(range(1, 1 << 60))
 _arrivals = iter(range(1, 1 << 60))
@@ -50,7 +50,7 @@ def cache(
     pulls: PullLimits = MANY,
     grace_s: float = 0.0,
 ) -> TensorCache:
-    return TensorCache(CacheLimits(max_waiting, held_nbytes, pulls, grace_s), start=0, end=nbytes)
+    return TensorCache(CacheLimits(max_waiting, held_nbytes, grace_s), pulls, start=0, end=nbytes)
 
 
 def acquire(machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0) -> list[Effect]:
@@ -398,7 +398,7 @@ class CacheModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        few = PullLimits(max_nbytes=1024, max_holder_nbytes=512, max_holder_pulls=2)
+        few = PullLimits(1024, 0.5, 2)
         self.machine = cache(2048, max_waiting=3, held_nbytes=3000, pulls=few, grace_s=1.0)
         self.now_s = 0.0
         self.copied: list[str] = []

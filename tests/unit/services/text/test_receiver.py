@@ -19,6 +19,7 @@ from tests.unit.services.panels import (
 )
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
+from triptych.machine.text.pull_turns import PullLimits
 from triptych.transport.memory import MemoryNetwork
 
 PULL_S = 0.1
@@ -69,7 +70,7 @@ def test_items_are_pulled_from_all_their_encoders_at_once() -> None:
                 await stack.enter_async_context(encoder_panel(network=network, instance_id=f"e{n}")) for n in range(4)
             ]
             text = await stack.enter_async_context(
-                text_panel(network, [panel.service for panel in encoders], max_pulls_per_encoder=1)
+                text_panel(network, [panel.service for panel in encoders], pulls=PullLimits(max_pulls_per_encoder=1))
             )
             embedded = [one for n, panel in enumerate(encoders) for one in await items(panel, f"from-{n}", 2)]
             asked = question("who", embedded)
@@ -86,7 +87,7 @@ def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encod
         road = Road()
         bound = 6 * ITEM_NBYTES
         async with panels(
-            before_pull=road, max_pulling_bytes=bound, max_pulls_per_encoder=64, encoder={"slots": 256}, slots=256
+            before_pull=road, pulls=PullLimits(bound, max_pulls_per_encoder=64), encoder={"slots": 256}, slots=256
         ) as p:
             asked = [question(f"q{n}", await items(p.encoder, f"q{n}", 5)) for n in range(8)]
             got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
@@ -99,7 +100,9 @@ def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encod
 def test_an_urgent_request_overtakes_those_that_wait() -> None:
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+        async with panels(
+            before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
+        ) as p:
             patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
             urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
             async with asyncio.TaskGroup() as group:
@@ -117,7 +120,9 @@ def test_an_urgent_request_overtakes_those_that_wait() -> None:
 def test_a_lower_priority_number_overtakes_those_that_wait_to_pull() -> None:
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+        async with panels(
+            before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
+        ) as p:
             low = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=5.0) for n in range(5)]
             high = question("high", await items(p.encoder, "high", 3), timeout_s=60.0)
             async with asyncio.TaskGroup() as group:
@@ -157,7 +162,9 @@ def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, max_pulls_per_encoder=1, encoder={"slots": 256}, slots=256) as p:
+        async with panels(
+            before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
+        ) as p:
             huge = question("huge", await items(p.encoder, "huge", 100), timeout_s=60.0)
             small = [question(f"s{n}", await items(p.encoder, f"s{n}", 1), timeout_s=60.0) for n in range(8)]
             async with asyncio.TaskGroup() as group:
@@ -176,7 +183,7 @@ def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPat
 def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() -> None:
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, max_pulls_per_encoder=1) as p:
+        async with panels(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
             leaving = question("leaving", await items(p.encoder, "item", 10))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5 * PULL_S):
@@ -193,7 +200,7 @@ def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() ->
 def test_a_pull_that_another_request_still_needs_goes_on_in_its_name() -> None:
     async def scenario() -> None:
         road = Road()
-        async with panels(before_pull=road, max_pulls_per_encoder=1) as p:
+        async with panels(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
             first = question("first", await items(p.encoder, "item", 4))
             second = question("second", await items(p.encoder, "item", 4))
 
@@ -219,7 +226,7 @@ def test_a_hung_encoder_with_many_pulls_leaves_the_others_their_turns() -> None:
             encoder_panel(network=network, instance_id="good") as good,
             encoder_panel(network=network, instance_id="hung", settle=False) as hung,
             text_panel(
-                network, [good.service, hung.service], max_pulling_bytes=4 * ITEM_NBYTES, max_pull_s=5.0
+                network, [good.service, hung.service], pulls=PullLimits(4 * ITEM_NBYTES), max_pull_s=5.0
             ) as text,
         ):
             stuck = question("stuck", await items(hung, "stuck", 20), timeout_s=2.0)

@@ -38,6 +38,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.ports import Encoder, EngineOutput
 from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
@@ -668,7 +669,7 @@ def test_the_longest_wait_is_told_by_priority() -> None:
 
 def test_a_full_queue_refuses_and_gives_the_leases_back() -> None:
     async def scenario() -> None:
-        async with panels(max_waiting_requests=3, max_running=1) as p:
+        async with panels(tensor_cache=CacheLimits(max_waiting_requests=3), max_running=1) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
             results = await asyncio.gather(
                 *(answer(p.text.service, one.request) for one in asked), return_exceptions=True
