@@ -1,4 +1,4 @@
-"""``python -m services.gateway``: read the settings, run until told to stop."""
+"""``python -m services.gateway``: read the settings and run until stopped."""
 
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -14,15 +14,15 @@ def _app(settings: GatewaySettings, telemetry: Telemetry) -> AbstractAsyncContex
     if not settings.mount_router:
         return app(settings, telemetry)
     try:
-        from . import mounted  # what a router needs is not installed with every gateway
+        from . import mounted  # the router's dependencies are optional
     except ModuleNotFoundError as error:
         raise SystemExit(f"gateway: --mount-router needs what a router needs (triptych[router]): {error}") from None
     return mounted.app(settings, telemetry)
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that parses keeps the interpreter's lock while the event loop waits for it, which it does after every
-system call. Python's own 5 ms add up to a tenth of a second before ``/health`` is answered."""
+"""How long a parsing thread may hold the GIL while the event loop waits for it, which it does after every system call.
+With Python's default of 5 ms, ``/health`` can take a tenth of a second."""
 
 if __name__ == "__main__":
     sys.setswitchinterval(SWITCH_INTERVAL_S)

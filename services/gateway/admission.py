@@ -1,4 +1,4 @@
-"""What the gateway holds: so many requests, so many bytes of their bodies."""
+"""Admission control of the gateway: limits on running requests and on the bytes of their bodies."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from .lifetime import RequestLifetime
 
 
 class Admission:
-    """Bounds what the gateway holds: requests, and the bytes of their bodies."""
+    """Limits running requests and the bytes of their bodies."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
@@ -31,7 +31,7 @@ class Admission:
 
     @contextmanager
     def request(self, request_id: str, lifetime: RequestLifetime) -> Generator["Hold"]:
-        """Raises Overloaded when too many run; ``request_id`` is not running yet."""
+        """Raises Overloaded when the limit is reached. ``request_id`` must not be running yet."""
         if self._closed is not None:
             raise self._closed
         if len(self._running) >= self._max_requests:
@@ -46,29 +46,29 @@ class Admission:
 
     def take(self, nbytes: int) -> None:
         if self._bytes + nbytes > self._max_bytes:
-            raise Overloaded(f"the bodies of running requests fill the {self._max_bytes} bytes there are for them")
+            raise Overloaded(f"the bodies of running requests fill all {self._max_bytes} bytes of buffer")
         self._bytes += nbytes
 
     def close(self) -> None:
-        """End whatever runs, and let nothing in any more."""
+        """End all running requests, and admit no more."""
         self._closed = Unavailable("the server is shutting down")
         for lifetime in self._running.values():
             lifetime.end(Unavailable("the server is shutting down"))
 
 
 class Hold:
-    """The bytes that one request holds, until it ends."""
+    """The body bytes that one request holds until it ends."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.nbytes = 0
 
     def grow(self, nbytes: int) -> None:
-        """Hold so many more. Raises Overloaded."""
+        """Hold ``nbytes`` more. Raises Overloaded."""
         self.grow_to(self.nbytes + nbytes)
 
     def grow_to(self, nbytes: int) -> None:
-        """Raises Overloaded when there is no room; what was held stays held."""
+        """Raises Overloaded when there is no room; bytes already held stay held."""
         if nbytes > self.nbytes:
             self._admission.take(nbytes - self.nbytes)
             self.nbytes = nbytes

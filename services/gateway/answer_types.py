@@ -1,4 +1,4 @@
-"""The JSON of every answer, field by field: what is checked when an answer is made, and what OpenAPI describes."""
+"""The JSON type of every answer. Answers are type-checked against these, and OpenAPI schemas are derived from them."""
 
 from typing import Annotated, Literal, NotRequired
 
@@ -123,11 +123,11 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
-    """Null in the chunks of a stream but for the last of a choice."""
+    """Null in every chunk of a stream except a choice's last."""
 
 
 class Completion(TypedDict):
-    """A whole answer, which has ``usage``, or a chunk of one."""
+    """A complete answer, with ``usage``, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"]

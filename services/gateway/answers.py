@@ -1,4 +1,4 @@
-"""What the gateway answers, as the OpenAI API has it: completions, chunks, errors, models, timelines."""
+"""Builds the gateway's answers in the OpenAI API's format: completions, chunks, errors, models."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from .open_answer import WholeAnswer, WholeChoice
 from .request_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Stands in for minus infinity, which JSON lacks."""
 _TYPES: Mapping[int, api.ErrorType] = {
     401: "authentication_error",
     403: "permission_error",
@@ -38,7 +38,7 @@ def error_body(error: TriptychError) -> api.Error:
 
 
 def error_headers(error: TriptychError) -> dict[str, str]:
-    """Retry-After in whole seconds, where the error knows it; it is never 0, which would mean at once."""
+    """Retry-After in whole seconds if the error has one; at least 1, as 0 would mean immediately."""
     return {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
 
 
@@ -52,16 +52,16 @@ def usage_body(usage: Usage) -> api.Usage:
 
 
 class Form(Protocol):
-    """How one kind of answer is written, whole or as server-sent events."""
+    """Formats one kind of answer, complete or as server-sent events."""
 
     def whole(self, answer: WholeAnswer) -> api.ChatCompletion | api.Completion: ...
 
     def begin(self, choices: int) -> bytes:
-        """What is sent before the first text."""
+        """Sent before the first text."""
         ...
 
     def chunk(self, event: TokenChunk) -> bytes:
-        """b"" where there is nothing to tell: a character or a stop string is still incomplete."""
+        """b"" if there is nothing to send yet: a character or a possible stop string is incomplete."""
         ...
 
     def call(self, event: ToolCallMade) -> bytes: ...
@@ -69,12 +69,12 @@ class Form(Protocol):
     def finish(self, event: ChoiceFinished) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes:
-        """b"" unless it was asked for."""
+        """b"" unless the request asked for usage."""
         ...
 
 
 class ChatForm:
-    """Chat completions. JSON is written in ASCII: no client splits lines within it."""
+    """Chat completions. JSON is written in ASCII, as some clients split lines at Unicode line separators."""
 
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
         self._id = CHAT_PREFIX + request_id
@@ -82,7 +82,7 @@ class ChatForm:
         self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        # Chunks differ in little: one is written, the others fill it in.
+        # Chunks share most of their bytes: serialize one, and use it as a template for the others.
         self._opening, rest = self._chunk(0, {}).rsplit(b'"index":0', 1)
         self._closing = rest[rest.index(b"}]") :]
 
@@ -91,7 +91,7 @@ class ChatForm:
             {
                 "index": index,
                 "message": _message(choice),
-                "logprobs": self._told(choice.logprobs),
+                "logprobs": self._logprobs_body(choice.logprobs),
                 "finish_reason": choice.reason.value,
             }
             for index, choice in enumerate(answer.choices)
@@ -112,11 +112,11 @@ class ChatForm:
         if not event.text and not (self._logprobs and event.logprobs):
             return b""
         if self._logprobs:
-            return self._chunk(event.choice, {"content": event.text}, self._told(event.logprobs))
+            return self._chunk(event.choice, {"content": event.text}, self._logprobs_body(event.logprobs))
         return self._plain(event.choice, b'{"content":%b}' % json.dumps(event.text).encode())
 
     def call(self, event: ToolCallMade) -> bytes:
-        """In one piece: whether it is a call is known at its end."""
+        """Sent in one piece: only a complete call can be recognised."""
         return self._chunk(event.choice, {"tool_calls": [{"index": event.index, **_call(event.call)}]})
 
     def finish(self, event: ChoiceFinished) -> bytes:
@@ -126,11 +126,11 @@ class ChatForm:
         return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
 
     def _plain(self, index: int, delta: bytes, reason: bytes = b"null") -> bytes:
-        """What ``_chunk`` writes of a choice without logprobs."""
+        """The same bytes as ``_chunk`` for a choice without logprobs, from the template."""
         choice = b'"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b' % (index, delta, reason)
         return self._opening + choice + self._closing
 
-    def _told(self, logprobs: Sequence[TokenLogprobs]) -> api.ChatLogprobs | None:
+    def _logprobs_body(self, logprobs: Sequence[TokenLogprobs]) -> api.ChatLogprobs | None:
         if not self._logprobs:
             return None
         content: list[api.TokenLogprob] = [
@@ -161,7 +161,7 @@ class ChatForm:
 
 
 class CompletionForm:
-    """Plain completions, whose chunks are of the same kind as the whole."""
+    """Plain completions; a chunk has the same type as a complete answer."""
 
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
         self._id = COMPLETION_PREFIX + request_id
@@ -189,7 +189,7 @@ class CompletionForm:
 
     def call(self, event: ToolCallMade) -> bytes:
         del event
-        raise AssertionError("a raw prompt tells of no tools")
+        raise AssertionError("a raw prompt has no tools")
 
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(self._choice(event.choice, "", (), event.reason.value))
@@ -215,10 +215,10 @@ class CompletionForm:
     def _choice(
         self, index: int, text: str, logprobs: Sequence[TokenLogprobs], finish_reason: str | None
     ) -> api.CompletionChoice:
-        told = self._told(index, logprobs) if self._logprobs else None
-        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        logprobs_body = self._logprobs_body(index, logprobs) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs_body, "finish_reason": finish_reason}
 
-    def _told(self, index: int, logprobs: Sequence[TokenLogprobs]) -> api.CompletionLogprobs:
+    def _logprobs_body(self, index: int, logprobs: Sequence[TokenLogprobs]) -> api.CompletionLogprobs:
         tokens = [_token(entry.chosen) for entry in logprobs]
         offsets = []
         at = self._offsets.get(index, 0)
@@ -247,7 +247,7 @@ def _event(document: Mapping[str, object]) -> bytes:
 
 
 def _message(choice: WholeChoice) -> api.AssistantMessage:
-    """Beside calls, no text is null."""
+    """Content is null when there are tool calls and no text."""
     if not choice.calls:
         return {"role": "assistant", "content": choice.text, "refusal": None}
     calls = [_call(call) for call in choice.calls]
@@ -271,7 +271,7 @@ def _alternative(alternative: Alternative) -> api.TopLogprob:
 
 
 def model_body(model: ModelInfo, created: int) -> api.Model:
-    """``max_model_len`` is the field's usual extension for the context length."""
+    """``max_model_len`` is a common extension: the context length in tokens."""
     return {
         "id": model.model_id,
         "object": "model",
@@ -281,11 +281,11 @@ def model_body(model: ModelInfo, created: int) -> api.Model:
     }
 
 
-def tokens_body(told: Tokenized, model: ModelInfo, *, return_token_strs: bool) -> api.Tokens:
-    """``token_strs`` is null unless it was asked for, as elsewhere in the field."""
+def tokens_body(tokenized: Tokenized, model: ModelInfo, *, return_token_strs: bool) -> api.Tokens:
+    """``token_strs`` is null unless requested."""
     return {
-        "count": len(told.token_ids),
+        "count": len(tokenized.token_ids),
         "max_model_len": model.context_length,
-        "tokens": list(told.token_ids),
-        "token_strs": list(told.token_strs) if return_token_strs else None,
+        "tokens": list(tokenized.token_ids),
+        "token_strs": list(tokenized.token_strs) if return_token_strs else None,
     }

@@ -1,4 +1,4 @@
-"""The gateway wired up: a router stub behind it, uvicorn in front of it."""
+"""Wires up the gateway: a router stub behind it, uvicorn in front of it."""
 
 import logging
 import os
@@ -29,12 +29,12 @@ from .settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 _ABORT_S = 2.0
-"""For so long the answers that a shutdown cut off may take to say so."""
+"""How long answers may take to report that the shutdown ended them."""
 _BACKLOG = 2048
 
 
 class GatewayApp:
-    """What ``runtime.process`` runs. ``port`` is the one that is listened on."""
+    """Run by ``runtime.process``. ``port`` is the port it listens on."""
 
     def __init__(self, gateway: Gateway, server: "_Server", serving: TaskScope, port: int) -> None:
         self._gateway = gateway
@@ -43,11 +43,11 @@ class GatewayApp:
         self.port = port
 
     async def missing(self) -> tuple[str, ...]:
-        """What keeps the gateway from answering: what its router misses, or the router itself."""
+        """Why the gateway is not ready: the router's missing stages, or the router itself."""
         return (await self._gateway.readiness()).missing
 
     async def drain(self) -> None:
-        """Stop accepting and wait for the answers that are on their way."""
+        """Stop accepting requests and wait for running answers."""
         self._server.should_exit = True
         await self._serving.drain(self._server.drain_s)
 
@@ -56,7 +56,7 @@ class GatewayApp:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without signal handlers of its own: the process has one owner for them."""
+    """Uvicorn without its signal handlers: ``runtime.process`` handles signals."""
 
     def __init__(self, config: uvicorn.Config, drain_s: float) -> None:
         super().__init__(config)
@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
-    """The gateway in front of the router that the settings name."""
+    """A gateway that calls the router at ``settings.router``."""
     tls = tls_identity(settings)
     router = RouterStub(settings.router, tls)
     try:
@@ -83,7 +83,7 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
 async def serve(
     settings: GatewaySettings, router: Router, telemetry: Telemetry | None = None
 ) -> AsyncGenerator[GatewayApp]:
-    """The gateway in front of any router, in this process or another."""
+    """A gateway that calls the given router, a stub or an object in this process."""
     telemetry = telemetry or Telemetry()
     offload = ThreadOffload(settings.parse_threads, name="gateway-parse")
     gateway = Gateway(
@@ -106,7 +106,7 @@ async def serve(
     config = uvicorn.Config(
         observe.Observed(application, telemetry, monotonic),
         http=type("Http", (BoundedHttp,), {"max_connections": settings.max_connections}),
-        timeout_keep_alive=settings.head_timeout_s,  # under this name uvicorn hands it to BoundedHttp
+        timeout_keep_alive=settings.head_timeout_s,  # uvicorn passes it to BoundedHttp under this name
         ws="none",
         lifespan="off",
         log_config=None,
@@ -120,7 +120,9 @@ async def serve(
         async with TaskScope("gateway", limit=1) as serving:
             serving.spawn(server.serve(sockets=[listener]), name="http", vital=True)
             if not settings.is_loopback and settings.keys is None:
-                logger.warning("%s is not a loopback address and there are no keys: anyone can ask", settings.host)
+                logger.warning(
+                    "%s is not a loopback address and no keys are set: anyone can send requests", settings.host
+                )
             logger.info("listening on http://%s:%d", settings.host, port)
             try:
                 yield GatewayApp(gateway, server, serving, port)
@@ -151,7 +153,7 @@ def remote_media(settings: GatewaySettings) -> RemoteMedia:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind first, so that a port that is taken is one clear line and not a failure inside the server."""
+    """Bind before uvicorn starts, so that a port in use is reported in one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -1,7 +1,7 @@
-"""Extracts large blobs (base64 media) from a body before JSON is parsed: each is decoded in place, without a copy.
+"""Extracts large base64 blobs (media) from a body before it is parsed as JSON, without copying them.
 
-A JSON parser makes a string of a blob and holds the interpreter's lock meanwhile: tens of milliseconds in which
-no other request is served. Looking for the blob's two quotes takes one.
+A JSON parser would build a string of each blob while holding the GIL: tens of milliseconds in which no other request is
+served. Finding the blob's two quotes takes about one.
 """
 
 import re
@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 MIN_BLOB_BYTES = 64 << 10
 """Shorter strings are left to the JSON parser."""
 _MAX_CANDIDATES = 16384
-"""Most occurrences of a field name that are looked at, per body and field name."""
+"""Limit on the occurrences of a field name that are examined, per body and field name."""
 _FIELDS = (b'"url"', b'"data"')
-"""The fields that hold media, as JSON libraries write them."""
+"""Fields that hold media, as JSON libraries write them."""
 _TO_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*"')
 
 
 @dataclass(slots=True)
 class ExtractedBody:
-    """``rest`` is the body with a random name in place of each blob, which no text of the caller's can equal."""
+    """``rest`` is the body with each blob replaced by a random name that the client cannot guess."""
 
     rest: bytes | bytearray
     blobs: Mapping[str, memoryview]
     used: set[str] = field(default_factory=set)
 
     def get(self, text: str) -> str | memoryview:
-        """The blob that a text is the name of, or the text itself."""
+        """The blob with this name, or ``text`` itself if it is no blob's name."""
         if text not in self.blobs:
             return text
         self.used.add(text)
@@ -35,7 +35,10 @@ class ExtractedBody:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether every blob was asked for. If not, one was in a field that takes no media, which now holds its name."""
+        """Whether every blob was looked up.
+
+        If not, one was in a field that takes no media, which now holds its name.
+        """
         return len(self.used) == len(self.blobs)
 
 

@@ -1,4 +1,4 @@
-"""The edge of HTTP: every answer gets its ``x-request-id``, every error becomes its one answer."""
+"""The outermost ASGI layer: sets ``x-request-id`` on every response and turns every error into one error response."""
 
 import logging
 import re
@@ -38,10 +38,12 @@ _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 class Edge:
-    """Wraps the whole application. Unknown exceptions are logged and answered with a 500 that says nothing more.
+    """Wraps the whole application.
 
-    ``hosts`` are the names that a ``Host`` header may have, or None for any: a page whose own name was made to resolve
-    to a loopback address (DNS rebinding) asks with that name.
+    Unknown exceptions are logged and answered with a bare 500.
+
+    ``hosts`` are the allowed values of the ``Host`` header, or None for any. This stops DNS rebinding, in which a web
+    page's own name is made to resolve to a loopback address.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Edge:
         headers = Headers(scope=scope)
         request_id = self._request_id(headers)
         scope.setdefault("state", {}).update(request_id=canonical(request_id), headers=headers)
-        scope["app"] = self  # without it the router answers what it has no route for by itself
+        scope["app"] = self  # without it Starlette's router answers unknown routes itself
         logs.request_id.set(canonical(request_id))
         status = 0
 
@@ -93,7 +95,7 @@ class Edge:
             await _no_route(error, scope)(scope, receive, send_with_id)
         except Exception as error:
             known = as_known(error, request_id)
-            if status:  # the answer has begun and cannot be taken back: the server cuts it
+            if status:  # the response has begun and cannot change: uvicorn cuts the connection
                 raise
             await error_response(known)(scope, receive, send_with_id)
         finally:
@@ -112,7 +114,7 @@ class Edge:
             raise ExpectationFailed(f"Expect: {expected[:100]!r} is not supported")
 
     def _request_id(self, headers: Headers) -> str:
-        """The client's own id if it is well formed and no request that still runs has it; else a new one."""
+        """The client's own id if it is well formed and not in use by a running request; else a new one."""
         given = headers.get(REQUEST_ID, "")
         if _VALID_ID.fullmatch(given) and canonical(given) and not self._taken(canonical(given)):
             return given
@@ -120,7 +122,7 @@ class Edge:
 
 
 class AuthMiddleware:
-    """Lets in who may come in: everything but ``/health`` needs a key, where there are keys."""
+    """Authenticates every request except ``/health``, if keys are configured."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self._app = app
@@ -134,7 +136,7 @@ class AuthMiddleware:
 
 
 def as_known(error: Exception, request_id: str) -> TriptychError:
-    """An error of the tree as it is; anything else is logged and becomes an InternalError without details."""
+    """An error of the tree unchanged; anything else is logged and becomes an InternalError without details."""
     if isinstance(error, TriptychError):
         return error
     logger.error("request %s failed", request_id, exc_info=error)
@@ -142,7 +144,7 @@ def as_known(error: Exception, request_id: str) -> TriptychError:
 
 
 def _no_route(error: HTTPException, scope: Scope) -> JSONResponse:
-    """404 and 405 of the router, in the body of all errors."""
+    """The router's 404 and 405, with the JSON body of all errors."""
     path = scope["path"][:200]
     if error.status_code == HTTPStatus.NOT_FOUND:
         return error_response(NotFound(f"there is nothing at {path!r}"))
@@ -171,7 +173,10 @@ def check_encoding(headers: Headers) -> None:
 
 
 async def body_chunks(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-    """A request's body as it arrives. Raises Cancelled when the client leaves before its end, or what is wrong with it."""
+    """A request's body as it arrives.
+
+    Raises Cancelled when the client leaves before the end, or the connection's refusal.
+    """
     while True:
         message = await receive()
         if (refusal := scope["state"].get(REFUSAL)) is not None:
@@ -184,7 +189,7 @@ async def body_chunks(scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return once the client has left; call it when the body has been read."""
+    """Return once the client has left. Call it only after the body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -195,7 +200,7 @@ def announced_bytes(headers: Headers) -> int | None:
 
 
 def timeout_s(headers: Headers, default_s: float, limit_s: float) -> float:
-    """What ``x-request-timeout`` says, in seconds. Raises InvalidRequest."""
+    """The value of ``x-request-timeout`` in seconds. Raises InvalidRequest."""
     given = headers.get(TIMEOUT)
     if given is None:
         return default_s

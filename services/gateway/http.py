@@ -1,4 +1,4 @@
-"""HTTP on one connection: uvicorn's protocol, with bounds on the head of a request and one form for every refusal."""
+"""One HTTP connection: uvicorn's protocol with limits on a request's head, and one format for every refusal."""
 
 import asyncio
 from collections import deque
@@ -10,31 +10,32 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from triptych.errors import HeadersTooLarge, InvalidRequest, Overloaded, TriptychError, UriTooLong
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's head; and of its trailers, chunk sizes and chunk extensions together."""
+"""Limit for a request's head, and for its trailers, chunk sizes and chunk extensions together."""
 MAX_HEADERS = 100
 """Trailers included."""
 MAX_URI_BYTES = 8 << 10
 MAX_PIPELINED = 16
-"""Requests of one connection that wait for the answer to the one before them."""
+"""Limit on the requests of one connection that wait for an earlier answer."""
 SPARE_CONNECTIONS = 64
-"""Beyond the setting, for health checks: these get their answer as long as a connection is left."""
+"""Connections above the setting, so that health checks are still answered."""
 _CHUNK_BYTES = 16
-"""Framing that each chunk of a body may have without being counted."""
+"""Framing bytes allowed per chunk of a body without being counted."""
 _LINGER_S = 2.0
-"""For so long what a refused client still sends is read and dropped: a TCP reset could destroy the answer."""
+"""How long data from a refused client is read and dropped; closing at once could reset the connection before the client
+reads the answer."""
 REFUSAL = "refusal"
-"""Under this name ``scope["state"]`` has the error that a request, or what was to be one, is refused with."""
+"""Key in ``scope["state"]`` of the error with which the application must refuse the request."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Bounds what a connection may cost before its request is known.
+    """Limits what a connection may cost before its request is known.
 
-    - No whole head within ``timeout_keep_alive`` seconds: the connection is closed. That is uvicorn's name for it, and
-      what each connection finds in uvicorn's configuration: ``app.py`` puts the setting ``head_timeout_s`` there. The
-      seconds count from when the connection is opened, and from the end of each answer. uvicorn itself forgets its
-      timer at the first byte, and has none before. A client that does not take its last answer is cut off.
-    - A head that is too large, anything that is no HTTP, a connection too many: refused, after the answers to the
-      requests before it. The refusal is a request of its own to the application, which raises ``state["refusal"]``.
+    - A connection without a complete head within ``timeout_keep_alive`` seconds is closed. ``app.py`` puts the setting
+      ``head_timeout_s`` under that uvicorn name. The time counts from the opening of the connection and from the end of
+      each answer; uvicorn's own timer stops at the first byte and does not cover the first request. A client that
+      does not read its last answer is cut off.
+    - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
+      refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
     """
 
     max_connections = 4096
@@ -45,7 +46,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._in_head = True
         self._counted = 0
-        """Bytes of the head so far; in a body those that are framing."""
+        """Bytes of the head so far; within a body, its framing bytes."""
         self._fields = 0
         self._refused = False
 
@@ -60,12 +61,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         waiting, self.pipeline = self.pipeline, deque()
         for cycle in (self._running, *(cycle for cycle, _ in waiting)):
-            if cycle is not None and not cycle.response_complete:  # uvicorn tells the newest only
+            if cycle is not None and not cycle.response_complete:  # uvicorn notifies only the newest cycle
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
 
-    # --- what comes in -----------------------------------------------------------------------------------------------
+    # --- receiving
+    # ------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         while data and not self._refused:
@@ -89,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
                 self._refuse(HeadersTooLarge(f"headers or trailers have more than {MAX_HEAD_BYTES} bytes"))
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Read the request as if it asked for no other protocol: the parser has skipped its body."""
+        """Parse the request again without its Upgrade header: the parser skips the body of an upgrade request."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse(InvalidRequest("this server is not a proxy"))
@@ -113,14 +115,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._fields += 1
         if self._fields > MAX_HEADERS:
             raise HeadersTooLarge(f"there are more than {MAX_HEADERS} headers")
-        if self._in_head:  # a trailer has no effect: the application has read the headers
+        if self._in_head:  # trailers are ignored: the application has already read the headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise Overloaded(f"{MAX_PIPELINED} requests of this connection wait, which is the limit")
+            raise Overloaded(f"{MAX_PIPELINED} requests of this connection are waiting, which is the limit")
         super().on_headers_complete()
         self._stop_timer()
         self._in_head, self._counted = False, 0
@@ -150,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
 
     def _refuse(self, error: TriptychError) -> None:
-        """Read nothing more, and answer with the error: the request whose body is at fault, or as the next one."""
+        """Stop reading. Answer the request whose body is at fault, or add a request that is answered with the error."""
         self._refused = True
         self._stop_timer()
         if not self._in_head:
@@ -184,7 +186,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.cycle = cycle
 
     def linger(self) -> None:
-        """Close once the client has closed, or after a while."""
+        """Close when the client closes, or after ``_LINGER_S``."""
         if not self.transport.is_closing():
             self.transport.write_eof()
             self._close_after(_LINGER_S)
@@ -206,7 +208,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _Lingering:
-    """A connection's transport, as far as an answer needs it, that closes without losing the answer."""
+    """A connection's transport, reduced to what an answer needs, that closes without losing the answer."""
 
     def __init__(self, protocol: BoundedHttp) -> None:
         self._protocol = protocol

@@ -1,7 +1,7 @@
-"""API keys: a file of hashes, what each key may do, and who fails too often.
+"""API keys: a file of hashes, limits per key, and a limit on failed attempts.
 
-A key is 256 random bits, so one SHA-256 is all the hashing it needs: there is nothing to guess, and no password to
-slow attackers down for. ``python -m services.gateway.keys new NAME`` makes one.
+A key is 256 random bits, so a single SHA-256 is enough: it cannot be guessed, so no slow password hash is needed.
+``python -m services.gateway.keys new NAME`` makes a key.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from triptych.ports import Clock
 KEY_PREFIX = "tt-"
 MAX_KEYS = 10_000
 MAX_FAILURES = 10
-"""From one source within ``WINDOW_S``; what fails after that is answered 429."""
+"""Failures of one source within ``WINDOW_S``; further ones are answered 429."""
 WINDOW_S = 60.0
 _MAX_SOURCES = 10_000
 _MAX_KEY_CHARS = 512
@@ -33,7 +33,7 @@ _BUSY_RETRY_S = 1.0
 
 
 class KeyEntry(BaseModel):
-    """A key as the file has it, under ``[keys.NAME]``. A limit that is left out does not limit."""
+    """An entry ``[keys.NAME]`` of the key file. A limit left out does not apply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +50,7 @@ class _KeyFile(BaseModel):
 
 
 class Bucket:
-    """So many a minute: full at first, refilled evenly. Debts are paid back by waiting."""
+    """A token bucket of ``per_minute``, full at first. It may go into debt, which refilling pays back."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self._per_minute = per_minute
@@ -59,7 +59,7 @@ class Bucket:
         self._at_s = clock()
 
     def wait_s(self) -> float:
-        """Seconds until there is one again; 0 if there is."""
+        """Seconds until one token is available; 0 if one is."""
         now_s = self._clock()
         self._level = min(self._per_minute, self._level + (now_s - self._at_s) * self._per_minute / 60)
         self._at_s = now_s
@@ -71,11 +71,11 @@ class Bucket:
 
 
 class Caller:
-    """Whoever sent a request, and what is left of its limits."""
+    """The sender of a request, and what is left of its limits."""
 
     def __init__(self, name: str, entry: KeyEntry | None, clock: Clock) -> None:
         self.name = name
-        """The key's; empty where there are no keys."""
+        """The key's name; empty without keys."""
         self._concurrent = entry.concurrent if entry else None
         self._requests = Bucket(entry.requests_per_minute, clock) if entry and entry.requests_per_minute else None
         self._tokens = Bucket(entry.tokens_per_minute, clock) if entry and entry.tokens_per_minute else None
@@ -83,7 +83,7 @@ class Caller:
 
     @contextmanager
     def request(self) -> Generator[None]:
-        """One request under this key's limits. Raises RateLimited."""
+        """Hold one request under this key's limits. Raises RateLimited."""
         if self._concurrent is not None and self._running >= self._concurrent:
             raise RateLimited(
                 f"{self._running} requests of this key are running, the limit is {self._concurrent}",
@@ -105,20 +105,20 @@ class Caller:
         return self._tokens is not None
 
     def charge(self, tokens: int) -> None:
-        """Tokens are known only when they are spent: the debt is paid by the requests after it."""
+        """Charge tokens once they are spent; later requests wait for a debt to be refilled."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
 
 class Failures:
-    """When each source last failed; the ones that were quiet longest are forgotten first."""
+    """Times of each source's recent failures. The source whose last failure is oldest is forgotten first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def add(self, source: str) -> float:
-        """Note one more. Seconds until this source may fail again, 0 while it may."""
+        """Record a failure. Returns the seconds until this source may fail again, or 0 while it may."""
         now_s = self._clock()
         times = self._times.setdefault(source, deque(maxlen=MAX_FAILURES))
         self._times.move_to_end(source)
@@ -131,7 +131,7 @@ class Failures:
 
 
 class KeyRing:
-    """All keys, and who holds which. Without entries it lets everybody in, as one caller without limits."""
+    """All keys and their callers. Without entries every request comes from one caller without limits."""
 
     def __init__(self, entries: dict[str, KeyEntry], clock: Clock) -> None:
         self._callers = [(bytes.fromhex(entry.sha256), Caller(name, entry, clock)) for name, entry in entries.items()]
@@ -140,14 +140,16 @@ class KeyRing:
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock) -> Self:
-        """Raises ValueError, saying what is wrong with the file."""
+        """Raises ValueError that says what is wrong with the file."""
         return cls({} if path is None else read_key_file(path), clock)
 
     def caller(self, authorizations: Iterable[str], source: str) -> Caller:
-        """Who sent this, by its Authorization headers. Raises Unauthenticated, or RateLimited after many failures.
+        """The caller, from the Authorization headers.
 
-        A source that failed too often still gets in with a key that is right: behind a proxy all share one source,
-        and 256 bits are not found by trying.
+        Raises Unauthenticated, or RateLimited after many failures.
+
+        A source that failed too often still gets in with a valid key: behind a proxy all clients share one source, and
+        a 256-bit key cannot be found by trial.
         """
         if self._anyone is not None:
             return self._anyone
@@ -166,7 +168,7 @@ class KeyRing:
             return None
         given = key_digest(key.strip())
         found = None
-        for digest, caller in self._callers:  # all of them: where it is found must not show in the time it takes
+        for digest, caller in self._callers:  # compare all: the time must not depend on the position
             if hmac.compare_digest(digest, given):
                 found = caller
         return found
@@ -177,7 +179,7 @@ def key_digest(key: str) -> bytes:
 
 
 def read_key_file(path: Path) -> dict[str, KeyEntry]:
-    """Raises ValueError, saying what is wrong with the file."""
+    """Raises ValueError that says what is wrong with the file."""
     try:
         with path.open("rb") as file:
             entries = _KeyFile.model_validate(tomllib.load(file)).keys
@@ -196,7 +198,7 @@ def read_key_file(path: Path) -> dict[str, KeyEntry]:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key, and the lines for the file that let it in. Raises ValueError for a name that cannot be."""
+    """A new key, and the lines to add to the key file. Raises ValueError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a key's name has 1 to 64 of A-Z a-z 0-9 . _ -, not {name!r}")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -204,7 +206,7 @@ def new_key(name: str) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """``new NAME``: the key goes to stderr, to be read once; the lines for the file to stdout."""
+    """``new NAME``: writes the key to stderr, and the lines for the file to stdout."""
     if len(argv) != 2 or argv[0] != "new":
         sys.stderr.write("usage: python -m services.gateway.keys new NAME >> KEYFILE\n")
         return 2

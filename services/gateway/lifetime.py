@@ -1,4 +1,4 @@
-"""One request's time: what may end it early."""
+"""The lifetime of one request: time limit, client disconnect, shutdown."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -8,7 +8,7 @@ from triptych.errors import Cancelled, DeadlineExceeded, TriptychError
 
 
 class RequestLifetime:
-    """Ends its body early, with the reason as the error: the time limit, a client that left, a shutdown."""
+    """Ends its body early and raises the reason: the time limit, a client that left, a shutdown."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -17,13 +17,13 @@ class RequestLifetime:
 
     @property
     def left_s(self) -> float:
-        """Time left, in seconds, while the body runs."""
+        """Seconds left while the body runs."""
         end_s = self._timeout.when()
         return self._timeout_s if end_s is None else max(0.0, end_s - asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Run the body within this lifetime, once. Raises the reason when it was ended early."""
+        """Run the body within this lifetime, once. Raises the reason if it was ended early."""
         try:
             async with self._timeout:
                 yield
@@ -34,14 +34,14 @@ class RequestLifetime:
             raise reason from error
 
     def end(self, reason: TriptychError) -> None:
-        """End the body now; the first reason counts."""
+        """End the body now. The first reason counts."""
         if self._reason is None and not self._timeout.expired():
             self._reason = reason
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def ended_by(self, gone: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-        """While the body runs, end the lifetime as soon as ``gone`` returns: the client has left."""
+        """End the lifetime when ``gone`` returns, which means that the client has left."""
 
         async def watch() -> None:
             await gone()

@@ -1,4 +1,4 @@
-"""What is behind the URLs of a request."""
+"""Fetches the media at a request's URLs."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,16 @@ from .openai_api import ParsedRequest, Remote
 
 
 class RemoteMedia:
-    """Fetches a request's items by URL, at most ``max_urls`` of them. Without a fetcher none is taken."""
+    """Fetches a request's items by URL, at most ``max_urls``. Without a fetcher all URLs are refused."""
 
     def __init__(self, fetcher: Fetcher | None, max_urls: int) -> None:
         self._fetcher = fetcher
         self._max_urls = max_urls
 
     async def complete(self, request: ParsedRequest, took: Callable[[int], None]) -> ParsedRequest:
-        """The request with all of its media; ``took`` is told of every byte that comes in, and may raise.
+        """The request with all its media.
+
+        ``took`` is called with the size of every chunk received, and may raise.
 
         Raises InvalidMedia or InvalidRequest, naming the part at fault.
         """

@@ -1,8 +1,8 @@
-"""A gateway with a router in its own process: called as an object, its gRPC port open as ever.
+"""A gateway with a router in the same process, called directly; the router's gRPC port stays open.
 
-The one place where a service imports another ([ADR 8](../../docs/adr/0008-a-router-within-the-gateway.md)), and where
-settings are read outside of a process's beginning: the router's, from the gateway's ``mount_router``. It is imported only
-when the setting asks for it.
+This is the one place where a service imports another ([ADR 8](../../docs/adr/0008-a-router-within-the-gateway.md)), and
+where another service's settings are read: the router's, from the gateway's ``mount_router``. It is imported only when
+the setting is used.
 """
 
 import asyncio
@@ -23,7 +23,10 @@ from .settings import GatewaySettings
 
 
 class GatewayWithRouter:
-    """What ``runtime.process`` runs. The gateway drains first, so that its answers can end; each is vital."""
+    """Run by ``runtime.process``.
+
+    The gateway drains first, so that its answers can end. If either fails, the process ends.
+    """
 
     def __init__(self, gateway: GatewayApp, mounted: RpcApp[RouterService]) -> None:
         self._gateway = gateway
@@ -32,7 +35,7 @@ class GatewayWithRouter:
         self.router_port = mounted.port
 
     async def missing(self) -> tuple[str, ...]:
-        """What the gateway says, which asks the router."""
+        """Asks the gateway, which asks the router."""
         return await self._gateway.missing()
 
     async def drain(self) -> None:
@@ -50,10 +53,10 @@ class GatewayWithRouter:
 
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayWithRouter]:
-    """The gateway in front of a router of its own, which reads ``settings.mount_router`` as its command line.
+    """A gateway and its own router, which parses ``settings.mount_router`` as its command line.
 
-    The router's environment and file count as in a process of its own. What belongs to a process (logs, traces, the
-    admin port, the time to drain) is the gateway's. Raises CannotStart.
+    The router reads its environment and file as usual. Settings of the process (logs, traces, admin port, drain time)
+    are the gateway's. Raises CannotStart.
     """
     telemetry = telemetry or Telemetry()
     try:

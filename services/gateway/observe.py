@@ -1,4 +1,4 @@
-"""Around the whole application: what is counted of every exchange, and where a trace begins."""
+"""HTTP metrics and tracing around the whole application."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -26,13 +26,13 @@ _ROUTES = frozenset(
         "/metrics",
     }
 )
-"""Paths that may be labels; what else clients ask for is one of the two below, or ``other``."""
+"""Paths that may be label values; any other path is one of the prefixes below, or ``other``."""
 _PREFIXES = ("/v1/models/", "/v1/requests/")
 _TRACED = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 class Observed:
-    """An ASGI application that measures another one."""
+    """ASGI middleware that records duration and status, and starts the trace span."""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry, clock: Clock) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Observed:
                 status = message["status"]
             await send(message)
 
-        logs.request_id.set("")  # a connection's next request may run in the context of the last
+        logs.request_id.set("")  # the next request of a connection may run in the previous one's context
         span = self._span(route, scope)
         try:
             await self._app(scope, receive, counted)
@@ -85,14 +85,14 @@ class Observed:
 
 
 def route_of(path: str) -> str:
-    """The route that a path belongs to, as a label: one of a few, whatever clients ask for."""
+    """The route of a path as a metric label, with few values whatever clients request."""
     if path in _ROUTES:
         return path
     return next((f"{prefix}..." for prefix in _PREFIXES if path.startswith(prefix)), "other")
 
 
 class MetricsEndpoint:
-    """``GET /metrics``: what the admin port of this process says too."""
+    """``GET /metrics``: the same as on the process's admin port."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -103,7 +103,7 @@ class MetricsEndpoint:
 
 
 class Admitted(Protocol):
-    """What the gateway holds at any time."""
+    """What the gateway holds at the moment."""
 
     @property
     def requests(self) -> int: ...
@@ -117,6 +117,6 @@ def watch(metrics: Metrics, admitted: Admitted) -> None:
 
     def read() -> Iterable[Metric]:
         yield gauge("triptych_http_requests_running", "Requests that are being answered", admitted.requests)
-        yield gauge("triptych_http_body_bytes", "Bytes of bodies that they hold", admitted.nbytes)
+        yield gauge("triptych_http_body_bytes", "Bytes of their bodies", admitted.nbytes)
 
     metrics.watch(read)

@@ -1,4 +1,4 @@
-"""An answer that has begun: its events as they come, or collected to the whole."""
+"""The router's answer to a request: a stream of events, or collected into a complete answer."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -22,7 +22,7 @@ from .openai_api import ParsedRequest
 
 @dataclass(frozen=True, slots=True)
 class WholeChoice:
-    """One choice that has ended. ``logprobs`` has an entry per token where they were asked for."""
+    """A finished choice. ``logprobs`` has one entry per token if requested."""
 
     text: str
     reason: FinishReason
@@ -32,32 +32,35 @@ class WholeChoice:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """An answer that has ended."""
+    """A finished answer."""
 
     choices: tuple[WholeChoice, ...]
     usage: Usage
 
 
 class OpenAnswer:
-    """An answer of the router. Once it has begun, nothing can be refused any more."""
+    """An answer of the router. After its first event the request can no longer be refused."""
 
     def __init__(self, request: ParsedRequest, events: AsyncGenerator[Sequence[ChatEvent]]) -> None:
         self.request = request
         self._rest = events
         self._first: Sequence[ChatEvent] = ()
         self.spent_tokens = 0
-        """Those of the answer so far, and at its end those of the prompt too."""
+        """The answer's tokens so far; at the end the prompt's tokens too."""
         self.finished = False
 
     async def begin(self) -> None:
-        """Wait for the first event. Raises whatever error comes instead of it."""
+        """Wait for the first event. Raises the error that comes instead of it."""
         self._first = await _next(self._rest)
 
     async def aclose(self) -> None:
         await self._rest.aclose()
 
     async def events(self) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """All events, those together that came together, up to and including ChatFinished. Raises InstanceLost when the stream ends without it."""
+        """All events up to ChatFinished, batched as they arrived.
+
+        Raises InstanceLost when the stream ends without it.
+        """
         events = self._first
         while True:
             for event in events:
@@ -72,7 +75,6 @@ class OpenAnswer:
             events = await _next(self._rest)
 
     async def collect(self) -> WholeAnswer:
-        """The whole answer."""
         chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
         calls: list[list[ToolCall]] = [[] for _ in chunks]
         reasons = [FinishReason.STOP] * len(chunks)
@@ -101,4 +103,4 @@ async def _next(events: AsyncGenerator[Sequence[ChatEvent]]) -> Sequence[ChatEve
     try:
         return await anext(events)
     except StopAsyncIteration:
-        raise InstanceLost("the answer broke off before its end") from None
+        raise InstanceLost("the answer's stream ended early") from None

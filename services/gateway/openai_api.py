@@ -1,4 +1,7 @@
-"""What a body asks for, in domain types. ``openai_models`` has the fields, with ``openai_parts`` and ``openai_tools``."""
+"""Parses request bodies into domain types.
+
+The fields are declared in ``openai_models``, ``openai_parts``, ``openai_tools``.
+"""
 
 import hashlib
 import json
@@ -35,9 +38,9 @@ from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaP
 from .openai_tools import ApiNamedTool, ApiToolChoice
 
 MAX_PARTS = 4096
-"""Over all messages of a request: what is parsed is bounded in number, not only in bytes."""
+"""Limit over all messages of a request, so that their number is bounded too, not only their bytes."""
 MAX_JSON_BYTES = 16 << 20
-"""Of a body without its items: parsing JSON holds the interpreter's lock."""
+"""Limit for a body without its media: parsing JSON holds the GIL."""
 MAX_PARAM_STEP_CHARS = 60
 _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array"}
 _REFUSED_WITH_REASON = ("missing", "part_type")
@@ -47,7 +50,7 @@ ModelT = TypeVar("ModelT", bound=Api)
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An item that is still to be fetched: it belongs at ``parts[part]`` of ``messages[message]``."""
+    """An item still to be fetched, for ``parts[part]`` of ``messages[message]``."""
 
     message: int
     part: int
@@ -58,7 +61,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request in domain types, without what the server adds (id, time limit, what is behind URLs)."""
+    """A request in domain types, without what the server adds (id, time limit, fetched media)."""
 
     model: str
     messages: tuple[Message, ...]
@@ -66,7 +69,7 @@ class ParsedRequest:
     stream: bool = False
     include_usage: bool = False
     prompt: str | None = None
-    """A raw prompt, in place of messages."""
+    """A raw prompt, instead of messages."""
     tools: str = ""
     """The tools as JSON text; empty for none."""
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
@@ -74,12 +77,12 @@ class ParsedRequest:
     priority: int = 0
     remote: tuple[Remote, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
-    """For each part that is an item the field that it is in: the router knows parts alone."""
+    """For each media part, the field that holds it: the router's errors name only the part."""
     return_token_strs: bool = False
-    """Whether ``/tokenize`` also answers with each token as the vocabulary has it."""
+    """Whether ``/tokenize`` also returns each token's string in the vocabulary."""
 
     def with_media(self, found: Sequence[bytes]) -> "ParsedRequest":
-        """The same with what is at the URLs of ``remote``, in their order."""
+        """This request with the media fetched for ``remote``, in the same order."""
         messages = list(self.messages)
         for remote, data in zip(self.remote, found, strict=True):
             parts = list(messages[remote.message].parts)
@@ -89,7 +92,9 @@ class ParsedRequest:
 
 
 def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
-    """Read the body of a chat completion: JSON, its fields, the data URLs in it. Blocks in proportion to the body.
+    """Parse the body of a chat completion, data URLs included.
+
+    CPU time is proportional to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
@@ -103,14 +108,16 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     messages, remote = _messages(request.messages, max_item_bytes, extracted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    told = request.tools if request.tools and request.tool_choice != "none" else []
+    shown_tools = request.tools if request.tools and request.tool_choice != "none" else []
     return ParsedRequest(
         model=request.model,
         messages=messages,
         sampling=_sampling(request, limit, logprobs, _response_format(request.response_format)),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        tools=json.dumps([tool.model_dump(exclude_none=True) for tool in told], ensure_ascii=False) if told else "",
+        tools=json.dumps([tool.model_dump(exclude_none=True) for tool in shown_tools], ensure_ascii=False)
+        if shown_tools
+        else "",
         tool_choice=_tool_choice(request.tool_choice, parallel=request.parallel_tool_calls is not False),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
@@ -120,8 +127,8 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
 
 
 def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
-    """Read the body of a plain completion. Raises InvalidRequest."""
-    del max_item_bytes  # a raw prompt brings no items
+    """Parse the body of a plain completion. Raises InvalidRequest."""
+    del max_item_bytes  # a raw prompt has no media
     request = _read(body, CompletionRequest)
     return ParsedRequest(
         model=request.model,
@@ -136,7 +143,7 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
 
 
 def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
-    """Read the body of a tokenization; ``model`` is "" where none is given. Raises InvalidRequest or InvalidMedia."""
+    """Parse the body of ``/tokenize``; ``model`` is "" if none is given. Raises InvalidRequest or InvalidMedia."""
     return _with_blobs(body, lambda extracted: _tokenize(extracted, max_item_bytes))
 
 
@@ -156,15 +163,15 @@ def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
 
 
 def tenant_salt(tenant: str, cache_salt: str) -> bytes:
-    """What keeps embeddings apart: of tenants, and of the salts that a tenant gives. Empty where all may share."""
+    """Salt that separates cached embeddings by tenant and ``cache_salt``. Empty if all may share."""
     if not tenant and not cache_salt:
         return b""
-    told = json.dumps([tenant, cache_salt]).encode()  # unambiguous: no pair reads like another
-    return hashlib.blake2b(told, digest_size=32).digest()
+    pair = json.dumps([tenant, cache_salt]).encode()  # unambiguous: distinct pairs give distinct JSON
+    return hashlib.blake2b(pair, digest_size=32).digest()
 
 
 def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedRequest]) -> ParsedRequest:
-    """Read a body with its blobs extracted, or all of it as JSON where a blob is in a field that takes no media."""
+    """Parse a body with its blobs extracted, or as plain JSON if a blob is in a field that takes no media."""
     extracted = extract_blobs(body)
     request = read(extracted)
     return request if extracted.is_used_up else read(ExtractedBody(body, {}))
@@ -172,7 +179,7 @@ def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedR
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
     if len(body) > MAX_JSON_BYTES:
-        raise RequestTooLarge(f"the body has {len(body)} bytes beside its items, the limit is {MAX_JSON_BYTES}")
+        raise RequestTooLarge(f"the body has {len(body)} bytes without its media, the limit is {MAX_JSON_BYTES}")
     try:
         document = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -201,7 +208,7 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
         if isinstance(step, int):
             param += f"[{step}]"
         elif not step.startswith("#"):
-            name = step if len(step) <= MAX_PARAM_STEP_CHARS else "..."  # a key of the caller's own
+            name = step if len(step) <= MAX_PARAM_STEP_CHARS else "..."  # a key chosen by the client
             param += f".{name}" if param else name
     message = _JSON_WORDS.get(detail["type"], detail["msg"].replace(" after validation", ""))
     if detail["type"] not in _REFUSED_WITH_REASON:
@@ -230,9 +237,9 @@ def _messages(
                 remote.append(found)
                 found = MediaPart(found.modality, b"")
             parts.append(found)
-        told = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
+        tool_calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
-        messages.append(Message(role, tuple(parts), told, answered))
+        messages.append(Message(role, tuple(parts), tool_calls, answered))
     return tuple(messages), tuple(remote)
 
 
@@ -276,7 +283,7 @@ def _part(
 
 @contextmanager
 def _naming(param: str) -> Iterator[None]:
-    """Errors within say which field they are about."""
+    """Prefix errors of the body with the field that they are about."""
     try:
         yield
     except TriptychError as error:

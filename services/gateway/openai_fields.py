@@ -1,4 +1,4 @@
-"""What the classes of all bodies have in common: how strict they are, and what is said of values that they refuse."""
+"""The base class of all request bodies, and helpers for error messages."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ class Api(BaseModel):
 
 
 def shown(value: object) -> str:
-    """A value of the caller's, cut to what a message can hold; no container is written out to be thrown away."""
+    """A client's value for an error message, truncated; containers are not serialized."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 
 class Unless:
-    """Accept only values that ask for nothing."""
+    """Accepts only values with no effect, for fields that are not supported."""
 
     def __init__(self, *harmless: object, hint: str = "this is not supported; leave it out") -> None:
         self._harmless = harmless
@@ -51,8 +51,8 @@ class Unless:
 
 
 def type_tag(value: Any) -> str:
-    """Which class of a union takes a value, by its ``type``: the tag that its class has there.
+    """The discriminator tag of a union value, from its ``type``.
 
-    Tags start with "#" so that they can be told from field names where an error says what it is about.
+    Tags start with "#" so that error paths can tell them from field names.
     """
     return f"#{value['type'] if isinstance(value, dict) else value.type}"

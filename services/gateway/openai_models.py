@@ -1,7 +1,9 @@
-"""The bodies that the gateway takes, field by field; ``/openapi.json`` is made from these classes.
+"""The request bodies of the gateway, field by field.
 
-Unknown fields pass unseen, as clients send ever new ones. Fields that are known and would change the answer, but are
-not supported, are refused by name unless they ask for nothing (``tools: []``, ``echo: false``).
+``/openapi.json`` is derived from these classes.
+
+Unknown fields are ignored, as clients keep adding fields. Known fields that are not supported and would change the
+answer are refused by name, unless their value has no effect (``tools: []``, ``echo: false``).
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
@@ -24,7 +26,7 @@ MAX_MESSAGES = 4096
 
 
 def _known_role(value: object) -> object:
-    """What is no assistant's and no tool's message is held to be one that is spoken: name all roles where it is not."""
+    """Name all roles in the error: the union treats every unknown role as a spoken message."""
     roles = ("system", "developer", "user", "assistant", "tool")
     if value not in roles:
         raise PydanticCustomError(
@@ -41,15 +43,15 @@ class ApiSpokenMessage(Api):
 class ApiAssistantMessage(Api):
     role: Literal["assistant"]
     content: ApiContent | None = None
-    """Needed unless there are tool_calls."""
+    """Required unless there are tool_calls."""
     tool_calls: ApiToolCalls | None = None
-    """Taken where the model's chat template has a place for them, else refused."""
+    """Accepted if the model's chat template supports tool calls, else refused."""
     function_call: Annotated[object, Unless(None)] = None
     audio: Annotated[object, Unless(None)] = None
 
 
 class ApiToolMessage(Api):
-    """What came of a call. Taken where the model's chat template has a place for it, else refused."""
+    """The result of a tool call. Accepted if the model's chat template supports it, else refused."""
 
     role: Literal["tool"]
     content: ApiContent
@@ -62,7 +64,7 @@ def _role_tag(value: Any) -> str:
 
 
 def _check_message(value: object) -> object:
-    """One clear line about what is no message or has no role that is known."""
+    """One clear error for a value that is not a message, instead of one per class of the union."""
     if not isinstance(value, dict):
         raise PydanticCustomError("part_type", "must be an object, not {got}", {"got": shown(value)})
     return value
@@ -75,7 +77,7 @@ ApiMessage = Annotated[
     Discriminator(_role_tag),
     BeforeValidator(_check_message),
 ]
-# Named, as FailFast cannot be hashed and so cannot be part of a union.
+# A named alias: FailFast is not hashable and so cannot be part of a union.
 ApiMessages = TypeAliasType(
     "ApiMessages", Annotated[list[ApiMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
 )
@@ -83,13 +85,13 @@ ApiMessages = TypeAliasType(
 
 class StreamOptions(Api):
     include_usage: bool | None = None
-    """One more chunk before the end tells the usage."""
+    """Send one more chunk with the usage at the end."""
 
 
 class ApiJsonSchema(Api):
     name: str = Field(default="", max_length=256)
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """The JSON Schema that the answer is held to."""
+    """The JSON Schema that the answer must match."""
 
 
 class ResponseFormatText(Api):
@@ -106,7 +108,7 @@ class ResponseFormatSchema(Api):
 
 
 def _check_format_type(value: object) -> object:
-    """One clear line about the type, rather than one about each class of the union."""
+    """One clear error about the type, instead of one per class of the union."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("text", "json_object", "json_schema"):
         message = "must be an object of type 'text', 'json_object' or 'json_schema', not {got}"
@@ -137,7 +139,7 @@ def _check_bias_keys(bias: dict[str, float]) -> dict[str, float]:
 
 
 def _limits(bound: Bound | None) -> FieldInfo:
-    """As pydantic, and ``/openapi.json``, know a bound."""
+    """A bound as a pydantic field, which ``/openapi.json`` shows too."""
     match bound:
         case Between(low=low, high=high, above=above):
             return cast(FieldInfo, Field(gt=low, le=high) if above else Field(ge=low, le=high))
@@ -149,7 +151,7 @@ def _limits(bound: Bound | None) -> FieldInfo:
 
 
 def _field(row: Parameter) -> Any:
-    """The type that a sampling parameter has in a body; left out or null, it has its default."""
+    """The type of a sampling parameter in a body; null or left out means the default."""
     limits = _limits(row.bound)
     if row.kind in (int, float, bool, int | None):
         kind: Any = int if row.kind == int | None else row.kind
@@ -161,19 +163,19 @@ def _field(row: Parameter) -> Any:
     if row.kind == tuple[str, ...]:
         one_too = BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None)
         return Annotated[list[each], FailFast(), limits, one_too]
-    # Named, as FailFast cannot be hashed and so cannot be part of a union.
+    # A named alias: FailFast is not hashable and so cannot be part of a union.
     listed: Any = TypeAliasType("TokenIds", Annotated[list[each], FailFast(), limits])
     return listed | None
 
 
 TopLogprobs = Annotated[int, _limits(PARAMETERS["logprobs"].bound)]
 _OWN_FORM = frozenset({"logprobs", "response_format"})
-"""Parameters that a chat completion and a plain one say in other ways than as a value."""
+"""Parameters whose fields differ between chat and plain completions."""
 
 if TYPE_CHECKING:
 
     class SamplingFields(Api):
-        """One field for each row of ``domain.sampling``, but for ``_OWN_FORM``."""
+        """One field per row of ``domain.sampling``, except ``_OWN_FORM``."""
 
         max_tokens: int | None
 else:
@@ -189,18 +191,20 @@ else:
 
 
 class Generation(SamplingFields):
-    """What chat and plain completions have in common. What is no field of OpenAI's is named as elsewhere in the field."""
+    """Fields shared by chat and plain completions.
+
+    Extensions to OpenAI's API use the names common among other servers.
+    """
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    """Taken and without effect."""
+    """Accepted and ignored."""
     priority: int | None = Field(default=None, ge=PRIORITY.low, le=PRIORITY.high)
-    """Where requests wait, lower ones go first; those of equal priority by the time they have left (x-request-timeout).
-    Left out, it is 0."""
+    """Lower values are served first; equal ones by the time they have left (x-request-timeout). The default is 0."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
-    """Embeddings are shared only among requests with the same salt."""
+    """Embeddings are shared only between requests with the same salt."""
 
 
 class ChatCompletionRequest(Generation):
@@ -213,12 +217,12 @@ class ChatCompletionRequest(Generation):
     """Needs ``logprobs``."""
     response_format: ApiResponseFormat | None = None
     tools: ApiTools | None = None
-    """Shown to the model if its chat template has a place for them, else refused."""
+    """Shown to the model if its chat template supports tools, else refused."""
     tool_choice: ApiToolChoice | None = None
-    """Whether tools are kept from the model (none), called as it likes (auto, the default), called in any case
-    (required), or one of them is called by name."""
+    """none: tools are hidden from the model; auto (the default): it may call them; required: it must call one; or the
+    name of the one to call."""
     parallel_tool_calls: bool | None = None
-    """Whether one answer may make several calls; it may if this is left out."""
+    """Whether one answer may contain several calls. The default is true."""
     functions: Annotated[object, Unless(None, [])] = None
     function_call: Annotated[object, Unless(None, "none", "auto")] = None
     modalities: Annotated[object, Unless(None, [], ["text"])] = None
@@ -256,8 +260,8 @@ class TokenizeRequest(Api):
     """``POST /tokenize``: either ``prompt`` or ``messages``."""
 
     model: str | None = None
-    """Left out, it is the model that is served."""
+    """The default is the model that is served."""
     prompt: str | None = None
     messages: ApiMessages | None = None
     return_token_strs: bool | None = None
-    """Whether the answer's token_strs are told; they are null otherwise."""
+    """Whether to return token_strs; null otherwise."""

@@ -1,4 +1,4 @@
-"""What a message is made of: text, images, videos, audio."""
+"""The content parts of a message: text, images, videos, audio."""
 
 from typing import Annotated, Literal
 
@@ -34,7 +34,7 @@ class ApiImageUrl(Api):
     url: str
     """A data: URL, or an https: or http: URL that the server fetches."""
     detail: Literal["auto", "low", "high"] | None = None
-    """Taken and without effect: a model's own processor decides the resolution."""
+    """Accepted and ignored: the model's own processor decides the resolution."""
 
 
 class ApiImagePart(Api):
@@ -48,14 +48,14 @@ class ApiUrl(Api):
 
 
 class ApiVideoPart(Api):
-    """MP4, MOV or WebM; for models that take videos. What it is, its bytes say."""
+    """MP4, MOV or WebM, for models that take videos. The format is detected from the bytes."""
 
     type: Literal["video_url"]
     video_url: ApiUrl
 
 
 class ApiAudioUrlPart(Api):
-    """WAV, FLAC, MP3, Ogg or M4A; for models that take audio. What it is, its bytes say."""
+    """WAV, FLAC, MP3, Ogg or M4A, for models that take audio. The format is detected from the bytes."""
 
     type: Literal["audio_url"]
     audio_url: ApiUrl
@@ -65,11 +65,11 @@ class ApiInputAudio(Api):
     data: str
     """The file in base64."""
     format: str | None = Field(default=None, max_length=32)
-    """Taken and without effect: the bytes say what they are."""
+    """Accepted and ignored: the format is detected from the bytes."""
 
 
 class ApiAudioPart(Api):
-    """Audio in the request itself, as OpenAI's API has it; for models that take audio."""
+    """Audio inline in the request, as in OpenAI's API, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: ApiInputAudio

@@ -1,4 +1,4 @@
-"""Tools: what may be called, whether it must be, and what was called."""
+"""Tools: their definitions, the tool choice, and calls made."""
 
 from typing import Annotated, Any, Literal
 

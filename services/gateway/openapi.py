@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway, derived from the types that read requests and make answers."""
+"""The gateway's OpenAPI document, derived from the types of requests and answers."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def _ref(name: str) -> dict[str, Any]:
 
 
 _HEADERS = [
-    {"name": "x-request-id", "in": "header", "schema": {"type": "string"}, "description": "Names the request."},
+    {"name": "x-request-id", "in": "header", "schema": {"type": "string"}, "description": "The request's id."},
     {
         "name": "x-request-timeout",
         "in": "header",
@@ -42,20 +42,20 @@ _HEADERS = [
     },
 ]
 _CLOSED = {
-    "400": "The request can never succeed as it stands; param names the field.",
+    "400": "The request is invalid; param names the field.",
     "401": "A valid API key is needed.",
-    "403": "The header Host names something else.",
+    "403": "The Host header is not allowed.",
     "404": "There is no such model or request.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
-    "417": "The header Expect asks for something that is not known.",
+    "417": "The expectation is not supported.",
     "431": "Headers or trailers are too large.",
-    "429": "A limit is reached; Retry-After says when to come again.",
+    "429": "A limit is reached; Retry-After says when to retry.",
     "499": "The client closed the connection.",
     "500": "A defect; the server's log has the details.",
-    "503": "An instance is down, draining or not there yet.",
-    "504": "The time of the request is over.",
+    "503": "An instance is down, draining or not started yet.",
+    "504": "The request's time limit has passed.",
 }
 
 
@@ -66,7 +66,7 @@ def document() -> dict[str, Any]:
         *((answer.__name__, "serialization", TypeAdapter(answer)) for answer in _ANSWERS),
     ]
     _, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
-    stream = "An answer, or with stream: true server-sent events of its chunks that end with data: [DONE]."
+    stream = "An answer; with stream: true its chunks as server-sent events, which end with data: [DONE]."
     model_id = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     request_id = [{"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     return {
@@ -112,8 +112,8 @@ def _errors(statuses: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _events(chunk: str) -> dict[str, Any]:
-    said = f"One server-sent event of many. `data` is a {chunk} or an Error as JSON text, or, at the end, [DONE]."
-    return {"type": "object", "description": said, "required": ["data"], "properties": {"data": {"type": "string"}}}
+    about = f"One server-sent event. `data` is a {chunk} or an Error as JSON text, or [DONE] at the end."
+    return {"type": "object", "description": about, "required": ["data"], "properties": {"data": {"type": "string"}}}
 
 
 def _post(name: str, request: str, answer: str, description: str, *, chunk: str = "") -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _get(
 
 def _metrics() -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
-    good = {"description": "What this process measures, in Prometheus' text format.", "content": text}
+    good = {"description": "The process's metrics in Prometheus' text format.", "content": text}
     return {
         "operationId": "metrics",
         "parameters": [],

@@ -1,4 +1,4 @@
-"""The routes, and the one endpoint that streams."""
+"""The routes and their endpoints."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ from .service import Gateway, Parse
 
 _JSON = "application/json"
 _GRACE_S = 0.5
-"""The router keeps the time limit; the gateway only sees to it that nothing outlives it."""
+"""Margin over the router's time limit: the router enforces the limit, the gateway only backs it up."""
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -55,7 +55,7 @@ def create_app(
     connections: Callable[[], int] = lambda: 0,
     metrics: Metrics | None = None,
 ) -> ASGIApp:
-    """The ASGI application. ``new_id`` names requests whose client did not; ``connections`` counts the open ones."""
+    """The ASGI application. ``new_id`` makes an id where the client sent none; ``connections`` counts the open ones."""
     limit = gateway.settings.max_connections
 
     def refused() -> TriptychError | None:
@@ -91,21 +91,21 @@ def make_routes(gateway: Gateway, metrics: Metrics) -> list[Route]:
 
 
 class Endpoints:
-    """Everything that answers at once."""
+    """The GET endpoints."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._openapi = json.dumps(document()).encode()
 
     async def health(self, _: Request) -> Response:
-        """Alive: depends on nothing but this process."""
+        """Liveness: depends on nothing outside this process."""
         return JSONResponse(api.Health(status="ok"))
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._openapi, media_type=_JSON)
 
     async def ready(self, _: Request) -> Response:
-        """200 when every stage of a model has an instance, else 503 with what is missing."""
+        """200 if every stage of a model has an instance, else 503 with what is missing."""
         readiness = await self._gateway.readiness()
         return Response(READINESS.dump_json(readiness), 200 if readiness.ready else 503, media_type=_JSON)
 
@@ -125,7 +125,7 @@ class Endpoints:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, while it is answered."""
+    """One POST request while it is answered."""
 
     request_id: str
     caller: Caller
@@ -134,11 +134,11 @@ class Exchange:
     receive: Receive
     send: Send
     streaming: bool = False
-    """The 200 of a stream is out: what happens from here on is said in the stream."""
+    """The 200 of a stream has been sent: errors are reported in the stream from here on."""
 
     @property
     def left_s(self) -> float:
-        """Time that the router may take."""
+        """The time that the router may take."""
         return self.lifetime.left_s - _GRACE_S
 
 
@@ -146,7 +146,7 @@ Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
 
 
 class Post:
-    """A route that takes a body, as an ASGI application: admitted, bounded, parsed, and ended when the client leaves."""
+    """A POST route as an ASGI application: admits, reads and parses the body, and cancels when the client leaves."""
 
     def __init__(self, gateway: Gateway, parse: Parse, respond: Respond) -> None:
         self._gateway = gateway
@@ -175,12 +175,12 @@ class Post:
             if not exchange.streaming:
                 raise
             last = error_event(edge.as_known(error, request_id))
-            async with asyncio.timeout(_GRACE_S):  # a client that does not read is cut off instead
+            async with asyncio.timeout(_GRACE_S):  # a client that does not read is cut off
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 class Generate:
-    """Answers with what the model says. Nothing is sent before the first good event."""
+    """Answers with the model's output. Nothing is sent before the first event."""
 
     def __init__(self, gateway: Gateway, form: type[ChatForm] | type[CompletionForm]) -> None:
         self._gateway = gateway
@@ -203,26 +203,26 @@ class Generate:
 
 
 class Tokenize:
-    """Answers with the ids that the model would see."""
+    """Answers with the prompt's token ids."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
-        told, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
-        body = tokens_body(told, model, return_token_strs=request.return_token_strs)
+        tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, exchange.left_s)
+        body = tokens_body(tokenized, model, return_token_strs=request.return_token_strs)
         await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
-    """Server-sent events; a stream that breaks off ends without [DONE]."""
+    """Send server-sent events. A stream that fails ends without [DONE]."""
     exchange.streaming = True
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-    # Each write is a system call, and wakes the client: what comes together goes together.
+    # Each write is a system call and wakes the client: events that arrive together are sent together.
     body = form.begin(answer.request.sampling.n)
     async with aclosing(answer.events()) as stream:
         async for events in stream:
-            body += b"".join(_told(form, event) for event in events)
+            body += b"".join(_encode_event(form, event) for event in events)
             last = bool(events) and isinstance(events[-1], ChatFinished)
             if last:
                 body += DONE
@@ -232,7 +232,7 @@ async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     exchange.streaming = False
 
 
-def _told(form: Form, event: ChatEvent) -> bytes:
+def _encode_event(form: Form, event: ChatEvent) -> bytes:
     match event:
         case TokenChunk():
             return form.chunk(event)

@@ -1,4 +1,4 @@
-"""The gateway as an object: requests in, domain types to the router, answers out. It knows no HTTP."""
+"""The gateway without HTTP: turns parsed requests into calls of the router."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ from .settings import GatewaySettings
 logger = logging.getLogger(__name__)
 
 _TIMELINE_S = 1.0
-"""For so long the end of a request that was left may wait for what it cost."""
+"""How long a cancelled request may wait for the router to report its cost."""
 
 Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
 
 
 class Gateway:
-    """What the routes call. ``wall_s`` gives seconds since 1970, for the ``created`` fields of answers."""
+    """Called by the routes. ``wall_s`` returns seconds since 1970, for the ``created`` fields of answers."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Gateway:
         return int(self._wall_s())
 
     async def read_body(self, chunks: AsyncIterator[bytes], announced_bytes: int | None, hold: Hold) -> bytearray:
-        """Collect a body within its bounds, in one copy.
+        """Collect a body within its limits, in one copy.
 
-        What was only announced takes no room from others: a client that promises much and sends nothing holds nothing.
-        Raises RequestTooLarge, Overloaded when all bodies together are, RequestTimeout when it does not arrive.
+        An announced length reserves no memory: a client that announces much and sends nothing holds nothing. Raises
+        RequestTooLarge, Overloaded when all bodies together are too large, RequestTimeout when it arrives too slowly.
         """
         limit, limit_s = self._settings.max_body_bytes, self._settings.body_timeout_s
         if announced_bytes is not None and announced_bytes > limit:
@@ -80,7 +80,7 @@ class Gateway:
         return body
 
     async def parse(self, how: Parse, body: bytearray, hold: Hold) -> ParsedRequest:
-        """A request with all of its media. Raises InvalidRequest, InvalidMedia, or Overloaded."""
+        """The request with all its media. Raises InvalidRequest, InvalidMedia or Overloaded."""
         if len(body) <= self._settings.parse_inline_bytes:
             request = how(body, self._settings.max_item_bytes)
         else:
@@ -91,13 +91,13 @@ class Gateway:
     async def chat(
         self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
     ) -> AsyncGenerator[OpenAnswer]:
-        """Ask the router and wait for the first event; leaving the context cancels what still runs.
+        """Call the router and wait for the first event; leaving the context cancels the request.
 
-        The caller is charged for what was computed, also where it left early or its time was over. Raises whatever error
-        comes instead of a first event.
+        The caller is charged for what was computed, even if it left early or timed out. Raises the error that comes
+        instead of a first event.
         """
-        asked = self._to_router(request_id, request, caller, timeout_s)
-        answer = OpenAnswer(request, self._router.chat(asked))
+        chat_request = self._to_router(request_id, request, caller, timeout_s)
+        answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):
                 with _naming_fields(request):
@@ -105,18 +105,18 @@ class Gateway:
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
             if caller.has_token_limit and not answer.finished:
-                answer.spent_tokens += await self._spent_prompt_tokens(asked.request_id)
+                answer.spent_tokens += await self._spent_prompt_tokens(chat_request.request_id)
             raise
         finally:
             caller.charge(answer.spent_tokens)
 
     async def _spent_prompt_tokens(self, request_id: str) -> int:
-        """The tokens of a prompt once a text instance has it; before that, those of items that went to an encoder."""
+        """The prompt's tokens if a text instance has received it; otherwise the tokens of the items sent to an encoder."""
         try:
             async with asyncio.timeout(_TIMELINE_S):
                 timeline = await self._router.timeline(request_id)
         except (TriptychError, TimeoutError):
-            logger.warning("request %s: its prompt is not charged: the router does not tell its tokens", request_id)
+            logger.warning("request %s: its prompt is not charged: the router did not report its tokens", request_id)
             return 0
         if timeline.text_attempts:
             return timeline.prompt_tokens
@@ -125,14 +125,14 @@ class Gateway:
     async def tokenize(
         self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
     ) -> tuple[Tokenized, ModelInfo]:
-        """The ids that the model would see, and the model. Raises what a chat would be refused with."""
+        """The prompt's token ids, and the model. Raises the same errors as a chat."""
         models = await self._router.models()
         if not request.model and models:
             request = replace(request, model=models[0].model_id)
         model, _ = await self.model(request.model)
-        asked = self._to_router(request_id, request, caller, timeout_s)
+        chat_request = self._to_router(request_id, request, caller, timeout_s)
         with _naming_fields(request):
-            return await self._router.tokenize(asked, return_token_strs=request.return_token_strs), model
+            return await self._router.tokenize(chat_request, return_token_strs=request.return_token_strs), model
 
     def _to_router(self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float) -> ChatRequest:
         tenant = "" if self._settings.tenants_share else caller.name
@@ -150,7 +150,7 @@ class Gateway:
         )
 
     async def models(self) -> tuple[tuple[ModelInfo, ...], int]:
-        """The models that are served, and since when."""
+        """The models that are served, and the time since when."""
         return await self._router.models(), self._started_at
 
     async def model(self, model_id: str) -> tuple[ModelInfo, int]:
@@ -159,20 +159,20 @@ class Gateway:
         for model in models:
             if model.model_id == model_id:
                 return model, since
-        raise ModelNotFound(f"the model {model_id!r} is not served here", param="model")
+        raise ModelNotFound(f"the model {model_id!r} is not served", param="model")
 
     async def readiness(self) -> Readiness:
-        """A router that cannot be reached is one more stage that is missing."""
+        """An unreachable router is reported as a missing stage."""
         try:
             return await self._router.readiness()
         except TriptychError as error:
-            logger.info("the router does not answer: %s", error.message)
+            logger.info("the router is not reachable: %s", error.message)
             return Readiness(ready=False, missing=("router",))
 
     async def timeline(self, request_id: str, caller: Caller) -> Timeline:
-        """Of one of the caller's own requests: what ``x-request-id`` said, or the ``id`` of the answer.
+        """The timeline of one of the caller's own requests, by ``x-request-id`` or the answer's ``id``.
 
-        Raises NotFound, also for requests of others.
+        Raises NotFound, also for other callers' requests.
         """
         own_id = canonical(request_id)
         return replace(await self._router.timeline(_at_router(own_id, caller)), request_id=own_id)
@@ -180,7 +180,7 @@ class Gateway:
 
 @contextmanager
 def _naming_fields(request: ParsedRequest) -> Iterator[None]:
-    """Where the router names a part that is an item, name the field of the body that it came in."""
+    """Replace the part that the router's error names by the body's field."""
     try:
         yield
     except TriptychError as error:
@@ -189,5 +189,5 @@ def _naming_fields(request: ParsedRequest) -> Iterator[None]:
 
 
 def _at_router(request_id: str, caller: Caller) -> str:
-    """Names of requests are each key's own: no key can ask for what another one did."""
+    """Prefix the id with the key's name, so that no key can look up another's requests."""
     return f"{caller.name}/{request_id}" if caller.name else request_id

@@ -50,7 +50,7 @@ class GatewaySettings(ServiceSettings):
     body_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Time for a request's body to arrive, regardless of x-request-timeout; a slower one is answered 408."""
     max_buffered_bytes: int = Field(default=1 << 30, ge=1024)
-    """Most bytes of bodies held at the same time, over all requests; a body that does not fit is answered 429."""
+    """Most body bytes held at the same time, over all requests; a body that does not fit is answered 429."""
     max_item_bytes: int = Field(default=32 << 20, ge=1)
     """Largest image, video or audio clip, after base64 decoding."""
     request_timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
@@ -69,7 +69,7 @@ class GatewaySettings(ServiceSettings):
         return host
 
     @model_validator(mode="after")
-    def _the_network_is_let_in_on_purpose(self) -> Self:
+    def _public_without_keys_is_explicit(self) -> Self:
         if not self.is_loopback and self.keys is None and not self.allow_anyone:
             raise ValueError(
                 f"host ({self.host}) is not a loopback address: set keys, or allow_anyone to serve without keys"
