@@ -1,1 +1,1 @@
-"""The router: one entrance, placing items on encoders and requests on text instances."""
+"""The router: the single entry point. It places items on encoders and requests on text instances."""

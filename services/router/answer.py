@@ -1,4 +1,4 @@
-"""One answer on its way from the text instance to the caller."""
+"""Converts one text stream into the events sent to the caller."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -11,10 +11,10 @@ from .tool_calls import Calling, ToolCallStream
 
 
 class Answer:
-    """Passes on what the text instance says, in the caller's terms, and notices when every choice is at its end."""
+    """Converts text events to chat events, counts tokens, and tracks which choices have finished."""
 
     def __init__(self, buffer: StreamBuffer, calling: Calling | None, *, choices: int, usage: Usage) -> None:
-        """``usage`` is that of the prompt alone."""
+        """``usage`` counts the prompt only."""
         self._buffer = buffer
         self._calls = None if calling is None else ToolCallStream(calling, choices, _new_call_id)
         self._unfinished = set(range(choices))
@@ -22,46 +22,48 @@ class Answer:
         self._completion_tokens = 0
         self.streamed_tokens = 0
         self.finish_reason = ""
-        """Of the choice that ended last."""
+        """The reason of the choice that finished last."""
 
     @property
     def over(self) -> bool:
         return not self._unfinished
 
     def take(self, events: Sequence[TextEvent]) -> list[Finished]:
-        """Pass on what came together; the choices that are at their end with it.
+        """Forward a batch of events.
 
-        Raises InternalError for the end of a choice that does not run.
+        Returns the choices that finish with it.
+
+        Raises InternalError if a choice that is not running finishes.
         """
-        told: list[ChatEvent] = []
+        out: list[ChatEvent] = []
         ended: list[Finished] = []
         for event in events:
             if isinstance(event, TokenChunk):
                 self.streamed_tokens += len(event.token_ids)
                 if self._calls is None:
-                    told.append(event)
+                    out.append(event)
                 else:
-                    told += self._calls.chunk(event)
+                    out += self._calls.chunk(event)
             elif isinstance(event, Finished):
                 ended.append(event)
-                told += self._finished(event)
-        if told:
-            self._buffer.put(told)
+                out += self._finished(event)
+        if out:
+            self._buffer.put(out)
         return ended
 
     def _finished(self, event: Finished) -> list[ChatEvent]:
         if event.choice not in self._unfinished:
-            raise InternalError(f"the text instance ended choice {event.choice}, which does not run")
+            raise InternalError(f"the text instance finished choice {event.choice}, which is not running")
         self._unfinished.remove(event.choice)
         self._completion_tokens += event.completion_tokens
         self.finish_reason = event.reason.value
-        told: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
+        out: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
         if self._calls is not None:
-            told = self._calls.finished(event)
+            out = self._calls.finished(event)
         if self.over:
             prompt = self._usage
-            told.append(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
-        return told
+            out.append(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
+        return out
 
 
 def _new_call_id() -> str:

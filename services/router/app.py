@@ -1,4 +1,4 @@
-"""The router wired up: where real stubs, threads and the model's torch-free half are made."""
+"""Wires up the router: stubs, threads, and the model's tokenizer and template."""
 
 import random
 from collections.abc import AsyncGenerator
@@ -29,7 +29,7 @@ from .settings import RouterSettings
 
 @asynccontextmanager
 async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[RouterService]]:
-    """Read the model's tokenizer and template, connect to the instances, listen. Raises CannotStart."""
+    """Load the model's tokenizer and template, connect to the instances, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
     async with AsyncExitStack() as stack:
@@ -59,7 +59,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
 
 
 async def _membership(settings: RouterSettings, offload: Offload) -> Membership:
-    """A file that cannot be used is an error now; later it is not."""
+    """An invalid file is an error at startup; later the last valid snapshot is kept."""
     path = settings.instances_file
     if path is None:
         return FixedMembership(settings.instances)

@@ -1,4 +1,4 @@
-"""Does what the cluster's machine says: follows the membership, watches instances, hands out credits, gives leases back."""
+"""Runs the cluster machine: follows the membership, watches instances, grants credits, releases leases."""
 
 import asyncio
 import logging
@@ -39,23 +39,23 @@ from .settings import RouterSettings
 logger = logging.getLogger(__name__)
 
 _ASK_S = 0.25
-"""For so long a request waits for text instances that were away and are asked again."""
+"""How long a request waits for unreachable text instances to answer a retry."""
 
 
 class Scope(Protocol):
-    """Owns background tasks (``runtime.tasks.TaskScope``). ``spawn`` raises RuntimeError when it takes no more."""
+    """Owns background tasks (``runtime.tasks.TaskScope``). ``spawn`` raises RuntimeError once it is closed."""
 
     def spawn(self, work: Coroutine[object, object, None], *, name: str) -> None: ...
 
 
-class Applicant(Protocol):
-    """A request, which may have asked for places."""
+class Requester(Protocol):
+    """A request, as the receiver of the cluster's answers to it."""
 
-    def answered(self, answer: Granted | Refused | TextPoolLost) -> None: ...
+    def on_answer(self, answer: Granted | Refused | TextPoolLost) -> None: ...
 
 
 class Cluster:
-    """The router's instances. All methods but ``release`` return at once."""
+    """The router's instances. No method blocks; ``ask_for_text`` alone waits."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Cluster:
         scope: Scope,
         rng: Rng,
     ) -> None:
-        """``connect`` makes the client of an address; it is closed when the member is gone and no call runs."""
+        """``connect`` makes a client for an address; it is closed once the member is gone and no call is running."""
         self._membership = membership
         self._connect = connect
         self._settings = settings
@@ -83,12 +83,12 @@ class Cluster:
         )
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
-        self._applicants: dict[int, Applicant] = {}
+        self._requesters: dict[int, Requester] = {}
         self._text_back = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
 
-    # --- what it knows -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> ModelInfo | None:
@@ -96,46 +96,46 @@ class Cluster:
 
     @property
     def kv_tokens(self) -> int:
-        """Most tokens that any usable text instance keeps for one request; 0 where that is not known."""
+        """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
         return self._machine.kv_tokens
 
     @property
     def text_lost(self) -> bool:
-        """Whether there has been no text instance for the whole grace."""
+        """Whether no text instance has been usable for the whole grace period."""
         return self._machine.text_lost
 
     @property
     def outstanding_credits(self) -> int:
-        """Credits of items and dispatches that have not come back: none when nothing runs."""
+        """Credits of items and dispatches not yet returned; 0 when nothing runs."""
         return self._machine.outstanding
 
     @property
     def waiting_for_credits(self) -> int:
-        """Requests that wait for room in the encoders' arenas."""
+        """Requests waiting for room in the encoders' arenas."""
         return self._machine.waiting
 
     def instances_by_state(self) -> dict[tuple[str, ...], int]:
-        """How many instances there are, by role (``E``, ``PD`` ...; empty before it was seen) and state."""
+        """Number of instances by role (``E``, ``PD`` ...; empty until it is known) and state."""
         return {("" if role is None else role.value, state): n for (role, state), n in self._machine.states().items()}
 
     @property
     def membership(self) -> MembershipSnapshot:
-        """The one that is followed."""
+        """The current snapshot."""
         return self._snapshot
 
     @property
     def membership_fault(self) -> str:
-        """Why the source of members cannot be read now; empty when it can."""
+        """Why the source of members cannot be read; empty if it can."""
         return self._membership.fault
 
     @property
     def encoders(self) -> Pool:
-        """The instances that encode as they are believed to be now."""
+        """The instances that encode, with their estimated load."""
         return self._machine.pool(ENCODE, self._clock())
 
     @property
     def texts(self) -> Pool:
-        """The instances that prefill and decode as they are believed to be now."""
+        """The instances that prefill and decode, with their estimated load."""
         return self._machine.pool(TEXT, self._clock())
 
     def readiness(self) -> Readiness:
@@ -147,21 +147,24 @@ class Cluster:
 
     @contextmanager
     def call(self, name: str) -> Iterator[InstanceClient]:
-        """Around a call to an instance. Raises InstanceLost within it once it is given up, Unavailable for none."""
+        """Context of a call to an instance.
+
+        Raises InstanceLost inside when the call is given up, Unavailable if there is no such instance.
+        """
         connection = self._connections.get(name)
         if connection is None:
             raise Unavailable("the instance has left")
         with connection.call() as client:
             yield client
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, request: int, applicant: Applicant) -> None:
-        """From now on the request of this number may ask for places."""
-        self._applicants[request] = applicant
+    def register(self, request: int, requester: Requester) -> None:
+        """Register the receiver of answers to a request."""
+        self._requesters[request] = requester
 
-    def leave(self, request: int) -> None:
-        del self._applicants[request]
+    def unregister(self, request: int) -> None:
+        del self._requesters[request]
 
     def feed(self, event: ClusterEvent) -> None:
         self._apply(self._machine.handle(event, self._clock()))
@@ -171,7 +174,7 @@ class Cluster:
             self._text_back.set()
 
     async def ask_for_text(self) -> None:
-        """Ask whoever is away, and wait a moment: a process that was stopped may have gone on since it was asked."""
+        """Retry unreachable instances at once and wait a moment: a stopped process may have resumed."""
         for connection in self._connections.values():
             connection.wanted.set()
         with suppress(TimeoutError):
@@ -179,15 +182,15 @@ class Cluster:
                 await self._text_back.wait()
 
     def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
-        """Give leases back in the background, and after that the credits that go with them."""
+        """Release leases in the background, then return their credits."""
         if not lease_ids:
             self._return(credits_)
             return
         try:
             self._scope.spawn(self._release(name, lease_ids, credits_), name="release")
         except RuntimeError:
-            # The process is ending: the leases run out by themselves.
-            logger.info("%d leases at %s are left to run out", len(lease_ids), name)
+            # The process is ending: the leases expire.
+            logger.info("%d leases at %s are left to expire", len(lease_ids), name)
             self._return(credits_)
 
     async def _release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
@@ -196,9 +199,9 @@ class Cluster:
                 with self.call(name) as encoder:
                     await encoder.release(lease_ids)
         except TimeoutError:
-            logger.warning("%s did not take %d leases back in time; they run out", name, len(lease_ids))
+            logger.warning("%s did not release %d leases in time; they expire", name, len(lease_ids))
         except TriptychError as error:
-            logger.info("%s did not take %d leases back (%s); they run out", name, len(lease_ids), error.code)
+            logger.info("%s did not release %d leases (%s); they expire", name, len(lease_ids), error.code)
         finally:
             self._return(credits_)
 
@@ -209,13 +212,13 @@ class Cluster:
     def _apply(self, effects: list[ClusterEffect]) -> None:
         for effect in effects:
             match effect:
-                case Granted(request) | Refused(request) if request in self._applicants:
-                    self._applicants[request].answered(effect)
+                case Granted(request) | Refused(request) if request in self._requesters:
+                    self._requesters[request].on_answer(effect)
                 case Granted(_, grants):
                     self._return(tuple(grant.credit for grant in grants))
                 case TextPoolLost():
-                    for applicant in list(self._applicants.values()):
-                        applicant.answered(effect)
+                    for requester in list(self._requesters.values()):
+                        requester.on_answer(effect)
                 case Connect(name):
                     self._open(name)
                 case Disconnect(name):
@@ -224,13 +227,13 @@ class Cluster:
                     if (connection := self._connections.get(name)) is not None:
                         connection.suspect.set()
                 case WakeAt(at_s, reason):
-                    logger.debug("to be woken at %g s: %s", at_s, reason)
+                    logger.debug("wake at %g s: %s", at_s, reason)
                     self._wake(at_s)
                 case Noticed(name, what):
                     logger.info("%s: %s", name, what)
 
     def _wake(self, at_s: float) -> None:
-        """The earliest time counts: an effect done before this one may have led to an event that set an earlier one."""
+        """Keep the earliest time: an effect applied before may have led to an event that set an earlier one."""
         if self._alarm is not None:
             if self._alarm_s <= at_s:
                 return
@@ -245,11 +248,11 @@ class Cluster:
     # --- membership --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to follow the membership, and to watch every member, in the scope."""
+        """Start following the membership and watching every member."""
         self._scope.spawn(self._follow_membership(), name="membership")
 
     def close(self) -> None:
-        """Let go of the timer; the watches end with the scope."""
+        """Cancel the timer. The watches end with the scope."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -257,7 +260,9 @@ class Cluster:
         async with aclosing(self._membership.snapshots()) as snapshots:
             async for snapshot in snapshots:
                 if snapshot.version <= self._snapshot.version:
-                    logger.warning("membership %d came after %d", snapshot.version, self._snapshot.version)
+                    logger.warning(
+                        "ignored membership %d, which came after %d", snapshot.version, self._snapshot.version
+                    )
                     continue
                 previous, self._snapshot = self._snapshot, snapshot
                 for member in snapshot.since(previous):
@@ -266,10 +271,10 @@ class Cluster:
 
     def _open(self, name: str) -> None:
         connection = self._connections[name] = Connection(name, self._connect(name))
-        self._scope.spawn(self._attend(connection), name=f"watch {name}")
+        self._scope.spawn(self._run_connection(connection), name=f"watch {name}")
 
-    async def _attend(self, connection: Connection) -> None:
-        """Watch a member until it is forgotten and no call to it runs any more."""
+    async def _run_connection(self, connection: Connection) -> None:
+        """Watch a member until it is forgotten and no call to it is running."""
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(connection), name=f"watch {connection.name}")
@@ -281,11 +286,11 @@ class Cluster:
             await connection.client.close()
 
     async def _watch(self, connection: Connection) -> None:
-        """Ask who it is, then follow its load; when that breaks, begin again, less and less often while it is away."""
+        """Get the instance's description, then follow its load. On failure start over, with exponential backoff."""
         name = connection.name
         delay_s = self._settings.reconnect_min_s
         while True:
-            # A suspicion from before the answer is settled by it; one from later ends the watch that follows.
+            # A new description settles earlier suspicions; a later one ends the watch below.
             connection.suspect.clear()
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
@@ -307,38 +312,46 @@ class Cluster:
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
     async def _follow(self, connection: Connection) -> bool:
-        """Take load reports in until they stop, or there is a reason to ask who it is again; whether nothing is wrong.
+        """Read load reports until they stop or the instance must be described again.
 
-        An instance whose heartbeat is lost may have been stopped: the calls that wait for it are given up too.
+        Returns whether nothing failed.
+
+        When the heartbeat is lost the process may be stopped, so calls to it are given up too.
         """
-        name, suspect, news = connection.name, connection.suspect, _News()
+        name, suspect, reports = connection.name, connection.suspect, _Reports()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._take_in(name, connection.client.watch_load(), news), name=f"load {name}")
-            asked = group.create_task(_tell(suspect, news), name=f"suspicion of {name}")
+            reading = group.create_task(
+                self._read_reports(name, connection.client.watch_load(), reports), name=f"load {name}"
+            )
+            suspecting = group.create_task(_notify_when_set(suspect, reports), name=f"suspicion of {name}")
             try:
-                while not news.over and not suspect.is_set() and await news.within(self._settings.heartbeat_timeout_s):
+                while (
+                    not reports.over
+                    and not suspect.is_set()
+                    and await reports.next_within(self._settings.heartbeat_timeout_s)
+                ):
                     pass
             finally:
                 reading.cancel()
-                asked.cancel()
-        if not news.over and not suspect.is_set():
+                suspecting.cancel()
+        if not reports.over and not suspect.is_set():
             logger.warning("the heartbeat of %s is lost: no report for %g s", name, self._settings.heartbeat_timeout_s)
             self.feed(InstanceSuspected(name))
             connection.give_up_calls()
-        return news.planned
+        return reports.planned
 
-    async def _take_in(self, name: str, loads: AsyncGenerator[InstanceLoad], news: "_News") -> None:
+    async def _read_reports(self, name: str, loads: AsyncGenerator[InstanceLoad], reports: "_Reports") -> None:
         try:
             async with aclosing(loads):
                 async for load in loads:
                     self.feed(LoadReported(name, load))
-                    news.tell()
+                    reports.notify()
         except DeadlineExceeded:
-            news.planned = True  # no call is without an end; a watch is just begun again
+            reports.planned = True  # every call has a deadline: start the watch again
         except TriptychError as error:
             logger.debug("%s: %s", name, error.code)
-        news.over = True
-        news.tell()
+        reports.over = True
+        reports.notify()
 
 
 def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
@@ -351,21 +364,21 @@ def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
             return MemberLeft(member.address)
 
 
-class _News:
-    """What a watch hears of."""
+class _Reports:
+    """Whether the load reports of one watch go on."""
 
     def __init__(self) -> None:
         self.over = False
-        """There will be no further report."""
+        """No further report will come."""
         self.planned = False
-        """The reports ended because their time was over."""
+        """The reports ended at the call's deadline."""
         self._event = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self._event.set()
 
-    async def within(self, timeout_s: float) -> bool:
-        """Wait for news; whether there were any."""
+    async def next_within(self, timeout_s: float) -> bool:
+        """Wait for a notification. Returns whether one came."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -375,6 +388,6 @@ class _News:
         return True
 
 
-async def _tell(suspect: asyncio.Event, news: _News) -> None:
+async def _notify_when_set(suspect: asyncio.Event, reports: _Reports) -> None:
     await suspect.wait()
-    news.tell()
+    reports.notify()

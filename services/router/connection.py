@@ -1,4 +1,4 @@
-"""A member of the cluster as this router calls it: one stub, the calls to it that run, and when it is done with."""
+"""A connection to one instance: its stub, the running calls, and events about it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from triptych.ports import InstanceClient
 
 
 class Connection:
-    """Calls are made by tasks, within ``call``."""
+    """Every call runs in a task, within ``call``."""
 
     def __init__(self, name: str, client: InstanceClient) -> None:
         self.name = name
         self.client = client
         self.suspect = asyncio.Event()
-        """A call failed in a way that says it is down: ask it again."""
+        """A call failed as if the instance were down: describe it again."""
         self.wanted = asyncio.Event()
-        """A request needs it: ask it at once, if it is away."""
+        """A request needs the instance: retry at once if it is unreachable."""
         self.over = asyncio.Event()
-        """The member is forgotten."""
+        """The cluster has forgotten the member."""
         self._calls: set[asyncio.Task[object]] = set()
         self._given_up: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -27,7 +27,7 @@ class Connection:
 
     @contextmanager
     def call(self) -> Iterator[InstanceClient]:
-        """Around a call: raises InstanceLost within it once it is given up."""
+        """Context of a call. Raises InstanceLost inside when the call is given up."""
         task = asyncio.current_task()
         if task is None:
             raise AssertionError("calls are made by tasks")
@@ -39,7 +39,7 @@ class Connection:
             if task not in self._given_up:
                 raise
             task.uncancel()
-            raise InstanceLost("the instance does not answer any more") from None
+            raise InstanceLost("the instance stopped responding") from None
         finally:
             self._calls.discard(task)
             self._given_up.discard(task)
@@ -47,11 +47,11 @@ class Connection:
                 self._idle.set()
 
     def give_up_calls(self) -> None:
-        """What waits for the instance waits no longer, as if it had died."""
+        """Fail all running calls as if the instance had died."""
         for task in self._calls:
             self._given_up.add(task)
             task.cancel()
 
     async def idle(self) -> None:
-        """Return once no call runs."""
+        """Return once no call is running."""
         await self._idle.wait()

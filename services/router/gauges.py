@@ -1,4 +1,4 @@
-"""What is read of a router at every scrape."""
+"""The router's gauges, read at every scrape."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -10,7 +10,7 @@ from triptych.runtime.metrics import Metrics, gauge
 
 
 class State(Protocol):
-    """The numbers that the router's service has at any time."""
+    """The router's current numbers."""
 
     @property
     def running(self) -> int: ...
@@ -43,20 +43,22 @@ def watch(metrics: Metrics, state: State) -> None:
 
     def read() -> Iterable[Metric]:
         cluster = state.cluster
-        yield gauge("triptych_requests_running", "Requests that the router has taken on", state.running)
+        yield gauge("triptych_requests_running", "Running requests", state.running)
         yield gauge("triptych_router_media_bytes", "Bytes of items kept for running requests", state.media_bytes)
         yield gauge(
-            "triptych_requests_waiting_for_credits", "... that wait for room in arenas", cluster.waiting_for_credits
+            "triptych_requests_waiting_for_credits",
+            "Requests waiting for room in the encoders' arenas",
+            cluster.waiting_for_credits,
         )
-        yield gauge("triptych_credits_outstanding", "Credits that are out", cluster.outstanding_credits)
+        yield gauge("triptych_credits_outstanding", "Credits in use", cluster.outstanding_credits)
         yield gauge(
             "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
         )
 
-        yield gauge("triptych_membership_version", "Snapshots of members so far", cluster.membership.version)
+        yield gauge("triptych_membership_version", "Membership snapshots so far", cluster.membership.version)
         yield gauge(
             "triptych_membership_stale",
-            "1 while the source of members cannot be read, so that the last snapshot holds",
+            "1 while the source of members cannot be read and the last snapshot stays in use",
             bool(cluster.membership_fault),
         )
 

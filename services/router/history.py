@@ -1,4 +1,4 @@
-"""Timelines of requests that are over, the latest ones."""
+"""The timelines of the most recently finished requests."""
 
 from collections import OrderedDict
 

@@ -27,7 +27,7 @@ def checked_address(address: str) -> str:
 
 
 class FixedMembership:
-    """Those that the settings name, for ever."""
+    """The instances named in the settings."""
 
     fault = ""
 
@@ -39,10 +39,10 @@ class FixedMembership:
 
 
 class FileMembership:
-    """Those that a file names, which may change. A file that cannot be used leaves things as they are."""
+    """The instances named in a file that is polled. If the file becomes invalid, the last snapshot stays in use."""
 
     def __init__(self, path: Path, *, poll_s: float, offload: Offload) -> None:
-        """``offload`` reads the file: it may lie on a disk that is slow."""
+        """``offload`` reads the file, as a disk may block."""
         self.fault = ""
         self._path = path
         self._poll_s = poll_s
@@ -57,7 +57,7 @@ class FileMembership:
                     members = await self._offload.run(read_members, self._path)
                     known = seen
                     if self.fault:
-                        logger.info("%s can be used again", self._path)
+                        logger.info("%s is valid again", self._path)
                     self.fault = ""
                     if snapshot.version == 0 or members != snapshot.members:
                         snapshot = MembershipSnapshot(snapshot.version + 1, members)
@@ -86,7 +86,7 @@ class _File(BaseModel):
 
 
 def read_members(path: Path) -> tuple[Member, ...]:
-    """Raises ValueError, in one line, for a file that cannot be read or is not valid."""
+    """Raises ValueError with a one-line message if the file cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_NBYTES + 1)
@@ -107,7 +107,7 @@ def read_members(path: Path) -> tuple[Member, ...]:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Another one after each change. Raises ValueError."""
+    """Changes whenever the file changes. Raises ValueError."""
     try:
         found = path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From a conversation to token ids and planned items: the blocking part of a request, to be run off the event loop."""
+"""Turns a conversation into token ids and item plans: the blocking part of a request, run off the event loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +31,12 @@ from .tool_calls import Calling
 T = TypeVar("T")
 
 _MAX_MESSAGES_INLINE = 16
-"""Templates loop over messages: many are slow however short they are."""
+"""Templates loop over messages, so many short messages are slow too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A request as the pools take it.
-
-    ``calling`` is how the model calls the tools it was told of, as far as that can be told from text.
-    """
+    """A prepared request. ``calling`` is how the model calls its tools, if its template's call syntax is known."""
 
     token_ids: tuple[int, ...]
     items: tuple[ItemPlan, ...]
@@ -48,20 +45,20 @@ class Prompted:
 
 
 class Prepare(Protocol):
-    """Blocking and thread-safe. Raises InvalidRequest and what derives from it."""
+    """Blocking and thread-safe. Raises InvalidRequest or a subclass."""
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
 
     def spell(self, token_ids: Sequence[int]) -> tuple[str, ...]:
-        """The tokens as the vocabulary spells them."""
+        """Each token's string in the vocabulary."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SmallInline:
-    """``ports.Offload`` for ``Prepare``: what takes less time than handing it over is done at once, on the loop.
+    """``ports.Offload`` for ``Prepare`` that runs small requests on the event loop, which is faster than a thread.
 
-    ``max_chars`` bounds all text of such a request, ``max_media_bytes`` its items together.
+    ``max_chars`` limits the text of such a request, ``max_media_bytes`` its media.
     """
 
     inner: Offload
@@ -85,9 +82,9 @@ class SmallInline:
 
 @dataclass(frozen=True, slots=True)
 class ModelPrepare:
-    """``Prepare`` with a model's own template, tokenizer and family.
+    """``Prepare`` with a model's chat template, tokenizer and family.
 
-    What cannot be sampled as asked is refused here too, before anything is encoded.
+    Sampling that the model cannot follow is refused here too, before anything is encoded.
     """
 
     builder: PromptBuilder
@@ -135,7 +132,7 @@ class ModelPrepare:
         return tuple(self.builder.tokenizer.id_to_token(token_id) or "" for token_id in token_ids)
 
     def _tools(self, request: ChatRequest) -> tuple[Calling | None, SamplingParams]:
-        """How tools are called, and the sampling that sees to it where a call is asked for. Raises InvalidRequest."""
+        """The tool call format, and sampling that forces a call if one is required. Raises InvalidRequest."""
         sampling, choice = request.sampling, request.tool_choice
         if not request.tools:
             return None, sampling
@@ -143,8 +140,8 @@ class ModelPrepare:
         if choice.forces:
             if syntax is None:
                 raise InvalidRequest(
-                    "tool_choice: the model's chat template has no way of calling tools that is known here, so a call "
-                    "cannot be asked for; 'auto' and 'none' can",
+                    "tool_choice: the tool call format of the model's chat template is not known, so a call cannot be "
+                    "forced; use 'auto' or 'none'",
                     param="tool_choice",
                 )
             wanted = [tool for tool in tools if choice.name in ("", tool.name)]
@@ -154,13 +151,13 @@ class ModelPrepare:
             sampling = replace(sampling, response_format=ResponseFormat(Grammar.LARK, grammar))
             self.grammars.start(ResponseFormat(Grammar.LARK, grammar))
         elif sampling.response_format is not None:
-            return None, sampling  # the answer is held to something that is no call
+            return None, sampling  # the answer must match a format that is no call
         if syntax is None:
             return None, sampling
         return Calling(syntax, frozenset(tool.name for tool in tools), choice.parallel), sampling
 
     def _check(self, sampling: SamplingParams) -> None:
-        """What of the sampling only the model's vocabulary can tell."""
+        """Checks that depend on the vocabulary."""
         vocab_size = self.builder.tokenizer.vocab_size
         for name, token_ids in (
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
@@ -180,7 +177,7 @@ class ModelPrepare:
             if info.modality is not part.modality:
                 raise InvalidMedia(f"the item is not of type {part.modality.value}")
         except TriptychError as error:
-            # The sniffer knows bytes, not where they came from; the client wants to know which item it was.
+            # The sniffer sees only bytes; the client needs the item's place in the request.
             error.param = error.param or param
             raise
         return info
@@ -194,7 +191,7 @@ class ModelPrepare:
 
 
 def _params(request: ChatRequest) -> tuple[str, ...]:
-    """For each item the request field that brought it."""
+    """For each item, the request field that holds it."""
     return tuple(
         f"messages[{number}].content[{position}]"
         for number, message in enumerate(request.messages)

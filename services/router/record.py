@@ -1,7 +1,7 @@
-"""What the router tells of its requests: metrics, one log line each, and the stages on their trace.
+"""Observability of requests: metrics, one log line each, and attributes on their trace span.
 
-All of it is derived from a request's timeline when the request is over. The names that start with ``vllm:`` are those
-that dashboards for vLLM ask for; in a cluster the router alone has those that are about whole requests.
+Everything is derived from a finished request's timeline. Metrics named ``vllm:...`` are those that dashboards for vLLM
+expect; only the router exports those about whole requests.
 """
 
 import logging
@@ -25,17 +25,17 @@ _MODEL = ("model_name",)
 
 
 class Record(Protocol):
-    """Told by the router's service of what it refuses and of what is over."""
+    """Receives refused and finished requests from the router's service."""
 
     def refused(self, error: TriptychError) -> None: ...
 
     def over(self, timeline: Timeline, finish_reason: str) -> None:
-        """``finish_reason`` is empty where the request did not come to its end."""
+        """``finish_reason`` is empty if the request failed or was cancelled."""
         ...
 
 
 class NoRecord:
-    """``Record`` for those who do not listen."""
+    """A ``Record`` that does nothing."""
 
     def refused(self, error: TriptychError) -> None:
         del error
@@ -48,23 +48,28 @@ NO_RECORD = NoRecord()
 
 
 class RouterRecord:
-    """``Record`` into a process's metrics and log."""
+    """A ``Record`` that writes to metrics, log and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
         counter, histogram = metrics.counter, metrics.histogram
-        self._outcomes = counter("triptych_requests", "Requests that are over", ("outcome", "code"))
-        self._refused = counter("triptych_requests_refused", "Requests that were not taken on", ("code",))
+        self._outcomes = counter("triptych_requests", "Requests finished", ("outcome", "code"))
+        self._refused = counter("triptych_requests_refused", "Requests refused", ("code",))
         self._attempts = counter("triptych_attempts", "Encodes and dispatches to text instances", ("kind",))
-        self._cache = counter("triptych_embedding_cache", "Where the items of answered requests were", ("where",))
+        self._cache = counter(
+            "triptych_embedding_cache", "Where the embeddings of answered requests were cached", ("where",)
+        )
         self._media = counter("triptych_items", "Items of answered requests", ("modality",))
         self._stages = histogram("triptych_stage_seconds", "Stages of answered requests", ("stage",))
         self._success = counter("vllm:request_success", "Requests by how they ended", (*_MODEL, "finished_reason"))
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens, items' positions included", _MODEL)
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens, including placeholder tokens", _MODEL)
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated", _MODEL)
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _MODEL, _TTFT_S)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _MODEL, _REQUEST_S)
         self._tpot = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean of a request's tokens after the first", _MODEL, _TOKEN_S
+            "vllm:request_time_per_output_token_seconds",
+            "Mean over a request's tokens after the first",
+            _MODEL,
+            _TOKEN_S,
         )
         self._queue = histogram("vllm:request_queue_time_seconds", "Waiting in the text instance", _MODEL, _REQUEST_S)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "Prefill", _MODEL, _REQUEST_S)
@@ -73,7 +78,7 @@ class RouterRecord:
         self._request_generation = histogram(
             "vllm:request_generation_tokens", "Tokens generated for a request", _MODEL, _TOKENS
         )
-        # Finding a child takes longer than counting with it. Both stay small: one model, a few fixed words.
+        # Looking up a labelled child is slower than counting. Both caches stay small: one model, few label values.
         self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._histograms: dict[tuple[Histogram, str], Histogram] = {}
 
@@ -140,7 +145,7 @@ class RouterRecord:
 
 
 def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
-    """One request in a line: counts, durations and codes; nothing that its user wrote."""
+    """One request in a log line: counts, durations and codes; no user content."""
     fields: dict[str, str | int | float] = {"outcome": timeline.outcome.value}
     if ended_as and ended_as != timeline.outcome.value:
         fields["finish_reason"] = ended_as

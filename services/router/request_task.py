@@ -1,4 +1,4 @@
-"""One request under way: does what its machine says, and tells it what came of it."""
+"""Runs one request: performs its machine's effects and feeds the results back as events."""
 
 import asyncio
 import logging
@@ -67,14 +67,14 @@ logger = logging.getLogger(__name__)
 _REASONED = CreditsWanted | CreditsAbandoned | TextWanted | Encode | Renew | Abort | Pause | Release
 
 _LAST_CALL_S = 1.0
-"""For so long a text instance may take to end its call once the answer is at its end."""
+"""How long a text instance may take to end its call after the answer's end."""
 
 Call = Callable[[], Coroutine[object, object, None]]
-"""A call not yet begun, so that cancelling it before it begins leaves nothing behind."""
+"""A factory, so that a call cancelled before it starts leaves no coroutine unawaited."""
 
 
 class RequestTask:
-    """``drive`` runs the request to its end; meanwhile its answer appears in ``buffer``."""
+    """``drive`` runs the request to its end, and puts the answer into ``buffer``."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class RequestTask:
         self._over = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
-        """By credit, those that the machine may abort."""
+        """By credit: the calls that the machine may abort."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
     def number(self) -> int:
-        """Unlike the request's id, never used twice."""
+        """Unlike the request id, never reused."""
         return self._number
 
     @property
@@ -127,47 +127,47 @@ class RequestTask:
 
     @property
     def finish_reason(self) -> str:
-        """Of the choice that ended last; empty before one did."""
+        """The reason of the choice that finished last; empty before one did."""
         return "" if self._answer is None else self._answer.finish_reason
 
     def cancel(self) -> None:
-        """The caller went away. What runs is stopped, what is held is given back; a request that is over stays so."""
+        """The caller left: stop what runs and release what is held. No effect on a finished request."""
         if not self.phase.over:
             self._feed(CallerLeft())
 
-    # --- as an applicant for places ----------------------------------------------------------------------------------
+    # --- receiver of the cluster's answers ---------------------------------------------------------------------------
 
-    def answered(self, answer: Granted | Refused | TextPoolLost) -> None:
+    def on_answer(self, answer: Granted | Refused | TextPoolLost) -> None:
         self._feed(answer)
 
-    # --- its life ----------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     async def drive(self, on_over: Callable[["RequestTask"], None]) -> None:
-        """Run to the end; ``on_over`` is called once nothing of the request runs any more."""
+        """Run to the end. ``on_over`` is called when nothing of the request runs any more."""
         with tracing.child("request"):
             await self._drive(on_over)
 
     async def _drive(self, on_over: Callable[["RequestTask"], None]) -> None:
         self._feed_after(self._left_s(), DeadlinePassed())
-        self._cluster.join(self._number, self)
+        self._cluster.register(self._number, self)
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._start(self._prepare, "prepare")
                 try:
                     await self._over.wait()
                 except asyncio.CancelledError:
-                    # The process ends; whoever waits for the answer is told.
+                    # The process is ending: report it to whoever waits for the answer.
                     self._feed(CallerLeft())
                     raise
                 if self.phase is Phase.DONE:
-                    # Only the end of the text instance's call may be missing.
+                    # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:
                     self._stop()
         finally:
             for timer in self._timers:
                 timer.cancel()
-            self._cluster.leave(self._number)
+            self._cluster.unregister(self._number)
             on_over(self)
 
     def _stop(self) -> None:
@@ -175,7 +175,7 @@ class RequestTask:
             task.cancel()
 
     def _feed(self, event: RequestEvent) -> None:
-        """Hand events to the machine one after the other, also those that doing its effects brings up."""
+        """Handle events in order; events caused by effects are queued behind."""
         self._events.append(event)
         if self._feeding:
             return
@@ -189,15 +189,15 @@ class RequestTask:
     def _feed_after(self, delay_s: float, event: RequestEvent) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._feed, event))
 
-    def _tell_both(self, event: ItemEncoded | CallFailed | FirstToken) -> None:
+    def _feed_both(self, event: ItemEncoded | CallFailed | FirstToken) -> None:
         self._cluster.feed(event)
         self._feed(event)
 
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
-        told = logger.isEnabledFor(logging.DEBUG)
+        debug = logger.isEnabledFor(logging.DEBUG)
         for effect in effects:
-            if told and isinstance(effect, _REASONED):  # the reason alone: effects hold lease ids, which give access
+            if debug and isinstance(effect, _REASONED):  # only the reason: effects hold lease ids, which are secret
                 logger.debug("request %s: %s: %s", self.request.request_id, type(effect).__name__, effect.reason)
             match effect:
                 case CreditsWanted() | CreditsAbandoned() | TextWanted() | EmbeddingGone():
@@ -230,7 +230,7 @@ class RequestTask:
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
         if self._group is None:
-            raise AssertionError("nothing is asked of a request before it is driven")
+            raise AssertionError("drive() has not started")
         task = self._group.create_task(self._guarded(work), name=f"{self.request.request_id}/{name}")
         self._tasks.add(task)
         if credit is not None:
@@ -246,14 +246,14 @@ class RequestTask:
     async def _guarded(self, work: Call) -> None:
         try:
             await work()
-        except Exception:  # a defect ends its own request, never the process
+        except Exception:  # a defect fails this request, not the process
             logger.exception("request %s", self.request.request_id)
             self._feed(Failed(InternalError("the router failed on this request")))
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
 
-    # --- its calls ---------------------------------------------------------------------------------------------------
+    # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
         try:
@@ -275,7 +275,7 @@ class RequestTask:
             self._feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:
-        self._tell_both(CallFailed(credit, name, _lost_if_cancelled(error)))
+        self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error)))
 
     async def _encode(self, effect: Encode) -> None:
         plan = effect.plan
@@ -303,7 +303,7 @@ class RequestTask:
             self._failed(effect.credit, effect.name, error)
         else:
             result = replace(result, ticket=_with_address(result.ticket, effect.name))
-            self._tell_both(ItemEncoded(effect.credit, effect.name, result))
+            self._feed_both(ItemEncoded(effect.credit, effect.name, result))
 
     async def _renew(self, effect: Renew) -> None:
         request = LeaseRequest(effect.key, effect.generation, effect.lease_id, effect.lease_s, self._left_s())
@@ -316,20 +316,20 @@ class RequestTask:
             self._feed(LeaseGranted(effect.credit, effect.name, _with_address(ticket, effect.name)))
 
     async def _extend(self, effect: Extend) -> None:
-        """The router's own lease first. The reader's may be over: then its reader has what it needs, or asks again."""
-        asked_s, extended = self._clock(), list[LeaseId]()
+        """Extend the router's own lease first. If the reader's has expired, the reader has its data or asks again."""
+        sent_s, extended = self._clock(), list[LeaseId]()
         for lease_id in effect.lease_ids:
             request = LeaseRequest(effect.key, effect.generation, lease_id, effect.lease_s, self._left_s())
             try:
                 with self._cluster.call(effect.name) as encoder:
                     await encoder.lease(request)
             except TriptychError as error:
-                # Of no concern to the request: what it holds lasts until it ends, or is asked for again before.
+                # The request goes on: its leases last until it ends or are renewed before use.
                 self._cluster.feed(CallFailed(effect.credit, effect.name, _lost_if_cancelled(error)))
                 break
             extended.append(lease_id)
         if extended:
-            self._feed(LeasesExtended(effect.credit, tuple(extended), asked_s, effect.lease_s))
+            self._feed(LeasesExtended(effect.credit, tuple(extended), sent_s, effect.lease_s))
 
     async def _generate(self, effect: Generate) -> None:
         request = TextRequest(
@@ -352,24 +352,24 @@ class RequestTask:
         self._cluster.feed(CreditReturned(credit))
 
     async def _stream(self, text: Text, effect: Generate, request: TextRequest) -> None:
-        """Pass the answer on, telling the machine only what changes the request's phase."""
+        """Forward the answer. The machine gets only the events that change the request's phase."""
         async with aclosing(text.generate(request)) as stream:
             begun = False
             answer = self._answer = self._new_answer()
             async for events in stream:
                 if answer.over:
-                    continue  # until the call has ended: that is cheaper for both sides than to cancel it
+                    continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 begun = begun or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     self._feed(TextFinished(effect.credit, finished))
         if not answer.over:
-            raise InstanceLost("the text instance ended the answer before its end")
+            raise InstanceLost("the text instance's stream ended early")
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
-        """Whether the answer is among these events: what has been passed on cannot be taken back."""
+        """Whether these events contain the answer's start; from then on the request cannot be retried."""
         for event in events:
             if not isinstance(event, Ready):
-                self._tell_both(FirstToken(credit))
+                self._feed_both(FirstToken(credit))
                 return True
             self._feed(TextReady(credit, event))
         return False
@@ -380,10 +380,10 @@ class RequestTask:
 
 
 def _with_address(ticket: Ticket, name: str) -> Ticket:
-    """For the text instance, which knows of no encoder but those that tickets name. A name is an address."""
+    """Add the holder's address, where the text instance will connect. An instance's name is its address."""
     return replace(ticket, address=name)
 
 
 def _lost_if_cancelled(error: TriptychError) -> TriptychError:
-    """A call that was cancelled, but not from here, was cancelled by an instance that goes down."""
-    return InstanceLost("the instance gave the call up") if isinstance(error, Cancelled) else error
+    """A call cancelled by the other side means that the instance is going down."""
+    return InstanceLost("the instance cancelled the call") if isinstance(error, Cancelled) else error

@@ -1,4 +1,4 @@
-"""The router: the one entrance. Admits a request, runs it, and streams its answer (``ports.Router``)."""
+"""The router service: admits requests, runs them, and streams their answers (``ports.Router``)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -27,9 +27,9 @@ from .settings import RouterSettings
 
 
 class RouterService:
-    """``ports.Router`` over the instances that ``membership`` names; ``connect`` makes the client of an address.
+    """``ports.Router`` over the instances in ``membership``; ``connect`` makes a client for an address.
 
-    ``scope`` owns what outlives a call: the watches over instances, running requests, releases of leases.
+    ``scope`` owns the background tasks: watches of instances, running requests, releases of leases.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RouterService:
             membership, connect, settings=settings, policies=self._policies, clock=clock, scope=scope, rng=rng
         )
         self._tasks: dict[int, RequestTask] = {}
-        # The newest of each id: one before it may still be cleaning up.
+        # The newest task of each id: an older one may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
         self._media_bytes = 0
         self._tokenizing = 0
@@ -70,11 +70,11 @@ class RouterService:
         self._idle.set()
 
     def start(self) -> None:
-        """Begin to follow the membership and to watch the instances."""
+        """Start following the membership and watching the instances."""
         self._cluster.start()
 
     async def drain(self) -> None:
-        """Take no new requests, and return once those that run have come to their end."""
+        """Refuse new requests, and return once the running ones have ended."""
         self._draining = True
         await self._idle.wait()
 
@@ -88,7 +88,7 @@ class RouterService:
 
     @property
     def media_bytes(self) -> int:
-        """Bytes of items kept for requests that are not over."""
+        """Bytes of media held for unfinished requests."""
         return self._media_bytes
 
     @property
@@ -98,10 +98,12 @@ class RouterService:
     # --- ports.Router ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """Stream the answer; closing the generator cancels the request at every stage.
+        """Stream the answer.
 
-        Raises, before the first event: InvalidRequest and what derives from it, ModelNotFound, Overloaded,
-        Unavailable; at any time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
+        Closing the generator cancels the request at every stage.
+
+        Raises before the first event: InvalidRequest or a subclass, ModelNotFound, Overloaded, Unavailable; at any
+        time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
         """
         logs.request_id.set(request.request_id)
         if self._cluster.text_lost:
@@ -118,7 +120,6 @@ class RouterService:
             task.cancel()
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
-        """As ``ports.Router`` has it."""
         media_bytes = self._check(request)
         model = self._model(request.model)
         self._tokenizing += 1
@@ -132,11 +133,11 @@ class RouterService:
             self._media_bytes -= media_bytes
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """The model that the instances serve, once one was seen."""
+        """The model that the instances serve; empty until one has been seen."""
         return () if self._cluster.model is None else (self._cluster.model,)
 
     async def timeline(self, request_id: str) -> Timeline:
-        """Of a running request so far, or of one of the last to end. Raises NotFound."""
+        """The timeline of a running or recently finished request. Raises NotFound."""
         task = self._by_id.get(request_id)
         timeline = self._history.get(request_id) if task is None else task.timeline()
         if timeline is None:
@@ -144,17 +145,17 @@ class RouterService:
         return timeline
 
     async def readiness(self) -> Readiness:
-        """A router that drains is itself what is missing, as one that cannot be reached is to a gateway."""
+        """While draining, the router itself counts as missing."""
         readiness = self._cluster.readiness()
         if not self._draining:
             return readiness
         return replace(readiness, ready=False, missing=(*readiness.missing, "router"))
 
     async def missing(self) -> tuple[str, ...]:
-        """What keeps the router from taking requests; empty when it is ready."""
+        """Why the router is not ready; empty if it is."""
         return (await self.readiness()).missing
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- private -----------------------------------------------------------------------------------------------------
 
     def _admit(self, request: ChatRequest) -> RequestTask:
         """Check what can be checked at once, and start the request."""
@@ -164,7 +165,7 @@ class RouterService:
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
         if request.timeout_s == 0:
-            raise DeadlineExceeded("the request's time was over before it came in")
+            raise DeadlineExceeded("the request's time limit passed before it arrived")
         timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
         model = self._model(request.model)
         if self._cluster.text_lost:
@@ -223,7 +224,7 @@ class RouterService:
             self._idle.set()
 
     def _check(self, request: ChatRequest) -> int:
-        """Raise for what cannot be taken on now, or ever; else the bytes of the request's media."""
+        """Raise if the request cannot be admitted; else return the bytes of its media."""
         if self._draining:
             raise Unavailable("the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s)
         if request.prompt is not None and request.messages:
@@ -243,7 +244,7 @@ class RouterService:
         limit = self._settings.max_request_id_chars
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
-        # One that was cancelled is over for its caller: whoever lost the connection may ask again at once.
+        # A cancelled request is over for its caller: a client that lost its connection may retry at once.
         if (task := self._by_id.get(request_id)) is not None and not task.phase.over:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 

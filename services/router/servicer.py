@@ -36,8 +36,8 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:  # noqa: N802
         work = router.chat_request_from_wire(request.chat, remaining_s(context))
-        told = await self._service.tokenize(work, return_token_strs=request.return_token_strs)
-        return router.TOKENIZED.to_wire(told)
+        tokenized = await self._service.tokenize(work, return_token_strs=request.return_token_strs)
+        return router.TOKENIZED.to_wire(tokenized)
 
     async def GetTimeline(self, request: router_pb2.TimelineRequest, context: Context) -> router_pb2.Timeline:  # noqa: N802
         del context

@@ -81,7 +81,7 @@ class RouterSettings(RpcServiceSettings):
                 f"reconnect_min_s ({self.reconnect_min_s}) exceeds reconnect_max_s ({self.reconnect_max_s})"
             )
         if self.instances and self.instances_file is not None:
-            raise ValueError("instances and instances_file both name the instances: one of them is enough")
+            raise ValueError("instances and instances_file both name the instances: give only one")
         if twice := sorted({one for one in self.instances if self.instances.count(one) > 1}):
             raise ValueError(f"instances names {', '.join(twice)} twice")
         return self

@@ -1,4 +1,4 @@
-"""Between a request's text stream and its caller: a caller who reads slowly never holds the text instance up."""
+"""Buffers a request's events, so that a slow caller never blocks the text instance."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,9 +11,11 @@ MOST_EVENTS = 64
 
 
 class StreamBuffer:
-    """One writer, one reader. What waits is bounded by the answer.
+    """One writer, one reader.
 
-    The reader gets what waits together: up to ``MOST_EVENTS`` at a time, and chunks merged up to ``MERGE_TOKENS`` each.
+    The length of the answer bounds what is buffered.
+
+    The reader gets up to ``MOST_EVENTS`` events at a time, with chunks merged up to ``MERGE_TOKENS`` tokens each.
     """
 
     def __init__(self) -> None:
@@ -39,12 +41,12 @@ class StreamBuffer:
         self._wake()
 
     def close(self, error: TriptychError | None) -> None:
-        """Nothing more will come; the reader gets what is there, then ``error`` if there is one."""
+        """End the stream: the reader gets what is buffered, then ``error`` if there is one."""
         self._closed, self._error = True, error
         self._wake()
 
     async def get(self) -> Sequence[ChatEvent]:
-        """The next events; none when it is over. Raises what it was closed with."""
+        """The next events; none at the end. Raises the error given to ``close``."""
         if not self._events and not self._closed:
             self._reader = asyncio.get_running_loop().create_future()
             try:

@@ -1,4 +1,4 @@
-"""What a model says, with its tool calls told from its text."""
+"""Extracts tool calls from the model's text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from triptych.tokens.tool_calls import Call, CallReader, CallSyntax
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """How calls are written, of which tools, and whether an answer may have several."""
+    """The call syntax, the names of the tools, and whether an answer may contain several calls."""
 
     syntax: CallSyntax
     names: frozenset[str]
@@ -18,9 +18,9 @@ class Calling:
 
 
 class ToolCallStream:
-    """One answer of a model that was told of tools: every event becomes those that the caller gets.
+    """Converts the events of one answer, for a request with tools.
 
-    ``new_id`` names calls; names are never used twice, as conversations keep them.
+    ``new_id`` makes the ids of calls, which must be unique, as conversations keep them.
     """
 
     def __init__(self, calling: Calling, choices: int, new_id: Callable[[], str]) -> None:
@@ -30,21 +30,21 @@ class ToolCallStream:
         self._new_id = new_id
 
     def chunk(self, event: TokenChunk) -> list[ChatEvent]:
-        """The tokens with the text before the first call, then calls and further text in their order."""
+        """The tokens with the text before the first call, then calls and further text in order."""
         pieces = self._readers[event.choice].feed(event.text)
         match pieces:
             case [str(text), *rest]:
-                return [replace(event, text=text), *self._told(rest, event.choice)]
+                return [replace(event, text=text), *self._events(rest, event.choice)]
             case _:
-                return [replace(event, text=""), *self._told(pieces, event.choice)]
+                return [replace(event, text=""), *self._events(pieces, event.choice)]
 
     def finished(self, event: Finished) -> list[ChatEvent]:
         """Ends with ``ChoiceFinished``."""
-        last = self._told(self._readers[event.choice].flush(), event.choice)
+        last = self._events(self._readers[event.choice].flush(), event.choice)
         called = self._made[event.choice] > 0 and event.reason is FinishReason.STOP
         return [*last, ChoiceFinished(FinishReason.TOOL_CALLS if called else event.reason, event.choice)]
 
-    def _told(self, pieces: list[str | Call], choice: int) -> list[ChatEvent]:
+    def _events(self, pieces: list[str | Call], choice: int) -> list[ChatEvent]:
         events: list[ChatEvent] = []
         for piece in pieces:
             if isinstance(piece, str):

@@ -1,4 +1,4 @@
-"""Which addresses of holders may be called: they come with tickets, so that whoever may call this process chooses them."""
+"""Which holders' addresses may be connected to: they come with tickets, so any caller of this process chooses them."""
 
 import re
 from ipaddress import ip_address
@@ -10,9 +10,9 @@ _MAX_PORT = 65_535
 
 
 def why_not_called(address: str, *, beyond_loopback: bool) -> str | None:
-    """Why ``address`` is not called; None where it may be.
+    """Why ``address`` is refused, or None if it is allowed.
 
-    Without ``beyond_loopback`` it must be a loopback address or ``localhost``: names are not resolved here.
+    Without ``beyond_loopback`` it must be a loopback address or ``localhost``; names are not resolved.
     """
     match = _HOST_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _MAX_PORT:

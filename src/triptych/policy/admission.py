@@ -1,6 +1,6 @@
-"""Admission: bounds of parameters, of a request's size against the context, and of how much runs at once.
+"""Admission: limits of parameters, of a request's size against the context, and of the load.
 
-Pure functions; each refusal names the thing, its value and its limit, and the request field at fault in ``param``.
+Pure functions. Each refusal names the value, its limit, and the request field at fault in ``param``.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class ServerBounds:
 
 
 def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
-    """What may be asked of the router: ``check_parameters``, and its settings' tighter bounds. Raises InvalidRequest."""
+    """``check_parameters``, and the settings' tighter limits. Raises InvalidRequest."""
     check_parameters(sampling)
     if sampling.top_k:
         _hold("top_k", sampling.top_k, Between(0, bounds.max_top_k))
@@ -72,12 +72,14 @@ def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
 
 
 def check_parameters(sampling: SamplingParams) -> None:
-    """What an engine relies on. Raises InvalidRequest for the first parameter that is out of bounds or contradicts
-    another. Whether a schema can be followed is for ``tokens.grammar`` to say.
+    """Check what an engine relies on.
+
+    Raises InvalidRequest for the first parameter that is out of bounds or contradicts another. Whether a schema is
+    supported is checked in ``tokens.grammar``.
     """
     for name, default, api_name, bound in _BOUNDED:
         value = getattr(sampling, name)
-        if value != default and value is not None:  # most are left at their defaults
+        if value != default and value is not None:  # most parameters have their defaults
             _hold(api_name, value, bound)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
@@ -104,7 +106,7 @@ def _check_format(sampling: SamplingParams) -> None:
 
 
 def check_tool_choice(choice: ToolChoice, tools: str, sampling: SamplingParams) -> None:
-    """Raise InvalidRequest for a call that is wanted where there can be none."""
+    """Raise InvalidRequest if a call is required but impossible."""
     if not choice.forces:
         return
     if not tools:
@@ -122,12 +124,12 @@ def check_items(count: int, bounds: RequestBounds) -> None:
 
 
 def check_priority(priority: int) -> None:
-    """Raise InvalidRequest for a number that no queue takes."""
+    """Raise InvalidRequest if the priority is out of bounds."""
     _hold("priority", priority, PRIORITY)
 
 
 def check_timeout(timeout_s: float, max_timeout_s: float) -> float:
-    """The time that a request gets: what it asks for, but not more than the limit. Raises InvalidRequest."""
+    """The time limit of a request: the requested one, capped. Raises InvalidRequest."""
     if not isfinite(timeout_s) or timeout_s <= 0:
         raise InvalidRequest(f"timeout is {timeout_s} s, must be above 0", param="timeout")
     return min(timeout_s, max_timeout_s)
@@ -136,12 +138,12 @@ def check_timeout(timeout_s: float, max_timeout_s: float) -> float:
 def complete(
     sampling: SamplingParams, *, prompt_tokens: int, context_length: int, kv_tokens: int = 0
 ) -> SamplingParams:
-    """The parameters with ``max_tokens`` set: as asked, or what is left of the context and of ``kv_tokens``.
+    """The parameters with ``max_tokens`` set: as requested, or what is left of the context and of ``kv_tokens``.
 
-    ``kv_tokens``: what the text pool keeps of one request, prompt and answer for each choice; 0 where that is not known.
+    ``kv_tokens`` is the capacity of a text instance for one request (prompt and answer, per choice); 0 if unknown.
 
-    Raises ContextTooLong when the prompt leaves no room in the context for one token, or for as many as were asked for;
-    and InvalidRequest when they are more than the pool keeps, or ``min_tokens`` is more than what is left.
+    Raises ContextTooLong if the prompt and the requested tokens (at least one) exceed the context; InvalidRequest if
+    they exceed ``kv_tokens``, or if ``min_tokens`` exceeds what is left.
     """
     left = context_length - prompt_tokens
     if left < 1:
@@ -177,7 +179,7 @@ def complete(
 
 
 def check_capacity(*, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None:
-    """Raise Overloaded when one more request, with so many bytes of media, is more than the router may hold."""
+    """Raise Overloaded if one more request with this much media exceeds the limits."""
     if new_media_bytes > bounds.max_media_bytes:
         raise InvalidRequest(
             f"the request's media have {new_media_bytes} bytes, the limit is {bounds.max_media_bytes}",

@@ -1,4 +1,4 @@
-"""Which sequences of a text instance run in its next step, and how far (HydraInfer, algorithm 1).
+"""Which sequences of a text instance run in its next step, and how many tokens of each (HydraInfer, algorithm 1).
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
 the token budget then leaves goes to prompts that are already being prefilled, in the order of their turns, and
@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from triptych.families.base import Span
 
 MEASURED_SHARE = 0.75
-"""Of an objective, what a step may take that is measured while nothing else runs. Preparing items on the same cores, contexts
-of sequences and the event loop take their part when it counts: a quarter more was seen on two cores.
-"""
+"""The share of an objective that a step may take when measured on an idle machine. Under load, preprocessing on the
+same cores, longer contexts and the event loop add to it: a quarter more was measured on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt of which ``tokens`` positions from ``first`` on are not computed yet (as an order: are to be computed).
+    """The next ``tokens`` positions of a prompt from ``first`` on: still to compute, or in a plan the chunk to compute.
 
-    ``bidirectional``: spans whose positions attend to each other in both directions: a chunk contains all of one or nothing.
+    A chunk contains all or nothing of each span of ``bidirectional``, whose positions attend to each other both ways.
     """
 
     sequence_id: str
@@ -28,12 +27,12 @@ class Prefill:
     first: int = 0
     bidirectional: tuple[Span, ...] = ()
     sequences: int = 1
-    """Places that it takes: one for each answer to it."""
+    """Number of sequences it becomes: one per choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: one token for each of ``decodes``, then ``prefills`` in their order."""
+    """What one step computes: one token for each of ``decodes``, then ``prefills`` in order."""
 
     decodes: tuple[str, ...]
     prefills: tuple[Prefill, ...]
@@ -82,7 +81,7 @@ def plan_step(
 
 
 def chunk(work: Prefill, limit: int) -> int:
-    """The most tokens of ``work``, up to ``limit``, that do not end inside a bidirectional span; maybe 0."""
+    """The most tokens of ``work``, up to ``limit``, that do not end inside a bidirectional span; may be 0."""
     end = work.first + min(work.tokens, limit)
     for run in reversed(work.bidirectional):
         if run.start < end < run.start + run.tokens:
@@ -99,15 +98,15 @@ def preemption_victim(running: Sequence[str]) -> str:
 
 
 def largest_within(objective_s: float, most: int, measure_s: Callable[[int], float], *, least: int = 1) -> int:
-    """The largest batch of ``least`` to ``most`` whose measured time is within the objective, by binary search.
+    """The largest batch from ``least`` to ``most`` whose measured time is within the objective, by binary search.
 
-    ``measure_s`` is taken to grow with the batch; none is asked for that is more than twice as large as one that was
-    within. ``least`` where nothing larger is.
+    ``measure_s`` is assumed to grow with the batch. No batch is measured that is more than twice as large as one that
+    was within. Returns ``least`` if nothing larger is.
     """
     low = least
     while low < most and measure_s(min(2 * low, most)) <= objective_s:
         low = min(2 * low, most)
-    high = min(2 * low, most)  # too large, unless it is what was found
+    high = min(2 * low, most)  # too large, or equal to low
     while high - low > 1:
         middle = (low + high) // 2
         if measure_s(middle) <= objective_s:
@@ -118,6 +117,6 @@ def largest_within(objective_s: float, most: int, measure_s: Callable[[int], flo
 
 
 def _first_end(work: Prefill) -> int:
-    """Where the span that ``work`` begins in ends."""
+    """The end of the bidirectional span in which ``work`` starts."""
     ends = [run.start + run.tokens for run in work.bidirectional if run.start <= work.first < run.start + run.tokens]
     return max(ends, default=work.first + 1)

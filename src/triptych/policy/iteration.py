@@ -1,9 +1,8 @@
-"""Which stages share the next iteration of an instance that encodes as well (HydraInfer, section 4.2, algorithm 1).
+"""Which stages share the next iteration of an instance that also encodes (HydraInfer, section 4.2, algorithm 1).
 
-Ongoing decodes are in every iteration. Beside them go either prompts, within the token budget (``policy.batching``), or
-items for the tower, within the image budget: never both, so that an iteration takes no longer than decodes with the
-one or the other. Prompts go first: who is in prefill is closest to a first token, and encoding ahead of prompts that
-cannot be computed yet would bring nobody closer to one.
+Running decodes are part of every iteration. They are joined either by prompts, within the token budget
+(``policy.batching``), or by items for the vision encoder, within the image budget; never by both, which bounds the
+duration of an iteration. Prompts go first, as they are closest to a first token.
 """
 
 from dataclasses import dataclass
@@ -11,17 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageBudget:
-    """The most that the tower does in one iteration. An item that is larger on its own goes alone, for it cannot be cut."""
+    """The most that the vision encoder computes in one iteration. A larger item runs alone, as it cannot be split."""
 
     tokens: int
-    """Embedding tokens: what comes out."""
+    """Embedding tokens, the output."""
     nbytes: int
-    """Of preprocessed items: what goes in."""
+    """Bytes of preprocessed items, the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What goes beside the decodes."""
+    """What joins the decodes."""
 
     prefill: bool
     encode: bool
@@ -30,14 +29,14 @@ class Iteration:
 def plan_iteration(
     *, prefill_ready: bool, encode_waited_s: float | None, patience_s: float, held_back: bool
 ) -> Iteration:
-    """Prompts while there are any that can be computed, else items.
+    """Prompts if any can be computed, else items.
 
-    ``encode_waited_s`` is how long the first item has waited for the tower, None where none waits.
+    ``encode_waited_s`` is how long the first item has waited, None if there is none.
 
-    The algorithm says no more, and so lets prompts that never end keep items waiting for ever. Here an item that has
-    waited for ``patience_s`` goes before prompts, in every second iteration at most (``held_back``: prompts had to wait
-    in the last one). So the tower's n-th batch begins at most ``patience_s`` and 2 n iterations after its items were
-    ready, and prompts are computed in every second iteration at least.
+    The paper's algorithm would starve items while prompts keep coming. Here an item that has waited for ``patience_s``
+    goes before prompts, in at most every second iteration (``held_back``: the last iteration held prompts back). So the
+    n-th batch of items starts at most ``patience_s`` and 2 n iterations after it was ready, and prompts run at least in
+    every second iteration.
     """
     if encode_waited_s is None:
         return Iteration(prefill=True, encode=False)

@@ -13,37 +13,37 @@ from triptych.policy.sharding import ShardLimits, in_shards, never
 
 
 class Sharding(Protocol):
-    """Which items are cut, for encoders of this pool; the shards of an item are neighbours."""
+    """Splits items for the encoders of a pool. The shards of an item are adjacent."""
 
     def __call__(self, items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]: ...
 
 
 class Ordering(Protocol):
-    """The place of a request among those that wait for encoders."""
+    """The queue position of a request that waits for encoders."""
 
     def __call__(self, *, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn: ...
 
 
 class Admission(Protocol):
-    """Raises Overloaded where a request is one too many."""
+    """Raises Overloaded if one more request is too many."""
 
     def __call__(self, *, requests: int, media_bytes: int, new_media_bytes: int, bounds: ServerBounds) -> None: ...
 
 
 def least_requests(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
-    """The least items or requests, however large they are."""
+    """The fewest items or requests, whatever their size."""
     del holders, rng
     return min(candidates, key=lambda one: one.pending)
 
 
 def round_robin(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
-    """One after the other, whatever they have to do."""
+    """Each in turn, whatever its load."""
     del holders, rng
     return candidates[0]
 
 
 def power_of_two(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
-    """The less loaded of two that are drawn: several routers with old reports do not all go to the same one."""
+    """The less loaded of two random ones, so that several routers with stale reports do not all choose the same."""
     if len(candidates) > 2:
         first = int(rng.random() * len(candidates))
         second = int(rng.random() * (len(candidates) - 1))
@@ -86,12 +86,12 @@ class PolicyNames:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What a router decides by."""
+    """The router's policies."""
 
     encoder_routing: Routing
-    """Which encoder gets an item."""
+    """Chooses the encoder of an item."""
     text_routing: Routing
-    """Which text instance gets a request."""
+    """Chooses the text instance of a request."""
     sharding: Sharding
     ordering: Ordering
     admission: Admission

@@ -1,4 +1,4 @@
-"""Who is next, wherever something waits: one order for requests, pulls, sequences and items. And how many make a batch."""
+"""The order of every queue (requests, pulls, sequences, items), and how many items make a batch."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -8,16 +8,16 @@ AGEING_S = 30.0
 SHOWN_PRIORITIES = 8
 """Of either sign."""
 SHARE_NBYTES_PER_S = 100 << 20
-"""What a request may pull before it counts as a second less urgent."""
+"""Pulled bytes that make a request count as one second less urgent."""
 
 
 class Turn(NamedTuple):
-    """A place in the order; the smaller one goes first.
+    """A queue position; the smallest goes first.
 
-    Of two priorities the lower number goes first, as vLLM has it, however little time the other has left: it may wait
-    for as long as lower numbers keep coming, but never beyond its own deadline. Within a priority the earlier
-    deadline goes first (least slack), but no deadline counts as later than ``AGEING_S`` after the arrival. So nobody is
-    overtaken by one of its own priority that came ``AGEING_S`` after it. Ties go as they came.
+    The lower priority number goes first, as in vLLM, regardless of deadlines: a higher number may starve until its own
+    deadline. Within a priority the earlier deadline goes first (least slack), but no deadline counts as later than
+    ``AGEING_S`` after arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order
+    of arrival.
     """
 
     priority: int
@@ -30,22 +30,22 @@ FIRST_COME = Turn(0, 0.0, 0)
 
 
 def turn(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
-    """``deadline_s`` and ``arrived_s`` are on one clock, that of the place where it waits; ``arrival`` counts up there."""
+    """``deadline_s`` and ``arrived_s`` are on the clock of the queue's process; ``arrival`` is a counter there."""
     return Turn(priority, min(deadline_s, arrived_s + AGEING_S), arrival)
 
 
 def first_come(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
-    """As ``turn``, but within a priority they go as they came, whatever time each has left."""
+    """Like ``turn``, but in order of arrival within a priority, regardless of deadlines."""
     del deadline_s, arrived_s
     return Turn(priority, 0.0, arrival)
 
 
 def after_share(waiting: Turn, had_nbytes: int) -> Turn:
-    """The turn of a request's next pull, when pulls of ``had_nbytes`` have begun for it.
+    """The position of a request's next pull after pulls of ``had_nbytes`` were started for it.
 
-    A request with many bytes counts as if it had come a part at a time, at ``SHARE_NBYTES_PER_S`` (ModServe section 4.3,
-    many-to-one transfers): an urgent one overtakes at once, and a huge one is overtaken, between two of its pulls, by small
-    ones that came a little later. Nobody starves: a turn is put off only by what its own request was given.
+    A large request counts as if it had arrived in parts, at ``SHARE_NBYTES_PER_S`` (ModServe section 4.3, many-to-one
+    transfers). An urgent request overtakes at once; small requests that arrived a little later overtake a huge one
+    between two of its pulls. Nothing starves: a request is postponed only by what it already received.
     """
     return waiting._replace(due_s=waiting.due_s + had_nbytes / SHARE_NBYTES_PER_S)
 
@@ -64,14 +64,13 @@ def longest_waits(waiting: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def batch_length(sizes: Sequence[tuple[int, int]], *, max_items: int, max_tokens: int, max_nbytes: int) -> int:
-    """How many items from the head of the queue make the next batch, given (tokens, bytes) of each in their order.
+    """How many items from the head of the queue form the next batch, given each one's (tokens, bytes).
 
-    Tokens bound what comes out of a pass, bytes (of pixels, of features) what goes into it: an encoder that merges patches
-    has much memory to spend on few tokens.
+    Tokens bound the output; bytes (of pixels or features) bound the input: an encoder that merges patches needs much
+    memory per token.
 
-    The batch takes what is there and waits for nothing: encoding is bound by compute, a fuller batch gains little
-    (ModServe section 3, insights 3 and 4). At least one item is taken, so that one above the bounds runs
-    alone rather than never.
+    The batch does not wait to fill up: encoding is compute-bound, so a fuller batch gains little (ModServe section 3,
+    insights 3 and 4). At least one item is taken, so that one above the limits runs alone.
     """
     tokens = nbytes = 0
     for position, (item_tokens, item_nbytes) in enumerate(sizes[:max_items]):

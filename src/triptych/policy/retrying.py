@@ -1,13 +1,13 @@
-"""When to try again: later and later, and not all at the same moment. A pure function."""
+"""When to retry: exponential backoff with jitter, as a pure function."""
 
 from hashlib import blake2b
 
 
 def pause_s(request_id: str, refusals: int, *, first_s: float, longest_s: float) -> float:
-    """The pause after so many refusals (from 1 on), in seconds: doubled each time, and cut by up to half.
+    """The pause in seconds after the n-th refusal (from 1): doubled each time, then reduced by up to half as jitter.
 
-    How much is cut is a hash of request and number, so that requests which were refused together come back apart,
-    and the same request in the same run always at the same time.
+    The jitter is a hash of the request id and n: requests refused together retry at different times, and a simulation
+    repeats exactly.
     """
     digest = blake2b(f"{request_id}/{refusals}".encode(), digest_size=8).digest()
     share = int.from_bytes(digest, "big") / 2**64

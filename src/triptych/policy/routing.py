@@ -1,9 +1,11 @@
-"""Where work goes: items to encoders, requests to text instances. Pure functions over a snapshot.
+"""Routing: items to encoders, requests to text instances.
 
-Which instances can take it, is told here; which of them does, by a ``Routing``. The one that is taken unless another is
-asked for is ModServe's (section 4.3, "Request Routing Across Instances"): each item goes to the encoder with the least
-pending image tokens, so a request with many images spreads over the pool; a request whose items are all encoded goes to
-the text instance with the least pending tokens (text and image together, for decoder-only families).
+Pure functions over a snapshot.
+
+This module determines which instances are eligible; a ``Routing`` chooses among them. The default is ModServe's
+(section 4.3, "Request Routing Across Instances"): each item goes to the encoder with the fewest pending image tokens,
+so a request with many images spreads over the pool; an encoded request goes to the text instance with the fewest
+pending tokens (text and image together, for decoder-only families).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +20,13 @@ from triptych.domain.rng import Rng
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance at the stages of one pool, as the router believes it to be now.
+    """An instance in one pool, with the router's current estimate of its load.
 
-    What the router has assigned since the instance's last report is included.
+    The estimate includes what the router assigned since the instance's last report.
     """
 
     name: str
-    """What the router calls it: its address."""
+    """Its address."""
     usable: bool
     """Reachable, neither draining nor leaving, and serving the model."""
     pending_tokens: int
@@ -33,19 +35,19 @@ class Candidate:
     arena_bytes: int = 0
     available_bytes: int = 0
     max_items: int = 0
-    """Most items that it takes at the same time; 0 for no bound."""
+    """Limit on concurrent items; 0 for none."""
     backoff: bool = False
-    """Its engine failed lately: avoided while there is another."""
+    """Its engine failed recently: avoided while there is another."""
     instance_id: str = ""
-    """What it calls itself, which is what tickets name their holder by."""
+    """The id it reports, by which tickets name their holder."""
 
     def has_room(self, want: "Want") -> bool:
-        """Whether the item fits in now, by bytes and by number."""
+        """Whether the item fits now, by bytes and by number."""
         takes_more = self.max_items == 0 or self.pending < self.max_items
         return takes_more and self.available_bytes >= want.nbytes
 
     def with_item(self, tokens: int, nbytes: int) -> "Candidate":
-        """As it is once it has one more item."""
+        """A copy with one more item assigned."""
         return Candidate(
             self.name,
             self.usable,
@@ -64,15 +66,15 @@ Candidates = Sequence[Candidate]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The instances that serve certain stages, in the order of their names.
+    """The instances that serve certain stages, in order of their names.
 
-    ``turn`` counts the decisions made over this pool: it rotates who wins a tie.
+    ``turn`` counts the decisions over this pool and rotates tie-breaking.
     """
 
     candidates: tuple[Candidate, ...] = ()
     turn: int = 0
     held: Mapping[Content, str] = field(default_factory=dict)
-    """Which of them are believed to hold embeddings: hints, which may be stale."""
+    """Which instances are believed to hold embeddings. These hints may be stale."""
 
     @property
     def usable(self) -> list[Candidate]:
@@ -81,20 +83,20 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """An item that needs an encoder. ``nbytes`` is what its embedding takes in an arena."""
+    """An item that needs an encoder. ``nbytes`` is the arena space of its embedding."""
 
     item: int
     tokens: int
     nbytes: int
     content: Content
     avoid: frozenset[str] = frozenset()
-    """Encoders that failed this item before: taken only when there is no other."""
+    """Encoders that failed this item: used only if there is no other."""
     exclude: frozenset[str] = frozenset()
-    """Encoders that must not get it."""
+    """Encoders that must not be used."""
 
 
 class Why(Enum):
-    """Why a placement was chosen."""
+    """Why an encoder was chosen."""
 
     ROUTED = "chosen by the routing policy"
     HOLDS_EMBEDDING = "holds the embedding"
@@ -105,7 +107,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An item's encoder, what it adds to the load there, and why it was chosen."""
+    """The encoder chosen for an item, the load it adds, and the reason."""
 
     item: int
     encoder: str
@@ -123,22 +125,22 @@ class Shortage(Enum):
 
 
 def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
-    """Arena bytes of an embedding that consists of these tensors, generation words included."""
+    """Arena bytes of an embedding with these tensors, including generation words."""
     return align(payload_nbytes(tensors) + 2 * GENERATION_NBYTES)
 
 
 class Routing(Protocol):
-    """Chooses among instances that can all take an item, or a request. There is at least one.
+    """Chooses among eligible instances, of which there is at least one.
 
-    They are in the order in which ties are to be decided: whoever is first now is last next time. ``holders`` are the
-    instances (by their own ids) that hold the request's embeddings already.
+    They are ordered for tie-breaking: the first one moves to the end for the next decision. ``holders`` are the
+    instances (by their own ids) that already hold the request's embeddings.
     """
 
     def __call__(self, candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate: ...
 
 
 def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
-    """The least pending tokens, then the least items or requests, then one that need not pull from another process."""
+    """Fewest pending tokens, then fewest items or requests, then one that already holds an embedding of the request."""
     del rng
 
     def load(one: Candidate) -> tuple[int, int, bool]:
@@ -148,24 +150,21 @@ def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -
 
 
 def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
-    """Place all items of a request, or none: the largest first, each on what the ones before it left (LPT).
+    """Place all items of a request or none: the largest first, each given the load of those before it (LPT).
 
-    Largest first keeps the longest queue within 4/3 of the shortest possible, and packs bytes well too. An encoder that
-    holds an item's embedding is taken instead of the one that ``routing`` chose while it has at most the item's tokens more
-    pending: if the hint is right the item costs nothing there, and if it is stale the wait is no longer than the encoding
-    that a right one would have saved. One that fails everything is fast, and so always the least loaded: while one is in
-    backoff, items rather wait for another that can take them.
-    The same
-    content again goes to the same encoder, which encodes and keeps it once. What is short is found by trying again on
-    empty arenas, so that a request is told to wait only for what can come; that it never fits is said only when all
-    encoders are known and no packing exists.
+    Largest first keeps the longest queue within 4/3 of the optimum, and packs bytes well. An encoder that holds an
+    item's embedding is preferred over the one ``routing`` chose if it has at most the item's tokens more pending: a
+    correct hint saves the encoding, and a stale one costs no more than that. An encoder whose engine fails is fast and
+    so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
+    go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
+    only if waiting can help, NEVER_FITS only if all encoders are known and no packing exists.
     """
     usable = {candidate.name for candidate in pool.usable}
     if not all(usable - want.exclude for want in wants) or not usable:
         return Shortage.NO_ENCODER
     choices = _place(pool, wants, routing, rng)
     if choices is None and routing is not least_loaded:
-        choices = _place(pool, wants, least_loaded, rng)  # one that looks at loads may find room where another did not
+        choices = _place(pool, wants, least_loaded, rng)  # a load-based policy may find room where another did not
     if choices is not None:
         return choices
     empty = _emptied(pool)
@@ -175,7 +174,7 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
 
 
 def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
-    """Largest first does not find every packing: look for one before anything is called impossible."""
+    """Largest first does not find every packing: search for one before reporting that the items never fit."""
     search = _Search()
     if (choices := search.pack(pool, wants)) is not None:
         return choices
@@ -196,7 +195,7 @@ def choose_text(
     avoid: frozenset[str] = frozenset(),
     holders: frozenset[str] = frozenset(),
 ) -> Candidate | None:
-    """A usable text instance outside ``avoid``, not one in backoff while there is another; None when there is none."""
+    """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none."""
     able = [text for text in pool.usable if text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
     return routing(_in_turn(able, pool.turn), holders=holders, rng=rng) if able else None
@@ -208,7 +207,7 @@ def _in_turn(candidates: list[Candidate], turn: int) -> list[Candidate]:
 
 
 def _able(candidates: Candidates, want: Want) -> list[Candidate]:
-    """The usable ones that can have the item now; none that failed it before, or is in backoff, while there is another."""
+    """The encoders eligible for the item now, preferring those not in backoff and not in ``want.avoid``."""
     able = [one for one in candidates if one.arena_bytes >= want.nbytes and one.name not in want.exclude]
     able = [one for one in able if not one.backoff] or able
     roomy = [one for one in able if one.has_room(want)]
@@ -244,14 +243,14 @@ _MAX_SEARCH_STEPS = 500
 
 
 class _Search:
-    """Looks for any packing at all, load aside, in a bounded number of steps."""
+    """Searches for any packing, regardless of load, in a bounded number of steps."""
 
     def __init__(self) -> None:
         self._steps = 0
 
     @property
     def spent(self) -> bool:
-        """Whether it gave up: then nothing found means nothing."""
+        """Whether the search gave up, so that finding nothing proves nothing."""
         return self._steps >= _MAX_SEARCH_STEPS
 
     def pack(self, pool: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | None:
@@ -286,7 +285,7 @@ class _Search:
 
 
 def _emptied(pool: Pool, *, revived: bool = False) -> Pool:
-    """The encoders without any load; with ``revived``, all of them are usable."""
+    """The pool without load; with ``revived``, with every encoder usable."""
     candidates = tuple(
         replace(
             candidate,

@@ -1,7 +1,7 @@
-"""Whether an item is cut into shards that several encoders do at once (EPD-Serve, section 3.2.2), and where.
+"""Whether to split an item into shards for several encoders (EPD-Serve, section 3.2.2), and how.
 
-Every shard costs the decoding and preprocessing of the whole item once more, so an item is cut only where the request's
-last shard is done that much sooner. Items of one request are parallel already: what counts is when all are done.
+Every shard decodes and preprocesses the whole item again, so an item is split only if the request's last shard then
+ends clearly sooner. Items of one request already run in parallel: what counts is when the last one ends.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ from triptych.domain.media import Shard
 from triptych.policy.routing import Pool, slot_nbytes
 
 WORTH = 0.9
-"""One more cut has to bring the end down to this part of what it would be without it."""
+"""A further split must reduce the end to this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,11 @@ class ShardLimits:
 
 @dataclass(frozen=True, slots=True)
 class Divisible:
-    """An item: the tokens of each of its units, in order, of which one alone cannot be cut.
+    """An item's tokens per unit, in order.
 
-    ``held`` are the numbers of shards for which encoders are believed to hold all embeddings: cut so, it costs nothing.
+    A unit cannot be split.
+
+    ``held`` are the shard counts for which encoders are believed to hold all embeddings, so that they cost nothing.
     """
 
     units: tuple[int, ...]
@@ -54,7 +56,7 @@ class Divisible:
 
 
 def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:
-    """The items, those that are better done by several encoders in shards; the shards of an item are neighbours."""
+    """The items, split where several encoders finish sooner. The shards of an item are adjacent."""
     wholes = [Divisible(item.units) for item in items]
     most = [whole.most_shards(limits) for whole in wholes]
     if max(most, default=1) == 1:
@@ -71,13 +73,13 @@ def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tup
 
 
 def never(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:
-    """Every item stays whole."""
+    """Splits nothing."""
     del pool, limits
     return tuple(items)
 
 
 def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
-    """The item in so many shards."""
+    """The item split into ``number`` shards."""
     if number == 1:
         return (item,)
     digest, salt = item.content
@@ -102,10 +104,11 @@ def cut_into(item: ItemPlan, number: int) -> tuple[ItemPlan, ...]:
 
 
 def cut(items: Sequence[Divisible], pool: Pool, limits: ShardLimits) -> tuple[int, ...]:
-    """For each item the number of its shards, 1 where it stays whole.
+    """The number of shards of each item; 1 for no split.
 
-    Pieces are made no larger than the largest item's share of 1, 2, 3 ... encoders, and placed as ``assign_items`` does:
-    the largest first, where the least is pending. More pieces are taken while each step is worth it.
+    Shards are at most as large as the largest item's share of 1, 2, 3 ... encoders, and are placed like
+    ``assign_items``: largest first, on the encoder with the fewest pending tokens. The number of encoders grows while
+    each step pays.
     """
     pending = [one.pending_tokens for one in pool.candidates if one.usable and not one.backoff]
     chosen = tuple(min(item.held, default=1) for item in items)
@@ -124,7 +127,7 @@ def cut(items: Sequence[Divisible], pool: Pool, limits: ShardLimits) -> tuple[in
 
 
 def shards_of(units: Sequence[int], number: int) -> tuple[Shard, ...]:
-    """An item of these units in so many shards, as even in tokens as units allow; at most one for each unit."""
+    """Shards of these units, as even in tokens as possible; at most one per unit."""
     number = min(number, len(units))
     done = list(accumulate(units))
     ends = [0]
@@ -136,12 +139,12 @@ def shards_of(units: Sequence[int], number: int) -> tuple[Shard, ...]:
 
 
 def tokens_of(units: Sequence[int], shard: Shard) -> int:
-    """Positions that a shard fills."""
+    """Tokens of a shard."""
     return sum(units[shard.first : shard.first + shard.count])
 
 
 def _end(items: Sequence[Divisible], numbers: Sequence[int], pending: Sequence[int]) -> int:
-    """Tokens that the encoder which is done last has before it is."""
+    """Pending tokens of the encoder that finishes last."""
     if not pending:
         return 0
     pieces = [

@@ -1,13 +1,13 @@
-"""Which backend a reader tries first to reach a holder's memory.
+"""The order in which a reader tries transports to a holder's memory.
 
-Measured by ``benchmarks/transport.py`` between two processes of one 2-core host, as a share of memcpy at 4 MB (a large
-image's embedding): shared memory 0.9 and more, NIXL over shared memory 0.35 to 0.45, plain TCP 0.16, which is what
-sockets can do there at all; NIXL over TCP had a fourth of plain TCP. With RDMA only NIXL uses the hardware. A rank is a
-wish: each backend is proven by a probe before it is used, and the next one is tried when it fails.
+``benchmarks/transport.py`` measured, between two processes of one 2-core host, as a share of memcpy at 4 MB (a large
+image's embedding): shared memory 0.9 and more, NIXL over shared memory 0.35 to 0.45, plain TCP 0.16 (the limit of
+sockets there); NIXL over TCP reached a fourth of plain TCP. With RDMA only NIXL uses the hardware. Every transport is
+probed before use, and the next is tried when the probe fails.
 
-Between hosts without RDMA, NIXL is tried only where the operator prefers it, and then fails at the probe unless UCX may
-emulate reads (docs/data_plane.md): it has the holder's process send, and ends that process (abort, nixl 1.5.1) when a
-reader dies in the middle. One reader must not take an encoder with it.
+Between hosts without RDMA, NIXL is tried only if the operator prefers it. Its probe then fails unless UCX may emulate
+reads (docs/data_plane.md), in which the holder sends: if a reader dies in the middle, the holder aborts (nixl 1.5.1),
+and one reader must not kill an encoder.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ MEMORY, SHM, NIXL, TCP = "memory", "shm", "nixl", "tcp"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A backend that one side has. ``host`` names its machine."""
+    """A transport that one side supports. ``host`` identifies its machine."""
 
     backend: str
     host: str
@@ -32,7 +32,7 @@ class Ranked:
 
 
 def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], preferred: str | None) -> tuple[Ranked, ...]:
-    """Backends that both sides have, best first. ``preferred``, the operator's choice, comes before all others."""
+    """Transports that both sides support, best first. The operator's ``preferred`` one comes first."""
     mine = {endpoint.backend: endpoint for endpoint in reader}
     scored: list[tuple[int, str, str]] = []
     for theirs in holder:
@@ -40,9 +40,9 @@ def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], prefer
         if own is None:
             continue
         if own.backend == SHM and own.host != theirs.host:
-            continue  # it cannot leave a host, so that trying would only cost time
+            continue  # shared memory works only within a host
         if own.backend == NIXL != preferred and own.host != theirs.host and not (own.rdma and theirs.rdma):
-            continue  # slower than plain TCP, and a reader that dies takes the holder with it
+            continue  # slower than plain TCP, and a reader that dies kills the holder
         score, reason = _score(own, theirs)
         if theirs.backend == preferred:
             score, reason = -1, "preferred by configuration"
@@ -56,10 +56,10 @@ def _score(own: Endpoint, theirs: Endpoint) -> tuple[int, str]:
         case "memory":
             return 0, "the holder may be in the same process"
         case "shm":
-            return 1, "one host: the holder's memory can be mapped"
+            return 1, "same host: the holder's memory can be mapped"
         case "nixl":
-            return 2, "one host: a one-sided read through shared memory" if same_host else "both hosts have RDMA"
+            return 2, "same host: one-sided reads through shared memory" if same_host else "both hosts have RDMA"
         case "tcp":
             return 3, "plain TCP reaches everything"
         case _:
-            return 4, "nothing is known of this backend"
+            return 4, "unknown backend"

@@ -36,4 +36,4 @@ def test_what_one_side_lacks_is_passed_over() -> None:
 def test_the_reason_tells_one_host_from_two() -> None:
     [near] = rank_backends([Endpoint("nixl", "a")], [Endpoint("nixl", "a")], None)
     [far] = rank_backends([Endpoint("nixl", "a", rdma=True)], [Endpoint("nixl", "b", rdma=True)], None)
-    assert (near.reason[:8], far.reason) == ("one host", "both hosts have RDMA")
+    assert (near.reason[:9], far.reason) == ("same host", "both hosts have RDMA")

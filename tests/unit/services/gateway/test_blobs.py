@@ -102,7 +102,7 @@ def test_padding_within_the_data_is_no_base64_wherever_pieces_end() -> None:
 
 
 def test_json_beside_items_is_bounded() -> None:
-    with pytest.raises(RequestTooLarge, match="beside its items"):
+    with pytest.raises(RequestTooLarge, match="without its media"):
         parse_chat(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
 
 

@@ -132,7 +132,7 @@ def test_a_file_is_followed_and_one_that_is_wrong_changes_nothing(
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 3, "each fault is told once"
     assert all("membership 1 stays" in record.message for record in told)
-    assert "can be used again" in caplog.text
+    assert "is valid again" in caplog.text
 
 
 async def test_a_router_does_not_start_with_a_file_that_is_wrong(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
         (["--instances", "a:1,b:2,a:1"], "instances names a:1 twice"),
         (["--instances", "a:1,nowhere"], "nowhere.: it is not HOST:PORT"),
-        (["--instances", "a:1", "--instances-file", "f"], "one of them is enough"),
+        (["--instances", "a:1", "--instances-file", "f"], "give only one"),
         (["--instances-file", "f", "--instances-poll-s", "0"], "instances_poll_s"),
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
         (
