@@ -1,41 +1,41 @@
-"""The error tree: everything Triptych refuses or fails with, and how each is said on gRPC and HTTP.
+"""The error tree: every error of Triptych, with its gRPC code and HTTP status.
 
     TriptychError
-    +-- InvalidRequest          INVALID_ARGUMENT     400  the request can never succeed as it stands
-    |   +-- InvalidMedia        INVALID_ARGUMENT     400  an item is not what its type says, or out of bounds
+    +-- InvalidRequest          INVALID_ARGUMENT     400  the request is invalid
+    |   +-- InvalidMedia        INVALID_ARGUMENT     400  an item has the wrong type, is damaged, or out of bounds
     |   +-- ContextTooLong      INVALID_ARGUMENT     400  prompt and answer do not fit the model's context
-    |   +-- UriTooLong          INVALID_ARGUMENT     414  of HTTP alone, as are the next three
+ |   +-- UriTooLong          INVALID_ARGUMENT     414  only in HTTP, like the next three
     |   +-- UnsupportedEncoding INVALID_ARGUMENT     415  the body is compressed
-    |   +-- ExpectationFailed   INVALID_ARGUMENT     417  the header Expect asks for what is not known
+    |   +-- ExpectationFailed   INVALID_ARGUMENT     417  the Expect header is not supported
     |   +-- HeadersTooLarge     INVALID_ARGUMENT     431  headers, trailers or chunk extensions are too large
     +-- Unauthenticated         UNAUTHENTICATED      401
     +-- PermissionDenied        PERMISSION_DENIED    403
     +-- NotFound                NOT_FOUND            404
     |   +-- ModelNotFound       NOT_FOUND            404
     |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
-    +-- RequestTooLarge         OUT_OF_RANGE         413  the body is larger than the server takes
+    +-- RequestTooLarge         OUT_OF_RANGE         413  the body exceeds the server's limit
     +-- RequestTimeout          DEADLINE_EXCEEDED    408  the caller did not send its request in time
     +-- Overloaded              RESOURCE_EXHAUSTED   429  a bound is reached; the same request may succeed later
     |   +-- ArenaFull           RESOURCE_EXHAUSTED   429  no registered memory for this embedding now
     |   +-- RateLimited         RESOURCE_EXHAUSTED   429  the caller's own limit is reached
-    +-- Cancelled               CANCELLED            499  the caller went away
+    +-- Cancelled               CANCELLED            499  the client disconnected
     +-- InternalError           INTERNAL             500  a defect; details are in the server's log only
     |   +-- EngineFailure       INTERNAL             500  the engine failed on this request
-    +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not there yet
+    +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not started yet
     |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the link to it broke
     |   +-- TransferFailed      UNAVAILABLE          503  embeddings could not be pulled; names the items
     +-- DeadlineExceeded        DEADLINE_EXCEEDED    504
 
-A class is chosen for what the *caller* can do about it. ``retryable`` says that the same call may succeed when it
-is made again. Messages name the thing, its value and its limit, never an address, a path or a stack. The gRPC code
-is given by name so that this module, at the bottom of the tree, needs no grpc.
+The class tells the *caller* what it can do. ``retryable`` means that the same call may succeed later. Messages name
+the value and its limit, never an address, a path or a stack. gRPC codes are given by name, so that this module does
+not import grpc.
 """
 
 from typing import ClassVar
 
 
 class TriptychError(Exception):
-    """Root of the tree; raised only through its subclasses."""
+    """Base class; only subclasses are raised."""
 
     code: ClassVar[str] = "internal_error"
     grpc_code: ClassVar[str] = "INTERNAL"
@@ -47,85 +47,85 @@ class TriptychError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        """The request field at fault, in the caller's own words (``messages[0].content[1]``), if there is one."""
+        """The request field at fault, as the client named it (``messages[0].content[1]``), if there is one."""
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
-        """How long to wait before the same call is worth making again, in seconds, if that is known."""
+        """Seconds to wait before a retry, if known."""
 
 
 class InvalidRequest(TriptychError):
-    """The request can never succeed as it stands."""
+    """The request is invalid and can never succeed."""
 
     code, grpc_code, http_status = "invalid_request", "INVALID_ARGUMENT", 400
 
 
 class InvalidMedia(InvalidRequest):
-    """An item is not what its type says it is, or is out of bounds."""
+    """An item has the wrong type, is damaged, or is out of bounds."""
 
     code = "invalid_media"
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt and answer do not fit the model's context."""
+    """Prompt and answer exceed the model's context."""
 
     code = "context_length_exceeded"
 
 
 class UriTooLong(InvalidRequest):
-    """The URI of an HTTP request is longer than the server takes."""
+    """The URI of an HTTP request is too long."""
 
     code, http_status = "uri_too_long", 414
 
 
 class UnsupportedEncoding(InvalidRequest):
-    """The body of an HTTP request is compressed or has another encoding that is not undone."""
+    """The body of an HTTP request is compressed or otherwise encoded."""
 
     code, http_status = "unsupported_encoding", 415
 
 
 class ExpectationFailed(InvalidRequest):
-    """The header ``Expect`` of an HTTP request asks for something that is not known."""
+    """The ``Expect`` header of an HTTP request is not supported."""
 
     code, http_status = "expectation_failed", 417
 
 
 class HeadersTooLarge(InvalidRequest):
-    """The headers of an HTTP request are larger, or more, than the server takes."""
+    """An HTTP request has too many or too large headers."""
 
     code, http_status = "headers_too_large", 431
 
 
 class Unauthenticated(TriptychError):
-    """No valid credentials came with the call."""
+    """The call has no valid credentials."""
 
     code, grpc_code, http_status = "invalid_api_key", "UNAUTHENTICATED", 401
 
 
 class PermissionDenied(TriptychError):
-    """The credentials are valid, but not for this."""
+    """The credentials do not permit this."""
 
     code, grpc_code, http_status = "permission_denied", "PERMISSION_DENIED", 403
 
 
 class NotFound(TriptychError):
-    """The thing that the call names is not there."""
+    """What the call names does not exist."""
 
     code, grpc_code, http_status = "not_found", "NOT_FOUND", 404
 
 
 class ModelNotFound(NotFound):
-    """No instance serves the model that the request names."""
+    """No instance serves the requested model."""
 
     code = "model_not_found"
 
 
 class LeaseLost(NotFound):
-    """The embedding, or the lease on it, is gone: the item must be encoded again."""
+    """The embedding or its lease is gone: the item must be encoded again."""
 
     code = "lease_lost"
 
 
 class RequestTooLarge(TriptychError):
-    """The body is larger than the server takes."""
+    """The body exceeds the server's limit."""
 
     code, grpc_code, http_status = "request_too_large", "OUT_OF_RANGE", 413
 
@@ -137,32 +137,32 @@ class RequestTimeout(TriptychError):
 
 
 class Overloaded(TriptychError):
-    """A bound of the server is reached; the same request may succeed later."""
+    """A limit of the server is reached; the same request may succeed later."""
 
     code, grpc_code, http_status, retryable = "overloaded", "RESOURCE_EXHAUSTED", 429, True
     default_retry_after_s = 1.0
 
 
 class ArenaFull(Overloaded):
-    """No registered memory is left for this embedding now."""
+    """The arena has no room for this embedding now."""
 
     code = "arena_full"
 
 
 class RateLimited(Overloaded):
-    """A limit of this caller is reached, whatever the server could still take."""
+    """A limit of this caller is reached, regardless of the server's load."""
 
     code = "rate_limit_exceeded"
 
 
 class Cancelled(TriptychError):
-    """The caller went away."""
+    """The client disconnected or cancelled."""
 
     code, grpc_code, http_status = "cancelled", "CANCELLED", 499
 
 
 class InternalError(TriptychError):
-    """A defect of the server; the details are in its log only."""
+    """A defect of the server. Details are only in its log."""
 
 
 class EngineFailure(InternalError):
@@ -172,21 +172,21 @@ class EngineFailure(InternalError):
 
 
 class Unavailable(TriptychError):
-    """An instance is down, draining, or not there yet."""
+    """An instance is down, draining, or not started yet."""
 
     code, grpc_code, http_status, retryable = "unavailable", "UNAVAILABLE", 503, True
 
 
 class InstanceLost(Unavailable):
-    """The instance died, or the link to it broke, while it worked on the call."""
+    """The instance died, or the connection to it broke, during the call."""
 
     code = "instance_lost"
 
 
 class TransferFailed(Unavailable):
-    """Embeddings could not be pulled: encode the named items again.
+    """Embeddings could not be pulled: the named items must be encoded again.
 
-    ``items`` are numbers of the request's placements, of which each shard of a large item is one.
+    ``items`` are indices of the request's placements; each shard of a large item is one.
     """
 
     code = "transfer_failed"
@@ -201,17 +201,16 @@ class TransferFailed(Unavailable):
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.items = items
-        """Indices, within the request, of the items whose embeddings did not arrive."""
 
 
 class DeadlineExceeded(TriptychError):
-    """The time that the caller gave is over."""
+    """The caller's deadline has passed."""
 
     code, grpc_code, http_status, retryable = "deadline_exceeded", "DEADLINE_EXCEEDED", 504, True
 
 
 def tree() -> dict[str, type[TriptychError]]:
-    """Every class of the tree by its ``code``; the root stands in for codes that nobody knows."""
+    """Every class by its ``code``. The root handles unknown codes."""
     found: dict[str, type[TriptychError]] = {}
     pending: list[type[TriptychError]] = list(TriptychError.__subclasses__())
     while pending:

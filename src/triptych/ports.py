@@ -1,11 +1,13 @@
-"""The system on one page: every seam as a Protocol in domain types.
+"""Every interface between parts of the system, as a Protocol in domain types.
+
 
     client -> Router -> Encoder (one per item, in parallel)  -> Ticket
                      -> Text    (once every item has one)    -> tokens
               Text   -> Encoder's arena through a Transport: a one-sided read, then Encoder.release
 
-A service object and its gRPC stub satisfy the same Protocol, so a caller cannot tell a process of its own from one
-across the network; `tests/simulation` runs the whole cluster in one process by that. Every method raises only errors of ``triptych.errors``.
+A service object and its gRPC stub satisfy the same Protocol, so a caller need not know whether a service is local or
+remote; `tests/simulation` runs a whole cluster in one process that way. Methods raise only errors of
+``triptych.errors``.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -28,66 +30,64 @@ from triptych.policy.queueing import FIRST_COME, Turn
 
 T = TypeVar("T")
 
-# --- services: what processes offer each other -----------------------------------------------------------------------
+# --- services --------------------------------------------------------------------------------------------------------
 
 
 class Router(Protocol):
-    """The one entrance, for gateway and SDK alike."""
+    """The single entry point, for gateway and SDK."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """The ``TokenChunk`` of all choices, with one ``ChoiceFinished`` after the last of each; then ``ChatFinished``.
+        """``TokenChunk`` events of all choices, ``ChoiceFinished`` as the last of each; then ``ChatFinished``.
 
-        What is ready together comes together, at least one event at a time. Where tools were told of, a
-        ``ToolCallMade`` stands for the text of each call.
-
-        Closing the generator cancels the request at every stage.
+        Events that are ready together are yielded together; a batch is never empty. If the request has tools, each call
+        is a ``ToolCallMade`` instead of text. Closing the generator cancels the request at every stage.
         """
         ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
-        """The ids that ``chat`` would prefill, placeholders included.
+        """The token ids that ``chat`` would prefill, placeholders included.
 
-        Raises what ``chat`` refuses messages, items and tools with; how to sample is not looked at.
+        Raises the same errors as ``chat`` for messages, items and tools; sampling is not checked.
         """
         ...
 
     async def timeline(self, request_id: str) -> Timeline:
-        """Raises NotFound once the bounded history has let the request go."""
+        """Raises NotFound once the request has left the bounded history."""
         ...
 
     async def readiness(self) -> Readiness: ...
 
 
 class Instance(Protocol):
-    """A process with an engine, whatever stages it serves."""
+    """A process with an engine, whatever its stages."""
 
     async def describe(self) -> InstanceInfo: ...
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        """The load of all its stages now, and again whenever it has changed, at a bounded rate."""
+        """The load of its stages now, and after each change, at a bounded rate."""
         ...
 
 
 class Encoder(Instance, Protocol):
-    """Turns an item into an embedding that lies in this instance's arena."""
+    """Encodes an item; the embedding is stored in this instance's arena."""
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        """Raises ArenaFull rather than wait for memory, InvalidMedia for what cannot be decoded."""
+        """Raises ArenaFull instead of waiting for memory, InvalidMedia for an item that cannot be decoded."""
         ...
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        """Raises LeaseLost when the embedding is no longer there."""
+        """Raises LeaseLost if the embedding is gone."""
         ...
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        """Gives leases back; one that is unknown or over is not an error."""
+        """Release leases; unknown or expired ones are ignored."""
         ...
 
 
 class HolderStub(Protocol):
-    """What the reader of an embedding calls at the address of its holder, besides reading its memory."""
+    """What the reader of an embedding calls at the holder's address, besides reading its memory."""
 
     async def describe(self) -> InstanceInfo: ...
 
@@ -99,51 +99,50 @@ class HolderStub(Protocol):
 
 
 class Text(Instance, Protocol):
-    """Pulls what a request needs, then prefills and decodes."""
+    """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready``, then the ``TokenChunk`` of all choices, with one ``Finished`` after the last of each.
+        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``.
 
-        What is ready together comes together, at least one event at a time.
-
-        Raises TransferFailed, naming the items, before ``Ready`` and never after.
+        Events that are ready together are yielded together; a batch is never empty. Raises TransferFailed, naming the
+        items, only before ``Ready``.
         """
         ...
 
 
 class InstanceClient(Encoder, Text, Protocol):
-    """An instance as its callers have it: whoever calls a stage has learned from ``describe`` that it is served."""
+    """An instance as seen by its callers, which know from ``describe`` which stages it serves."""
 
     async def close(self) -> None:
-        """Let go of the connection; calls that still run fail."""
+        """Close the connection; running calls fail."""
         ...
 
 
-# --- membership: which instances there are ---------------------------------------------------------------------------
+# --- membership ------------------------------------------------------------------------------------------------------
 
 
 class Membership(Protocol):
-    """A source of members: settings, a file, whoever manages the pools."""
+    """A source of members: settings, a file, or a pool manager."""
 
     def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
-        """The members now, and again whenever they have changed; it may end when they never will.
+        """The members now, and after each change; it may end if they never change.
 
-        While the source cannot be read, the last snapshot holds.
+        While the source cannot be read, the last snapshot stays valid.
         """
         ...
 
     @property
     def fault(self) -> str:
-        """Why the source cannot be read now; empty when it can."""
+        """Why the source cannot be read; empty if it can."""
         ...
 
 
-# --- transport: how embeddings get from one process's memory into another's ------------------------------------------
+# --- transport: copies embeddings between the memories of processes --------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory as hardware is told of it. ``device`` is the number of a CUDA device, None for host memory."""
+    """Memory for registration with hardware. ``device`` is a CUDA device index, None for host memory."""
 
     address: int
     nbytes: int
@@ -151,53 +150,53 @@ class Region:
 
 
 class Arena(Protocol):
-    """One block of memory, registered once and never freed while the process lives; on the host or on a device.
+    """A block of host or device memory, registered once and never freed while the process lives.
 
-    Its bytes are reached through ``read`` and ``write``, by transports also through its ``region``. Slots are made and
-    checked by ``transport.slot``. Offsets are in bytes from its start; the caller keeps to ``holds``.
+    Services use ``read`` and ``write``; transports may use its ``region``. ``transport.slot`` writes and checks slots.
+    Offsets are in bytes from the start; callers must check ``holds``.
     """
 
     instance_id: str
     epoch: int
     probe: bytes
-    """What stands at its start: different for every incarnation of every instance."""
+    """Bytes at its start, unique to every incarnation of every instance."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def base(self) -> int:
-        """Where slots may begin; they end at ``nbytes``."""
+        """First offset of slots; they end at ``nbytes``."""
         ...
 
     @property
     def region(self) -> Region: ...
 
     def holds(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes lie where slots may lie."""
+        """Whether this range lies within the slots' range."""
         ...
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes, read-only, format ``B``: a view where the memory is the host's, else a copy of what was there."""
+        """The bytes, read-only, format ``B``: a view of host memory, or a copy of device memory."""
         ...
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy contiguous bytes in; a one-sided read by a peer sees them once this returns."""
+        """Copy contiguous bytes in. One-sided reads by peers see them once this returns."""
         ...
 
     def window(self, offset: int, nbytes: int) -> memoryview | None:
-        """To receive into without a copy, writable, format ``B``; None where the memory is not the host's."""
+        """A writable view to receive into, format ``B``; None for device memory."""
         ...
 
     def take_scratch(self) -> int:
-        """Room for one probe, until ``give_scratch``. Raises Overloaded when too many are out."""
+        """Reserve room for one probe, until ``give_scratch``. Raises Overloaded if too many are reserved."""
         ...
 
     def give_scratch(self, offset: int) -> None: ...
 
 
 class Peer(Protocol):
-    """A holder whose arena this reader can read, over one backend that has been seen to work."""
+    """A holder whose arena this reader can read, over one tested backend."""
 
     @property
     def backend(self) -> str: ...
@@ -205,9 +204,9 @@ class Peer(Protocol):
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
         """Copy a ticket's slot (``slot_nbytes``) into the reader's own arena.
 
-        It is complete, or raises: LeaseLost when the holder says that lease or slot are gone, TransferFailed for all
-        else. When it is cancelled it returns only once nothing can write to the destination any more, or hands the
-        range to the transport's quarantine (``Transport.quarantined``).
+        Raises LeaseLost if the holder reports the lease or slot gone, TransferFailed for any other failure. When
+        cancelled, it returns only once nothing can write to the destination any more, or leaves the range in quarantine
+        (``Transport.quarantined``).
         """
         ...
 
@@ -215,7 +214,7 @@ class Peer(Protocol):
 
 
 class Transport(Protocol):
-    """One backend, on both sides: its arena can be read by peers, and it reads theirs into its arena."""
+    """One backend, both sides: peers read its arena, and it reads theirs into its arena."""
 
     @property
     def backend(self) -> str: ...
@@ -224,43 +223,43 @@ class Transport(Protocol):
     def arena(self) -> Arena: ...
 
     def offer(self) -> TransportOffer:
-        """What a reader needs to know to connect."""
+        """What a reader needs to connect."""
         ...
 
     async def connect(self, offer: TransportOffer) -> Peer:
-        """Reach a holder and prove it by reading a probe from its arena. Raises TransferFailed."""
+        """Connect to a holder and verify it by reading a probe from its arena. Raises TransferFailed."""
         ...
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
-        """(offset, nbytes) ranges of the own arena that a late write may still reach: not to be reused."""
+        """(offset, nbytes) ranges of its arena that a late write may still reach, so they must not be reused."""
         ...
 
     async def close(self) -> None: ...
 
 
 class LeaseCheck(Protocol):
-    """Asked by a holder's transport, where the backend can ask, before it serves a read."""
+    """Called by a holder's transport before it serves a read, if the backend supports it."""
 
     def __call__(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool: ...
 
 
-# --- engines: the compute behind a service ---------------------------------------------------------------------------
+# --- engines ---------------------------------------------------------------------------------------------------------
 
 
 class PreparedItem(Protocol):
-    """An item after CPU preprocessing; what is inside is the engine's own."""
+    """An item after CPU preprocessing; its content is private to the engine."""
 
     @property
     def tokens(self) -> int: ...
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What ``encode`` will make of it, so that memory is reserved before compute is spent."""
+        """The tensors that ``encode`` will return, so that memory can be reserved before compute."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes while it waits."""
+        """Its memory while it waits."""
         ...
 
 
@@ -268,49 +267,57 @@ PreparedT = TypeVar("PreparedT", bound=PreparedItem)
 
 
 class StopSignal(Protocol):
-    """Tells blocking work in a thread that nobody wants it any more."""
+    """Signals blocking work in a thread that its result is no longer needed."""
 
     @property
     def stopped(self) -> bool: ...
 
     def on_stop(self, call: Callable[[], object]) -> AbstractContextManager[None]:
-        """Within the context, ``call`` is called once when the signal is given, by the thread that gives it; at once if it
-        was given already. Outside of it, it is not called any more, nor is it running.
+        """Within the context, ``call`` is called once when the signal is given (or at once), by the signalling thread.
+
+        After the context, it is not called and not running.
         """
         ...
 
 
 class EncoderEngine(Protocol[PreparedT]):
-    """Tower and projector. ``prepare`` is thread-safe; ``encode`` is called from one thread at a time."""
+    """Vision or audio encoder with its projector.
+
+    ``prepare`` is thread-safe; ``encode`` is called by one thread at a time.
+    """
 
     @property
     def model(self) -> ModelInfo: ...
 
     @property
     def version(self) -> str:
-        """Changes whenever the same bytes would give another embedding."""
+        """Changes whenever the same input would give another embedding."""
         ...
 
     @property
     def processor_digest(self) -> bytes: ...
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
-        """The most memory that decoding takes on the way, so that it is counted before. Raises InvalidMedia."""
+        """Peak memory of decoding, for admission before it starts. Raises InvalidMedia."""
         ...
 
     def prepare(
         self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
     ) -> PreparedT:
-        """Decode and preprocess one item, or one shard of it. Given ``stop``, it ends early, with any error.
+        """Decode and preprocess one item or shard.
 
-        Raises InvalidMedia, InvalidRequest for no shard of it.
+        It ends early, with any error, when ``stop`` is given.
+
+        Raises InvalidMedia; InvalidRequest for an invalid shard.
         """
         ...
 
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:
-        """One pass over a batch; per item the tensors that ``outputs`` announced, finite.
+        """One forward pass over a batch.
 
-        Raises EngineFailure when any item fails; encoding them one by one then tells which.
+        Returns for each item the tensors announced by ``outputs``, all finite.
+
+        Raises EngineFailure if any item fails; encoding them one by one identifies it.
         """
         ...
 
@@ -319,8 +326,8 @@ class EncoderEngine(Protocol[PreparedT]):
 class EmbeddingInput:
     """One item's tensors, for the first ``tokens`` placeholders at or after prompt position ``start``.
 
-    ``key`` is the whole identity of the item: equal keys, equal tensors. Empty where it is not known; nothing of the
-    request is kept for others then.
+    ``key`` is the item's full identity: equal keys mean equal tensors. If it is empty, nothing of the request is cached
+    for others.
     """
 
     start: int
@@ -330,28 +337,28 @@ class EmbeddingInput:
 
 
 class TokenGrammar(Protocol):
-    """Holds one answer to a response format. Blocking, bounded in time per call; for one thread at a time."""
+    """Constrains one answer to a response format. Blocking, with bounded time per call; not thread-safe."""
 
     def fork(self) -> Self:
-        """One more at the same place, that goes its own way."""
+        """An independent copy in the same state."""
         ...
 
     def allowed(self) -> bytes:
-        """Which tokens may come next: a bit for each, the least significant first.
+        """Bitmask of the tokens allowed next, least significant bit first.
 
-        An end-of-sequence token is among them where the answer may end. Raises InvalidRequest when the format has
-        become too complex to follow.
+        It includes an end-of-sequence token if the answer may end. Raises InvalidRequest if the format has become too
+        complex.
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token that is allowed. Raises as ``allowed`` does."""
+        """Advance by an allowed token. Raises the same errors as ``allowed``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A prompt for the text engine, to be answered ``sampling.n`` times; ``max_tokens`` and ``seed`` are set.
+    """A prompt for the text engine, with ``sampling.n`` choices; ``max_tokens`` and ``seed`` are set.
 
     Those that wait are begun in the order of ``turn``, and of those that run the last gives way first where memory runs
     out. ``grammar`` stands at the beginning of an answer, and is the engine's from then on. Beginnings of prompts are shared
@@ -369,7 +376,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token and the natural logarithm of its probability."""
+    """A token and its log-probability."""
 
     token_id: int
     logprob: float
@@ -377,7 +384,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The token at one position, and the likeliest for it, best first."""
+    """The token at one position and the most likely ones, best first."""
 
     chosen: ScoredToken
     top: tuple[ScoredToken, ...]
@@ -385,10 +392,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What one step did for one choice. ``error`` is set when the engine gave the request up, with all its choices.
+    """The result of one step for one choice.
 
-    A token that ends the answer is among ``token_ids``, as in what ``generate`` returns. ``scores`` has an entry per
-    token where ``logprobs`` were asked for.
+    ``error`` is set if the engine failed the request, with all its choices.
+
+    ``token_ids`` includes the token that ends the answer, as ``generate`` returns it. ``scores`` has one entry per
+    token if ``logprobs`` were requested.
     """
 
     request_id: str
@@ -400,35 +409,35 @@ class EngineOutput:
 
 
 class TextEngine(Protocol):
-    """The language model with continuous batching. Not thread-safe: one loop calls it, from one thread at a time."""
+    """The language model with continuous batching. Not thread-safe: called by one thread at a time."""
 
     @property
     def model(self) -> ModelInfo: ...
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that its memory has room for: of prompt and answer, once for each choice."""
+        """Token capacity of its KV memory (prompt and answer, per choice)."""
         ...
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
-        """The token ids whose places in a prompt items fill."""
+        """The token ids that mark items in a prompt."""
         ...
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
-        """Whether an item that fills so many positions may bring such tensors; asked before anything is pulled."""
+        """Whether an item of this many positions may have such tensors. Called before anything is pulled."""
         ...
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ContextTooLong or InvalidRequest for what can never run. Tensors are copied."""
+        """Queue a request. Raises ContextTooLong or InvalidRequest if it can never run. Tensors are copied."""
         ...
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
-        """Forget a request, or one choice of it; what is unknown or over is fine."""
+        """Cancel a request or one of its choices. Unknown or finished ones are ignored."""
         ...
 
     def step(self) -> list[EngineOutput]:
-        """Run one iteration: sequences join and leave the batch between steps."""
+        """Run one iteration. Sequences join and leave the batch between steps."""
         ...
 
     @property
@@ -441,24 +450,24 @@ class TextEngine(Protocol):
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
+        """Prompt tokens still to prefill plus tokens that may still be decoded."""
         ...
 
 
 class StagedTextEngine(TextEngine, Protocol):
-    """A text engine on whose device another stage has its turns, between decodes (``policy.iteration``)."""
+    """A text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
     @property
     def prefill_ready(self) -> bool:
-        """Whether there is a prompt that the next step could compute something of: it has a place and memory."""
+        """Whether the next step could compute part of a prompt, given batch slots and memory."""
         ...
 
     def decode_step(self) -> list[EngineOutput]:
-        """As ``step``, without prompts: they wait, and those that have begun keep what they have."""
+        """Like ``step``, but without prefills: prompts wait, and started ones keep their state."""
         ...
 
 
-# --- the world -------------------------------------------------------------------------------------------------------
+# --- environment -----------------------------------------------------------------------------------------------------
 
 
 class Clock(Protocol):

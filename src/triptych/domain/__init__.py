@@ -1,1 +1,1 @@
-"""Nouns: frozen dataclasses and enums that every other part speaks in. Imports nothing of triptych."""
+"""Domain types: frozen dataclasses and enums. Imports nothing else of triptych."""

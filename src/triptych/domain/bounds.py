@@ -1,4 +1,4 @@
-"""Bounds of values: ranges of numbers, sizes of text, bytes and lists. NaN and infinities are out of every range."""
+"""Bounds of numbers, texts, bytes and lists. NaN and infinities are out of every range."""
 
 import sys
 from collections.abc import Sized
@@ -12,13 +12,13 @@ UNBOUNDED = sys.float_info.max
 
 class Bound(Protocol):
     def fault(self, name: str, value: Any) -> str | None:
-        """What is wrong with ``value``, in a sentence that begins with ``name``; None where nothing is."""
+        """What is wrong with ``value``, as a sentence that starts with ``name``; None if it is valid."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A number from ``low`` to ``high``, both included unless ``above``: then ``low`` is the first that is too low."""
+    """A number from ``low`` to ``high``, inclusive; with ``above``, ``low`` is excluded."""
 
     low: float
     high: float = UNBOUNDED
@@ -36,7 +36,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Every value of the type will do: it is compared, never used as a size."""
+    """Any value of the type: it is only compared, never used as a size."""
 
     def fault(self, name: str, value: Any) -> str | None:
         del name, value
@@ -53,7 +53,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A text of so many characters, or so many bytes."""
+    """Length of a text or bytes."""
 
     high: int
     low: int = 0
@@ -68,7 +68,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of at most so many, each of which is held to ``each``; None where that is declared elsewhere."""
+    """A list with at most ``high`` entries, each within ``each``; None if its bound is declared elsewhere."""
 
     high: int
     each: Bound | None = None
@@ -79,14 +79,14 @@ class Many:
             return f"{name} has {len(value)} {self.unit}, at most {self.high} are allowed"
         if self.each is None or not value:
             return None
-        if isinstance(self.each, Between):  # of which there may be a million
+        if isinstance(self.each, Between):  # there may be a million
             return self.each.fault(name, min(value)) or self.each.fault(name, max(value))
         return next(filter(None, (self.each.fault(name, one) for one in value)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A key and its value."""
+    """A key and a value."""
 
     first: Bound
     second: Bound

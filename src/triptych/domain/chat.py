@@ -1,4 +1,4 @@
-"""What a client asks for: a conversation over text and media, before any of it is tokenized."""
+"""A client's request: a conversation of text and media, before tokenization."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +17,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An item's undecoded bytes. Whether they are what ``modality`` says is for the router to find out."""
+    """An item's undecoded bytes. The router checks that they match ``modality``."""
 
     modality: Modality
     data: bytes
@@ -38,7 +38,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``tool_calls`` are an assistant's; ``tool_call_id`` says which of them a tool's message answers."""
+    """``tool_calls`` belong to an assistant's message; ``tool_call_id`` names the call that a tool's message answers."""
 
     role: SpeakerRole
     parts: tuple[Part, ...]
@@ -48,12 +48,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the model is to do with the tools it is told of: by itself it may call any of them, or none."""
+    """What the model must do with the tools. By default it may call any of them, or none."""
 
     required: bool = False
-    """It makes a call, of whichever."""
+    """It must make a call."""
     name: str = ""
-    """It makes one call, of this one."""
+    """It must make one call, of this tool."""
     parallel: bool = True
     """It may make several calls in one answer."""
 
@@ -64,7 +64,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What the model would see of a request. ``token_strs`` are the tokens as the vocabulary spells them, if asked for."""
+    """The prompt's token ids. ``token_strs`` are the tokens' strings in the vocabulary, if requested."""
 
     token_ids: tuple[int, ...]
     token_strs: tuple[str, ...] = ()
@@ -72,28 +72,26 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request as the router takes it, from the gateway and from the SDK alike."""
+    """A request to the router, from the gateway or the SDK."""
 
     request_id: str
     model: str
     messages: tuple[Message, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout_s: float = 120.0
-    """Time left for the whole request when it is sent."""
+    """Time limit of the request, from when it is sent."""
     tenant_salt: bytes = b""
-    """Keeps the caller's embeddings apart from other tenants'; empty only where all may share."""
+    """Separates cached embeddings of tenants; empty only if all may share."""
     prompt: str | None = None
-    """A raw prompt, tokenized as it stands; ``messages`` is empty then."""
+    """A raw prompt, tokenized unchanged; ``messages`` is empty then."""
     tools: str = ""
-    """A JSON array of tools for the chat template, in the OpenAI API's form; empty for none."""
+    """A JSON array of tools for the chat template, in the OpenAI API's format; empty for none."""
     tool_choice: ToolChoice = ToolChoice()
     priority: int = 0
-    """Where requests wait for encoders or the engine, lower ones go first; equal ones by the time they have left.
-
-    Pulls go by that time alone: they are done before a request waits for the engine.
-    """
+    """Lower values are served first; equal ones by the time they have left. Pulls are ordered by the time left alone,
+    as they precede the wait for the engine."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
-        """The media parts in the order in which the prompt mentions them."""
+        """The media parts, in prompt order."""
         return tuple(part for message in self.messages for part in message.parts if isinstance(part, MediaPart))

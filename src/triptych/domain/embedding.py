@@ -1,7 +1,7 @@
-"""Embeddings: their identity, the tensors they consist of, and the tickets and leases by which they are pulled.
+"""Embeddings: their identity, their tensors, and the tickets and leases with which they are pulled.
 
-An embedding lies in the arena of one holder. A *ticket* says where; the *lease* in it is the
-holder's promise to one reader to keep the bytes there for a time.
+An embedding is stored in the arena of one holder. A *ticket* says where. The *lease* in it is the holder's promise to
+one reader to keep the bytes there for a time.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from triptych.domain.media import MediaInfo, Shard
 
 KEY_NBYTES = 32
 LEASE_ID_NBYTES = 16
-"""Random, as whoever knows a lease's id may read by it."""
+"""Random, as a lease's id grants read access."""
 
 
 class DType(Enum):
-    """Element types that cross the boundary; the value is what safetensors calls them."""
+    """Element types of exchanged tensors; the values are safetensors' names."""
 
     F32 = "F32"
     F16 = "F16"
@@ -48,10 +48,10 @@ _ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingIdentity:
-    """Everything that an embedding depends on: two items, or shards, with equal identity have equal embeddings.
+    """Everything that an embedding depends on: items, or shards, of equal identity have equal embeddings.
 
-    The key is the whole 32-byte digest over all fields, each with its length in front, so that neither a truncated
-    hash nor fields that run into each other can make two different items equal.
+    The key is the full 32-byte digest over all fields, each prefixed with its length, so that distinct identities
+    cannot have equal input to the hash.
     """
 
     model_id: str
@@ -60,9 +60,9 @@ class EmbeddingIdentity:
     processor_digest: bytes
     dtype: DType
     media: MediaInfo
-    """With the digest of the bytes that are encoded."""
+    """Includes the digest of the encoded bytes."""
     shard: Shard | None = None
-    """The part of the item that is encoded; None for all of it."""
+    """The part of the item that is encoded; None for the whole item."""
     tenant_salt: bytes = b""
 
     @property
@@ -98,12 +98,12 @@ def _media_fields(media: MediaInfo) -> tuple[bytes, ...]:
 
 
 EMBEDS = "embeds"
-"""Name of the tensor [tokens, hidden size] whose rows take the places of an item's placeholders."""
+"""Name of the tensor [tokens, hidden size] whose rows replace an item's placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A named, dense, row-major tensor. ``shape`` is in elements; a size of zero in any dimension is allowed."""
+    """A named, dense, row-major tensor. ``shape`` is in elements; dimensions may be zero."""
 
     name: str
     dtype: DType
@@ -115,20 +115,20 @@ class TensorSpec:
 
 
 def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...]:
-    """The same tensors with so many rows: what a shard of their item has."""
+    """The same tensors with ``rows`` rows, as a shard has."""
     return tuple(replace(spec, shape=(rows, *spec.shape[1:])) for spec in tensors)
 
 
 def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
-    """What tensors of several parts are when each stands behind those of the part before, row by row.
+    """The specs of tensors concatenated along their rows.
 
-    Raises ValueError where they do not fit.
+    Raises ValueError if they do not match.
     """
     wholes: list[TensorSpec] = []
     for specs in zip(*parts, strict=True):
         first = specs[0]
         if any((one.name, one.dtype, one.shape[1:]) != (first.name, first.dtype, first.shape[1:]) for one in specs):
-            raise ValueError(f"tensors of several parts do not fit behind each other: {specs}")
+            raise ValueError(f"tensors cannot be concatenated: {specs}")
         if not all(one.shape for one in specs):
             raise ValueError(f"tensor {first.name!r} has no rows")
         wholes.append(replace(first, shape=(sum(one.shape[0] for one in specs), *first.shape[1:])))
@@ -137,7 +137,7 @@ def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's description together with its bytes (read-only, C-contiguous, ``spec.nbytes`` long)."""
+    """A tensor's spec and its bytes (read-only, C-contiguous, ``spec.nbytes`` long)."""
 
     spec: TensorSpec
     data: memoryview
@@ -152,7 +152,7 @@ class Tensor:
 
 
 class HolderRef(NamedTuple):
-    """One incarnation of an instance that holds embeddings, and where it is called (``HOST:PORT``)."""
+    """One incarnation of an instance that holds embeddings, and its address (``HOST:PORT``)."""
 
     address: str
     instance_id: str
@@ -160,34 +160,36 @@ class HolderRef(NamedTuple):
 
 
 LeaseId = bytes
-"""16 random bytes; whoever knows them may read the embedding while the lease lasts."""
+"""16 random bytes; knowing them grants read access to the embedding while the lease lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where an embedding lies and how to pull it: a capability, to be kept secret like one.
+    """Where an embedding is stored and how to pull it.
 
-    The payload is the tensors' bytes one after another, each starting at a multiple of ``TENSOR_ALIGNMENT``. In the
-    holder's arena it stands between two copies of the 8-byte generation: ``generation | payload | generation``.
+    A ticket is a capability and must be kept secret.
+
+    The payload is the tensors' bytes, each tensor aligned to ``TENSOR_ALIGNMENT``. In the holder's arena two copies of
+    the 8-byte generation enclose it: ``generation | payload | generation``.
     """
 
     key: bytes
     holder: str
     epoch: int
     offset: int
-    """Of the slot (its leading generation word) in the holder's arena, in bytes."""
+    """Offset of the slot (its leading generation word) in the holder's arena, in bytes."""
     payload_nbytes: int
     generation: int
     checksum: int
     """XXH3-64 of the payload."""
     tensors: tuple[TensorSpec, ...]
     tokens: int
-    """Prompt positions the item takes: the truth, where a header could only estimate."""
+    """Prompt positions that the item fills, as computed by the encoder."""
     lease_id: LeaseId
     lease_s: float
-    """For how long the lease lasts, counted by the holder from when it granted it."""
+    """Duration of the lease, from when the holder granted it."""
     address: str = ""
-    """``HOST:PORT`` of the holder. A holder does not know how others reach it: the router adds it for the text instance."""
+    """``HOST:PORT`` of the holder. The router adds it, as a holder does not know how others reach it."""
 
     @property
     def held_by(self) -> HolderRef:
@@ -199,7 +201,7 @@ class Ticket:
 
     @property
     def tensor_offsets(self) -> tuple[int, ...]:
-        """Where each tensor starts within the payload, in bytes."""
+        """Byte offset of each tensor within the payload."""
         return tensor_offsets(self.tensors)
 
 
@@ -208,12 +210,12 @@ TENSOR_ALIGNMENT = 64
 
 
 def align(nbytes: int, alignment: int = TENSOR_ALIGNMENT) -> int:
-    """The smallest multiple of ``alignment`` that is at least ``nbytes``."""
+    """``nbytes`` rounded up to a multiple of ``alignment``."""
     return -(-nbytes // alignment) * alignment
 
 
 def tensor_offsets(tensors: tuple[TensorSpec, ...]) -> tuple[int, ...]:
-    """Where each tensor starts within a payload that holds them in this order, in bytes."""
+    """Byte offset of each tensor within a payload that holds them in this order."""
     offsets: list[int] = []
     end = 0
     for tensor in tensors:
@@ -224,7 +226,7 @@ def tensor_offsets(tensors: tuple[TensorSpec, ...]) -> tuple[int, ...]:
 
 
 def payload_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
-    """Bytes of a payload that holds these tensors in this order."""
+    """Size of a payload that holds these tensors in this order."""
     end = 0
     for tensor in tensors:
         end = align(end) + tensor.nbytes

@@ -1,4 +1,4 @@
-"""What an encoder is asked to do, and what it answers."""
+"""Requests to an encoder, and its results."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,11 @@ from triptych.domain.media import MediaInfo, Shard
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """One item, or a shard of one. The encoder grants two leases: one to the caller, one (in the ticket) to the text instance.
+    """One item or shard.
 
-    The caller names both, 16 random bytes each, so that it can give them back without having seen the answer.
+    The encoder grants two leases: one to the caller, and one, in the ticket, to the text instance.
+
+    The caller chooses both ids, 16 random bytes each, so that it can release them even if it never sees the answer.
     """
 
     request_id: str
@@ -19,14 +21,14 @@ class EncodeRequest:
     media: bytes
     info: MediaInfo
     tokens: int
-    """Positions that the router counted from the header; the encoder refuses the item when it finds more."""
+    """Positions that the router computed from the header; the encoder refuses the item if it has more."""
     tenant_salt: bytes
     timeout_s: float
     lease_s: float
     reader_lease: LeaseId
-    """Of the text instance."""
+    """The text instance's lease."""
     router_lease: LeaseId
-    """The caller's own; it keeps the embedding alive until it is released or expires."""
+    """The caller's lease, which keeps the embedding until it is released or expires."""
     shard: Shard | None = None
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
     priority: int = 0
@@ -35,7 +37,7 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """``ticket.lease_id`` and ``router_lease`` are the leases that the request named."""
+    """``ticket.lease_id`` and ``router_lease`` are the ids given in the request."""
 
     ticket: Ticket
     router_lease: LeaseId
@@ -46,8 +48,9 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A lease for a further reader of an embedding (a second attempt, another text instance), named by the caller; or
-    more time for one that is out.
+    """A lease for another reader of an embedding (a second attempt, another text instance), or an extension of a lease.
+
+    The caller chooses the id.
     """
 
     key: bytes

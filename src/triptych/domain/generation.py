@@ -1,4 +1,4 @@
-"""What a text instance is asked to do, and what it streams back."""
+"""Requests to a text instance, and the events that it and the router stream back."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,18 +12,18 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """It stopped after it had made calls; only the router tells them from text."""
+    """It stopped after tool calls. Only the router recognises them in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where an embedding goes in the prompt: the first ``tokens`` placeholders at or after position ``start``.
 
-    It is an item's or, where ``continues``, that of a further shard of the item of the placement before it.
+    It belongs to a new item or, with ``continues``, is a further shard of the previous placement's item.
     """
 
     item: int
-    """Its number: of embeddings, where items are cut."""
+    """The item's index; with shards, the embedding's."""
     start: int
     ticket: Ticket
     continues: bool = False
@@ -35,7 +35,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A tokenized prompt whose items are all encoded. ``sampling.max_tokens`` is always set here."""
+    """A tokenized prompt whose items are all encoded. ``sampling.max_tokens`` is always set."""
 
     request_id: str
     model: str
@@ -44,14 +44,14 @@ class TextRequest:
     sampling: SamplingParams
     timeout_s: float
     priority: int = 0
-    """Lower goes first, whatever time is left."""
+    """Lower values go first, whatever time is left."""
     tenant_salt: bytes = b""
-    """What was computed of a prompt is shared only with requests that have the same."""
+    """Cached prefixes are shared only between requests of equal salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """One item's journey into the text instance, for the timeline. ``nbytes`` is 0 on a cache hit."""
+    """How one item was pulled, for the timeline. ``nbytes`` is 0 on a cache hit."""
 
     item: int
     backend: str
@@ -62,7 +62,7 @@ class PullReport:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Everything has arrived and prefill is next. Sent once, before the first token."""
+    """All embeddings have arrived and prefill is next. Sent once, before the first token."""
 
     pulls: tuple[PullReport, ...]
     queue_s: float
@@ -71,7 +71,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that could stand at a position. ``token`` is its bytes, which need not be whole characters."""
+    """A possible token at a position. ``token`` is its bytes, which may be part of a character."""
 
     token_id: int
     token: bytes
@@ -80,7 +80,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The token at one position, and the likeliest that could have stood there, best first."""
+    """The token at one position, and the most likely alternatives, best first."""
 
     chosen: Alternative
     top: tuple[Alternative, ...]
@@ -88,10 +88,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """Tokens of one choice that were ready together, with the text they complete.
+    """Tokens of one choice that were produced together, with the text they complete.
 
-    ``text`` may be empty while a multi-byte character or a possible stop string is incomplete. ``logprobs`` has an
-    entry per token where they were asked for, and is empty otherwise.
+    ``text`` may be empty while a multi-byte character or a possible stop string is incomplete. ``logprobs`` has one
+    entry per token if requested, else it is empty.
     """
 
     token_ids: tuple[int, ...]
@@ -102,7 +102,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a choice; a stream that did not fail ends with one for each of its choices."""
+    """The last event of a choice; a successful stream has one per choice."""
 
     reason: FinishReason
     completion_tokens: int
@@ -116,7 +116,7 @@ TextEvent = Ready | TokenChunk | Finished
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """``prompt_tokens`` counts the positions of images too, as the model sees them."""
+    """``prompt_tokens`` includes placeholder tokens of items."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -129,7 +129,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallMade:
-    """One whole call, the ``index``-th of its choice. Its tokens came in chunks, whose text it is not part of."""
+    """One complete call, the ``index``-th of its choice. Its tokens were sent in chunks, without its text."""
 
     call: ToolCall
     index: int
@@ -146,10 +146,10 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class ChatFinished:
-    """The last event that the router sends for a request that did not fail: every choice is finished."""
+    """The last event of a successful request: every choice has finished."""
 
     usage: Usage
 
 
 ChatEvent = TokenChunk | ToolCallMade | ChoiceFinished | ChatFinished
-"""What the router streams back; failures are raised."""
+"""Events of the router; failures are raised as exceptions."""

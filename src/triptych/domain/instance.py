@@ -1,4 +1,4 @@
-"""Instances: processes with an engine, what they say of themselves, and how loaded they are."""
+"""Instances: processes with an engine, their description, and their load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from triptych.domain.stage import Role, Stage
 
 @dataclass(frozen=True, slots=True)
 class TransportOffer:
-    """One way to read an instance's arena, or to be the reader of another's.
+    """One way to read an instance's arena.
 
-    ``metadata`` is the backend's own, opaque to everyone else. ``host`` names the machine (not an address), so that
-    backends which need one machine know whether they are on it.
+    ``metadata`` is opaque to all but the backend. ``host`` identifies the machine (it is no address), so that
+    shared-memory backends know whether both sides share it.
     """
 
     backend: str
@@ -22,11 +22,11 @@ class TransportOffer:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that an instance serves. Two instances work together only where all of this is equal."""
+    """The model that an instance serves. Instances work together only if all fields are equal."""
 
     model_id: str
     revision: str
-    """Digest over the files that decide what comes out: equal files, equal revision."""
+    """Digest over the files that determine the output."""
     dtype: DType
     hidden_size: int
     context_length: int
@@ -34,41 +34,41 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
-    """What an instance says of itself when it is asked. A restarted process has another ``epoch``."""
+    """An instance's description of itself. A restarted process has another ``epoch``."""
 
     instance_id: str
     epoch: int
     role: Role
     model: ModelInfo
     arena_bytes: int
-    """Of the arena that its embeddings lie in; of an instance that makes none, of the one that it pulls into."""
+    """Size of the arena that holds its embeddings, or, without an encoder, of the arena it pulls into."""
     offers: tuple[TransportOffer, ...]
     encoder_version: str = ""
-    """Of the software that makes embeddings: part of their identity. Empty for instances that make none."""
+    """Version of the encoding software, part of an embedding's identity. Empty without an encoder."""
     max_items: int = 0
-    """Most items that an encoder takes at the same time; 0 where it does not say."""
+    """Limit on concurrent items of an encoder; 0 if unknown."""
     kv_tokens: int = 0
-    """Most tokens that a text instance keeps: prompt and answer, once for each choice; 0 where it does not say."""
+    """Token capacity of a text instance's KV memory (prompt and answer, per choice); 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What waits or runs at one stage of an instance now.
+    """The load of one stage of an instance.
 
-    Where prefill and decode share a batch, prefill counts the requests that wait for it, decode those that are in it.
+    If prefill and decode share a batch, prefill counts waiting requests and decode those in the batch.
     """
 
     pending_tokens: int
-    """To be encoded, prefilled or decoded."""
+    """Tokens still to encode, prefill or decode."""
     pending: int
     """Items at the encode stage, requests at the others."""
     leased_bytes: int = 0
-    """Arena bytes that cannot be reclaimed now: leased, being written, or in quarantine. Only the encode stage has any."""
+    """Arena bytes that cannot be reclaimed: leased, being written, or in quarantine. Encode stage only."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """One report: the load of every stage that the instance serves."""
+    """One load report: the load of every stage that the instance serves."""
 
     stages: Mapping[Stage, StageLoad]
     draining: bool = False

@@ -1,4 +1,4 @@
-"""An item of a request on its way through the router: computed once, when the prompt is laid out, and carried to the end."""
+"""The plan of one item of a request, computed once with the prompt and passed on unchanged."""
 
 from dataclasses import dataclass, field
 
@@ -6,17 +6,17 @@ from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import MediaInfo, Shard
 
 Content = tuple[bytes, bytes]
-"""What tells one item's embedding from another's within one model: (digest of the media, tenant's salt)."""
+"""Identifies an item's embedding within one model: (digest of the media, tenant's salt)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """An item, or a shard of one: where its placeholders are, and what its embedding takes."""
+    """An item or shard: its placeholders in the prompt, and the size of its embedding."""
 
     item: int
-    """Which of the request's items it is, or belongs to."""
+    """Index of the item in the request."""
     param: str
-    """The request field that brought it: ``messages[0].content[1]``."""
+    """The request field that holds it: ``messages[0].content[1]``."""
     media: bytes = field(repr=False)
     info: MediaInfo
     content: Content
@@ -25,9 +25,9 @@ class ItemPlan:
     tokens: int
     tensors: tuple[TensorSpec, ...]
     nbytes: int
-    """What the tensors take in an arena."""
+    """Arena bytes of the tensors."""
     units: tuple[int, ...]
-    """Tokens of each part into which the item can be cut, in order; one number where it cannot be cut."""
+    """Tokens of each unit at whose borders the item can be split, in order; a single number if it cannot."""
     unit_starts: tuple[int, ...] = ()
-    """Position of each unit's first placeholder; empty where the item cannot be cut."""
+    """Position of each unit's first placeholder; empty if the item cannot be split."""
     shard: Shard | None = None

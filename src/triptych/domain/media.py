@@ -14,22 +14,20 @@ class Modality(Enum):
 
 
 def digest_of(media: bytes) -> bytes:
-    """The whole BLAKE2b digest of an item's bytes. Router and encoder each compute it, and have to agree."""
+    """The full BLAKE2b digest of an item's bytes. Router and encoder both compute it."""
     return blake2b(media, digest_size=DIGEST_NBYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaInfo:
-    """What is known of an item from its bytes alone, without decoding pixels.
+    """Properties of an item, read from its header without decoding it.
 
-    ``width`` and ``height`` are in pixels, after the orientation is applied; 0 for audio. ``digest`` is that
-    of ``digest_of``: never truncated, never a client's. ``frames`` are all that a video has
-    (1 for an image), shown over ``duration_s``; each has been turned by ``rotation_deg`` clockwise (0, 90, 180 or 270)
-    to be ``width`` by ``height``. ``samples`` are those of one channel of audio at ``sample_rate_hz``.
-    Decoders hold an item to what stands here: one that turns out otherwise is refused.
+    ``width`` and ``height`` are in pixels, after orientation; 0 for audio. ``digest`` is ``digest_of`` the bytes, never
+    client-supplied. ``frames`` is a video's total (1 for an image) over ``duration_s``; each frame must be rotated by
+    ``rotation_deg`` clockwise (0, 90, 180 or 270) to be ``width`` by ``height``. ``samples`` counts one audio channel
+    at ``sample_rate_hz``. Decoders refuse an item that deviates from its MediaInfo.
 
-    ``options`` are no property of the bytes: they say how the family wants the item encoded in this request, where that
-    is not always the same.
+    ``options`` come from the family, not from the bytes: how this request wants the item encoded, where that varies.
     """
 
     modality: Modality
@@ -47,24 +45,24 @@ class MediaInfo:
 
     @property
     def pixels(self) -> int:
-        """Of one frame."""
+        """Pixels of one frame."""
         return self.width * self.height
 
     @property
     def frames_per_s(self) -> float:
-        """Of a video, on average; 0 for what has no duration."""
+        """Average frame rate of a video; 0 without a duration."""
         return self.frames / self.duration_s if self.duration_s else 0.0
 
     def samples_at(self, sample_rate_hz: int) -> int:
-        """Samples of one channel once the audio is brought to another rate: any that has begun counts."""
+        """Samples of one channel after resampling, rounded up."""
         return -(-self.samples * sample_rate_hz // self.sample_rate_hz)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of one item that one encoder does: ``count`` of its units (tiles, frames) from unit ``first`` on.
+    """A part of one item for one encoder: ``count`` of its ``of`` units (tiles, frames), from unit ``first`` on.
 
-    The item has ``of`` units. What a unit is, and that units do not depend on each other, is the family's to say.
+    The family defines units so that they do not depend on each other.
     """
 
     first: int
@@ -72,5 +70,5 @@ class Shard:
     of: int
 
     def __str__(self) -> str:
-        """For people, who count from one."""
+        """For messages, counting from one."""
         return f"{self.first + 1}-{self.first + self.count}/{self.of}"

@@ -1,4 +1,4 @@
-"""Membership: which instances there are, as a source of members says it, in versioned snapshots."""
+"""Membership: the instances that a source of members names, in versioned snapshots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,28 +13,30 @@ MAX_MEMBERS = 4096
 class MemberState(StrEnum):
     ACTIVE = "active"
     LEAVING = "leaving"
-    """It gets nothing new, and ends what it has."""
+    """It gets no new work and finishes what it has."""
     LEFT = "left"
-    """It is gone: what it had is redone elsewhere at once."""
+    """It is gone: its work is redone elsewhere at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance as its source knows it. What an instance serves, it says itself (``InstanceInfo``).
+    """An instance as named by the source.
 
-    What the source states of role, model or epoch has to agree with that: an address may have passed to another process.
+    Its ``InstanceInfo`` says what it serves.
+
+    Role, model and epoch, if given, must match it: another process may have taken over the address.
     """
 
     address: str
-    """``HOST:PORT``, by which routers and other instances reach it."""
+    """``HOST:PORT`` at which routers and other instances reach it."""
     state: MemberState = MemberState.ACTIVE
     role: Role | None = None
     model: str | None = None
-    """Name under which the model is served."""
+    """The served model's name."""
     epoch: int | None = None
 
     def agrees_with(self, info: InstanceInfo) -> bool:
-        """Whether the instance that answers at the address is the one that is meant."""
+        """Whether the instance at the address is the one that the source means."""
         return (
             self.role in (None, info.role)
             and self.model in (None, info.model.model_id)
@@ -44,13 +46,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MembershipSnapshot:
-    """All members, each address once. A newer snapshot has a higher ``version``."""
+    """All members, with unique addresses. A newer snapshot has a higher ``version``."""
 
     version: int = 0
     members: tuple[Member, ...] = ()
 
     def since(self, previous: "MembershipSnapshot") -> Iterator[Member]:
-        """Members that are new or have changed; those that are not there any more are leaving."""
+        """Members that are new or changed; missing ones are yielded as leaving."""
         before = {member.address: member for member in previous.members}
         for member in self.members:
             if before.pop(member.address, None) != member:

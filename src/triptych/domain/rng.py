@@ -1,10 +1,10 @@
-"""Randomness as it is handed to what may not make its own."""
+"""The source of randomness that is passed to pure code."""
 
 from typing import Protocol
 
 
 class Rng(Protocol):
-    """What ``random.Random`` satisfies."""
+    """Satisfied by ``random.Random``."""
 
     def random(self) -> float: ...
 

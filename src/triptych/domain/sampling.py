@@ -1,7 +1,7 @@
 """Sampling parameters: how tokens are drawn, which log-probabilities are returned, and when to stop.
 
-The fields of ``SamplingParams`` are the one table of sampling parameters: name, type, default, bounds, and the name in the
-OpenAI API. The wire, the gateway, the SDK and admission read it (``PARAMETERS``).
+The fields of ``SamplingParams`` are the single table of parameters: name, type, default, bounds, and the name in the
+OpenAI API. The wire, the gateway, the SDK and admission derive theirs from it (``PARAMETERS``).
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class Grammar(Enum):
-    """What an answer is held to."""
+    """What an answer must match."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
     LARK = "lark"
-    """Any grammar, in Lark's form. The router's own, for tool calls: nobody else can ask for one."""
+    """A grammar in Lark syntax. Only the router makes these, for tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,21 @@ class ResponseFormat:
 TOKEN_ID = Between(0, MAX_INT31)
 BIAS = Pair(TOKEN_ID, Between(-100, 100))
 SCHEMA = Size(4 << 20)
-"""A JSON Schema, or a grammar; settings of the router allow less."""
+"""Limit for a JSON Schema or grammar; the router's settings are tighter."""
 
 
 def _parameter(default: T, bound: Bound | None, about: str = "", *, api_name: str | None = None) -> T:
-    """A row: ``about`` is shown to users of the REST API, where the parameter is called ``api_name``."""
+    """A row of the table. ``about`` is the REST API's description, ``api_name`` the parameter's name there."""
     return field(default=default, metadata={"bound": bound, "about": about, "api_name": api_name})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Defaults are the OpenAI API's. ``seed`` None draws one per request.
+    """Defaults are the OpenAI API's.
 
-    ``policy.admission`` holds requests to the bounds; an engine may rely on them.
+    A ``seed`` of None draws a random one per request.
+
+    ``policy.admission`` enforces the bounds; engines rely on them.
     """
 
     temperature: float = _parameter(1.0, Between(0, 2), "0 is greedy.")
@@ -58,26 +60,28 @@ class SamplingParams:
     """Choice ``i`` draws with (seed, i, position)."""
     n: int = _parameter(1, Between(1, 16), "Answers to the same prompt.")
     max_tokens: int | None = _parameter(None, Between(1, MAX_INT31))
-    """Most tokens to generate; None means as many as the context leaves."""
+    """Most tokens to generate; None for the rest of the context."""
     min_tokens: int = _parameter(
-        0, Between(0, MAX_INT31), "No end-of-sequence token, stop string or stop id counts before so many tokens."
+        0,
+        Between(0, MAX_INT31),
+        "End-of-sequence tokens, stop strings and stop ids are ignored before this many tokens.",
     )
     stop: tuple[str, ...] = _parameter((), Many(64, Size(1024, low=1), "strings"))
     stop_token_ids: tuple[int, ...] = _parameter((), Many(4096, TOKEN_ID, "tokens"))
     ignore_eos: bool = _parameter(False, None)
     repetition_penalty: float = _parameter(
-        1.0, Between(0, 10, above=True), "Over prompt and answer; above 1 discourages what is there already."
+        1.0, Between(0, 10, above=True), "Applies to prompt and answer; above 1 discourages repetition."
     )
     frequency_penalty: float = _parameter(0.0, Between(-2, 2))
-    """Over the answer, by how often a token is there."""
+    """Applies to the answer, by each token's count."""
     presence_penalty: float = _parameter(0.0, Between(-2, 2))
-    """Over the answer, by whether a token is there."""
+    """Applies to the answer, to each token in it."""
     logit_bias: tuple[tuple[int, float], ...] = _parameter((), Many(4096, BIAS, "tokens"))
-    """(token id, what is added to its logit)."""
+    """(token id, value added to its logit)."""
     logprobs: int | None = _parameter(None, Between(0, 20), api_name="top_logprobs")
-    """How many alternatives are told per token, beside the one that was chosen; None tells nothing."""
+    """Number of alternatives to return per token, beside the chosen one; None returns no log-probabilities."""
     response_format: ResponseFormat | None = _parameter(None, None)
-    """Its schema is held to ``SCHEMA``."""
+    """The schema's bound is ``SCHEMA``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Stages of a request's life, and the roles that instances play in them."""
+"""The stages of a request, and the roles of instances."""
 
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -6,17 +6,17 @@ from typing import Self
 
 
 class Stage(Enum):
-    """One of the three stages that scale apart (HydraInfer section 2; EPD-Serve section 2.1)."""
+    """The three stages that scale independently (HydraInfer section 2; EPD-Serve section 2.1)."""
 
     ENCODE = "encode"
     PREFILL = "prefill"
     DECODE = "decode"
 
-    __hash__ = object.__hash__  # a member is one object; Enum's own hash is computed anew in Python for every look-up
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs in Python on every lookup
 
 
 class Role(Enum):
-    """The set of stages that one instance serves, written as their first letters."""
+    """The set of stages that an instance serves, named by their first letters."""
 
     E = "E"
     P = "P"
@@ -33,9 +33,9 @@ class Role(Enum):
 
     @classmethod
     def of(cls, stages: AbstractSet[Stage]) -> Self:
-        """The role with exactly these stages. Raises ValueError for none."""
+        """The role with exactly these stages. Raises ValueError if there is none."""
         return cls("".join(stage.name[0] for stage in Stage if stage in stages))
 
     def serves(self, *stages: Stage) -> bool:
-        """Whether it has all of these stages."""
+        """Whether it includes all of these stages."""
         return self.stages.issuperset(stages)

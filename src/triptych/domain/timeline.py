@@ -1,4 +1,4 @@
-"""What happened to a request, stage by stage. All times are durations in seconds; no clock leaves its process."""
+"""The timeline of a request, stage by stage. All times are durations in seconds, as clocks differ between processes."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,10 +13,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ItemTimeline:
-    """One item, or one shard of it, as served in the end.
-
-    ``encode_attempts`` above 1 tells that something was lost on the way.
-    """
+    """One item or shard, as finally served. ``encode_attempts`` above 1 means that an attempt or embedding was lost."""
 
     item: int
     modality: str
@@ -33,7 +30,7 @@ class ItemTimeline:
     pull_s: float = 0.0
     text_cached: bool = False
     shard: str = ""
-    """``1-4/8``: which units of the item, of how many; empty for all of it."""
+    """``1-4/8``: the units and their total; empty for a whole item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +44,23 @@ class Timeline:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prepare_s: float = 0.0
-    """Router: sniffing, hashing, templating, tokenizing."""
+    """Router: inspecting media, hashing, templating, tokenizing."""
     encode_s: float = 0.0
-    """From the end of preparation until the last item had its ticket, waits and repeats included."""
+    """From the end of preparation until the last item has its ticket, including retries."""
     queue_s: float = 0.0
-    """At the text instance; each item has its own at its encoder."""
+    """At the text instance; each item has its encoder's queue time."""
     pull_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
     error: str = ""
-    """The error's code, when the outcome is FAILED."""
+    """The error's code if the outcome is FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether every stage of a model has an instance; ``missing`` names the stages that have none."""
+    """Whether every stage has an instance; ``missing`` names the stages without one."""
 
     ready: bool
     missing: tuple[str, ...] = ()

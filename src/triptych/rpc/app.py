@@ -1,4 +1,4 @@
-"""A service object behind its gRPC server, as ``runtime.process`` runs it."""
+"""A service object and its gRPC server, as run by ``runtime.process``."""
 
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -12,11 +12,11 @@ from triptych.runtime.tls import TlsIdentity
 
 class Serves(Protocol):
     async def missing(self) -> Sequence[str]:
-        """What keeps it from doing its work now; empty when it is ready."""
+        """Why it is not ready; empty if it is."""
         ...
 
     async def drain(self) -> None:
-        """Refuse what is new; return once what runs has come to its end."""
+        """Refuse new requests; return once the running ones have ended."""
         ...
 
 
@@ -28,7 +28,7 @@ def server_of(
     telemetry: Telemetry,
     tls: TlsIdentity | None,
 ) -> RpcServer:
-    """The server that a service's settings ask for. Raises Unavailable once it is entered and the port is taken."""
+    """The server configured by a service's settings. Entering it raises Unavailable if the port is in use."""
     return RpcServer(
         host=settings.host,
         port=settings.port,
@@ -45,7 +45,7 @@ ServiceT = TypeVar("ServiceT", bound=Serves)
 
 
 class RpcApp(Generic[ServiceT]):
-    """``scope`` owns the service's tasks, the vital ones among them. ``port`` is the one that is listened on."""
+    """``scope`` owns the service's tasks, including the vital ones. ``port`` is the port it listens on."""
 
     def __init__(self, service: ServiceT, server: RpcServer, scope: TaskScope) -> None:
         self.service = service
@@ -57,7 +57,7 @@ class RpcApp(Generic[ServiceT]):
         return await self.service.missing()
 
     async def drain(self) -> None:
-        """Health checks hear of it first, so that nothing new is sent while what runs ends."""
+        """Health checks fail first, so that nothing new arrives while running requests end."""
         await self._server.announce_drain()
         await self.service.drain()
 

@@ -1,4 +1,4 @@
-"""Client calls in the terms of ``ports.py``: foreign errors are translated here and nowhere else."""
+"""Client calls: the one place where gRPC errors become errors of the tree."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
@@ -14,9 +14,9 @@ Domain = TypeVar("Domain")
 
 
 def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
-    """The error of the tree that a failed call stands for.
+    """The error of the tree for a failed call.
 
-    A call that was cancelled on this side ends in asyncio's CancelledError, so CANCELLED here is the peer's doing.
+    Cancelling on this side raises asyncio's CancelledError, so CANCELLED here comes from the peer.
     """
     trailing = error.trailing_metadata() or ()
     pairs = [(str(key), value) for key, value in trailing]
@@ -25,21 +25,21 @@ def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
 
 
 async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[Wire], Domain]) -> Domain:
-    """Await one answer."""
+    """Await the answer."""
     try:
         message = await call
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
     try:
         return convert(message)
-    except errors.InvalidRequest as error:  # of the peer's answer: not this caller's fault
-        raise errors.InternalError(f"a peer's answer cannot be used: {error.message}") from None
+    except errors.InvalidRequest as error:  # the peer's answer is invalid, which is not this caller's fault
+        raise errors.InternalError(f"a peer sent an invalid answer: {error.message}") from None
 
 
 async def stream(
     call: grpc.aio.UnaryStreamCall[object, Wire], convert: Callable[[Wire], Domain]
 ) -> AsyncGenerator[Domain]:
-    """Yield answers as they come; closing the generator cancels the call."""
+    """Yield answers as they arrive; closing the generator cancels the call."""
     try:
         async for message in call:
             yield convert(message)

@@ -1,4 +1,4 @@
-"""What travels with every call beside its message: the request it belongs to, and the trace."""
+"""Metadata of every call: the request id and the trace context."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def outgoing(of_request: str = "") -> Pairs:
-    """Metadata for a call made now; ``of_request`` where the message itself says which request it is for."""
+    """Metadata for a new call; ``of_request`` is the request id if the message itself names it."""
     current = of_request or request_id.get()
     own: Pairs = ((REQUEST_ID, current),) if _is_id(current) else ()
     span = tracing.current()
@@ -20,7 +20,7 @@ def outgoing(of_request: str = "") -> Pairs:
 
 
 def incoming(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
-    """The pairs of a call's metadata that mean something here; a request id that is none is left out."""
+    """The relevant metadata of a call; an invalid request id is left out."""
     found: dict[str, str] = {}
     for key, value in metadata or ():
         if key in tracing.HEADERS or (key == REQUEST_ID and _is_id(value)):

@@ -1,4 +1,4 @@
-"""gRPC's view of a process's TLS identity."""
+"""gRPC credentials from a process's TLS identity."""
 
 import grpc
 
@@ -6,7 +6,7 @@ from triptych.runtime.tls import TlsIdentity
 
 
 def server_credentials(tls: TlsIdentity) -> grpc.ServerCredentials:
-    """Callers have to show a certificate."""
+    """Requires client certificates."""
     return grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.authority, require_client_auth=True)
 
 

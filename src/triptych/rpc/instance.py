@@ -1,4 +1,4 @@
-"""An instance on the wire, whatever its stages: what it is, and how loaded it is."""
+"""The gRPC servicer shared by all instances: description and load."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Server side of the error tree: whatever a handler raises leaves as a status, in one place."""
+"""The server's error boundary: turns every exception of a handler into a gRPC status."""
 
 import asyncio
 import logging
@@ -18,17 +18,17 @@ from triptych.wire.status import Status, error_to_status
 logger = logging.getLogger(__name__)
 
 MAX_STANDARD_NBYTES = 4096
-"""Of a request to a standard service."""
+"""Request size limit of standard services."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only to the type checker
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only for the type checker
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns errors of the tree into their status, and everything else into a bare INTERNAL that is logged here.
+    """Turns errors of the tree into their status, and any other into a bare INTERNAL that is logged here.
 
-    Requests are decoded here as well, so that bytes that are no request are refused in the same way. It tells the observer
-    of every call: one wrapper around a stream is as much as a token should have to pass.
+    Requests are decoded here too, so that invalid bytes are refused in the same way. The observer is called here as
+    well, as one wrapper around a stream is enough overhead per token.
     """
 
     def __init__(self, observer: CallObserver) -> None:
@@ -57,7 +57,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 call = observer.begin(method, metadata)
                 try:
                     answers = inner_stream(decode(request), context)
-                    if isinstance(answers, Awaitable):  # health's Watch, which writes its answers itself
+                    if isinstance(answers, Awaitable):  # health's Watch writes its answers itself
                         await answers
                         return
                     async with aclosing(answers):
@@ -65,7 +65,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                             yield answer
                     call.code = "OK"
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
-                    call.code = "UNKNOWN"  # to us, where a standard service answers for itself
+                    call.code = "UNKNOWN"  # what we record if a standard service sets its own status
                     status = _status(error, method)
                     call.code = status.grpc_code
                     await _abort(context, status)
@@ -80,9 +80,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             try:
                 answer = await inner(decode(request), context)
                 call.code = "OK"
-                return answer  # noqa: TRY300 - what follows must not be taken for an answer
+                return answer  # noqa: TRY300 - only a returned answer counts as OK
             except Exception as error:  # noqa: BLE001 - the boundary of the process
-                call.code = "UNKNOWN"  # to us, where a standard service answers for itself
+                call.code = "UNKNOWN"  # what we record if a standard service sets its own status
                 status = _status(error, method)
                 call.code = status.grpc_code
                 await _abort(context, status)
@@ -93,7 +93,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _streams(handler: Handler, decode: Callable[[bytes], Any], method: str) -> Handler:
-    """Of streams of requests there is only reflection's, which no request of a user passes: it is not observed."""
+    """Only reflection has request streams. It serves no user requests, so it is not observed."""
     inner = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.stream_stream)
 
     async def stream(requests: object, context: Context) -> AsyncGenerator[Any]:
@@ -108,21 +108,21 @@ def _streams(handler: Handler, decode: Callable[[bytes], Any], method: str) -> H
 
 
 def _standard(parse: Any) -> Callable[[bytes], Any]:
-    """The requests of a standard service (health, reflection), which are small."""
+    """Decoder for requests of standard services (health, reflection), which are small."""
 
     def decode(data: bytes) -> Any:
         if len(data) > MAX_STANDARD_NBYTES:
-            raise errors.InvalidRequest(f"the request has {len(data)} bytes, at most {MAX_STANDARD_NBYTES} are taken")
+            raise errors.InvalidRequest(f"the request has {len(data)} bytes, the limit is {MAX_STANDARD_NBYTES}")
         try:
             return parse(data)
         except DecodeError:
-            raise errors.InvalidRequest("the call brings no valid request") from None
+            raise errors.InvalidRequest("the request is not valid") from None
 
     return decode
 
 
 def _status(error: Exception, method: str) -> Status:
-    if isinstance(error, grpc.aio.AbortError):  # a standard service (health, reflection) answered for itself
+    if isinstance(error, grpc.aio.AbortError):  # a standard service (health, reflection) set its own status
         raise error
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         error = errors.DeadlineExceeded("the request did not end within its deadline")

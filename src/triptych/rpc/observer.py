@@ -1,4 +1,4 @@
-"""Every call that a server answers: counted by method and status, and under the caller's request and trace."""
+"""Observes every call of a server: duration by method and status, request id, trace."""
 
 from collections.abc import Iterable
 
@@ -10,15 +10,15 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.telemetry import Telemetry
 
 _WATCHES = ("/WatchLoad", "/Watch")
-"""Streams that last as long as their client: neither their time nor a trace of them means anything."""
+"""Streams that last as long as their client, so that duration and trace mean nothing."""
 _HOUSEKEEPING = ("/Release", "/Describe")
-"""Calls in the background, of which a trace of the request that happened to set them off has no use."""
-_ENTRANCES = frozenset({"/triptych.v1.Router/Chat", "/triptych.v1.Router/Tokenize"})
-"""Where a trace begins when the caller has none; everywhere else a call is traced only as part of one."""
+"""Background calls, which do not belong in the trace of the request that triggered them."""
+_ENTRY_POINTS = frozenset({"/triptych.v1.Router/Chat", "/triptych.v1.Router/Tokenize"})
+"""Methods that start a trace without a parent; all others are traced only as part of one."""
 
 
 class CallObserver:
-    """``begin`` and ``Call.end`` go around each call, in the call's own task."""
+    """``begin`` and ``Call.end`` enclose each call, in the call's own task."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._tracing = telemetry.tracing
@@ -28,7 +28,7 @@ class CallObserver:
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def begin(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> "Call":
-        """``method`` is one that the server has: its name is a label."""
+        """``method`` must be one of the server's, as it becomes a label."""
         carrier = incoming(metadata)
         logs.request_id.set(carrier.get(REQUEST_ID, ""))
         span: tracing.Span | None = None
@@ -47,12 +47,12 @@ class CallObserver:
 
 
 def _is_traced(method: str, carrier: dict[str, str]) -> bool:
-    belongs = tracing.HEADERS[0] in carrier or method in _ENTRANCES
+    belongs = tracing.HEADERS[0] in carrier or method in _ENTRY_POINTS
     return belongs and not method.endswith(_WATCHES + _HOUSEKEEPING)
 
 
 class Call:
-    """One call under way; it counts as cancelled unless somebody says how else it ended."""
+    """One running call. Its code stays CANCELLED unless another is set."""
 
     __slots__ = ("_began_s", "_method", "_observer", "_span", "code")
 

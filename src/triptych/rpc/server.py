@@ -24,10 +24,12 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 class RpcServer:
-    """Serves what ``register`` puts on it on ``host:port``: ``service_names`` in full, ``triptych.v1.Router``.
+    """Serves what ``register`` adds to it on ``host:port``.
 
-    With ``tls`` only callers that show a certificate are answered. ``port`` 0 takes a free one; ``port`` tells which
-    once the context is entered. Raises Unavailable when the port is taken.
+    ``service_names`` are full names such as ``triptych.v1.Router``.
+
+    With ``tls`` clients need a certificate. ``port`` 0 picks a free port, which ``port`` holds once the context is
+    entered. Raises Unavailable if the port is in use.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class RpcServer:
             else:
                 self.port = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError:
-            raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it taken?") from None
+            raise Unavailable(f"cannot listen on port {self.port} of {self._host}: is it in use?") from None
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("%s listens on %s:%d", " with ".join(self._service_names), self._host, self.port)
@@ -79,11 +81,11 @@ class RpcServer:
         await self.stop(0.2)
 
     async def announce_drain(self) -> None:
-        """Tell health checks that nothing new should come; what comes is still answered, by the service's own word."""
+        """Make health checks fail. New calls are still answered, by the service's own refusal."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no calls any more, and cut off after ``grace_s`` those that still run."""
+        """Refuse new calls, and cut off running ones after ``grace_s``."""
         await self._server.stop(grace=grace_s)
 
     async def _set_health(self, status: Any) -> None:
@@ -92,6 +94,6 @@ class RpcServer:
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
-    """Time that the caller gives this call, within bounds; a default for callers who did not say."""
+    """Time until the call's deadline, capped; a default if it has none."""
     remaining = context.time_remaining()
     return limits.DEFAULT_CALL_TIMEOUT_S if remaining is None else min(max(0.0, remaining), limits.MAX_CALL_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""gRPC stubs that satisfy ``ports.py``: to a caller, a service in another process is the service itself."""
+"""gRPC stubs that satisfy ``ports.py``, so that callers use a remote service like a local one."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -27,7 +27,7 @@ from triptych.wire import common, encoder, instance, router, text
 
 
 class _Channel:
-    """One connection to ``target`` (``host:port``), by mutual TLS if ``tls`` is given; it reconnects by itself."""
+    """A connection to ``target`` (``host:port``), with mutual TLS if ``tls`` is given. It reconnects automatically."""
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         if tls is None:
@@ -37,7 +37,7 @@ class _Channel:
 
     @property
     def refused(self) -> bool:
-        """Whether the last attempt to connect came to nothing, so that a call fails without having been made."""
+        """Whether the last connection attempt failed, so that a call fails without being sent."""
         return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     @property
@@ -83,7 +83,7 @@ class RouterStub(_Channel):
 
 
 class InstanceStub(_Channel):
-    """``ports.Encoder`` and ``ports.Text`` at ``target``, as far as the instance there serves their stages."""
+    """``ports.Encoder`` and ``ports.Text`` at ``target``, for the stages that the instance serves."""
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)

@@ -1,1 +1,1 @@
-"""Text as token ids: chat templates, tokenizing, incremental detokenizing and stop strings (torch-free)."""
+"""Text to token ids and back: chat templates, tokenizing, incremental detokenizing, stop strings. No torch."""

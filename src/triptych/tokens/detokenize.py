@@ -1,4 +1,4 @@
-"""Token ids to text, as they come.
+"""Incremental detokenization.
 
 ``tokenizers.decoders.DecodeStream`` is not used: it cannot be flushed, so an answer that ends within a character or in
 U+FFFD loses its end, and it raises on byte sequences that never become valid.
@@ -10,15 +10,15 @@ from triptych.tokens.tokenizer import BYTE_TOKEN, Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 8
-"""How many tokens the next one is decoded with. Decoders look back one token; UTF-8 up to four bytes."""
+"""Context tokens with which the next one is decoded. Decoders look back one token; UTF-8 up to four bytes."""
 
 
 class IncrementalDetokenizer:
-    """Turns one answer's token ids into pieces of text that add up to the text of all of them.
+    """Turns one answer's token ids into pieces of its text.
 
-    They equal ``Tokenizer.decode`` of the whole answer, special tokens left out, with one exception: a run of
-    byte-fallback tokens in which valid characters precede an invalid byte keeps those characters, where decoding the
-    whole would turn all of the run into U+FFFD.
+    Together they equal ``Tokenizer.decode`` of the whole answer without special tokens, with one exception: in a run of
+    byte-fallback tokens, valid characters before an invalid byte are kept, while decoding the whole replaces the entire
+    run with U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -33,19 +33,19 @@ class IncrementalDetokenizer:
         return "".join(self._feed(token_id) for token_id in token_ids if token_id not in self._special)
 
     def flush(self) -> str:
-        """What is still held back, when the answer has ended: U+FFFD for an incomplete character."""
+        """The rest at the end of the answer: U+FFFD for an incomplete character."""
         whole = self._tokenizer.decode(self._context)
         text = self._flush_bytes() + whole[len(self._settled(whole)) :]
         self._context.clear()
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for by itself, which need not be whole characters."""
+        """The bytes of one token, which may be part of a character."""
         return self._tokenizer.token_bytes(token_id)
 
     def _feed(self, token_id: int) -> str:
         token = self._tokenizer.id_to_token(token_id)
-        if token is None:  # decoding skips ids that the vocabulary does not have
+        if token is None:  # decoding skips ids that are not in the vocabulary
             return ""
         if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
             self._remember(token_id)
@@ -64,7 +64,7 @@ class IncrementalDetokenizer:
             if error.reason == "unexpected end of data":
                 return ""
             return self._flush_bytes()
-        if len(self._context) == len(self._pending_bytes):  # the answer's beginning, where decoders may drop a space
+        if len(self._context) == len(self._pending_bytes):  # at the start of the answer decoders may drop a space
             text = self._tokenizer.decode(self._context)
         self._pending_bytes = b""
         return text
@@ -74,7 +74,7 @@ class IncrementalDetokenizer:
         return text
 
     def _settled(self, text: str) -> str:
-        """Without a last U+FFFD, which in byte-level vocabularies may be a character that is not complete yet."""
+        """Drop a trailing U+FFFD, which in byte-level vocabularies may be an incomplete character."""
         return text if self._byte_fallback else text.removesuffix(_REPLACEMENT)
 
     def _remember(self, token_id: int) -> None:

@@ -1,6 +1,6 @@
-"""Response formats and tool calls as grammars over a model's tokens, through ``llguidance``.
+"""Constrained decoding: response formats and tool calls as token grammars, with ``llguidance``.
 
-No torch, and bounded in time and memory.
+Without torch; bounded in time and memory.
 """
 
 import re
@@ -16,20 +16,20 @@ from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
 _WHAT = {"response_format": "response format", "tools": "call of a tool"}
-"""What an answer is held to, by the request field that asks for it."""
+"""What is constrained, by the request field that asks for it."""
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_REASON_CHARS = 300
 _PLACE = re.compile(r"\Aat \d+\(\d+\): |\n.*", re.DOTALL)
-"""Of a fault in a grammar that the caller has not written."""
+"""The position of a fault in a generated grammar, which the client has not written."""
 _WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
-"""Between the tokens of JSON: a space, or the beginning of an indented line."""
+"""White space between JSON tokens: a space, or a newline with indentation."""
 
 
 class TokenMatcher:
     """``ports.TokenGrammar``."""
 
     def __init__(self, matcher: LLMatcher, param: str) -> None:
-        """``param`` is the request field that asked for it."""
+        """``param`` is the request field that asked for the grammar."""
         self._matcher = matcher
         self._param = param
 
@@ -46,18 +46,18 @@ class TokenMatcher:
         self._check()
 
     def _check(self) -> None:
-        if self._matcher.is_error():  # of tokens that are allowed nothing else can go wrong
+        if self._matcher.is_error():  # with allowed tokens this is the only possible error
             raise InvalidRequest(f"the {_WHAT[self._param]} has become too complex to follow", param=self._param)
 
 
 class Grammars:
-    """Compiles formats for one tokenizer and keeps the last ``MAX_CACHED`` of them. Thread-safe."""
+    """Compiles formats for one tokenizer, and caches the last ``MAX_CACHED``. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes as long as the vocabulary is large: about a second for 150,000 tokens."""
+        """Takes time proportional to the vocabulary: about a second for 150,000 tokens."""
         self._tokenizer = _wrapped(tokenizer)
         self._limits = LLParserLimits(
-            # By the library's own account 20, 14 and 3 ms of a core, and 20 MB.
+            # By the library's documentation 20, 14 and 3 ms of CPU time, and 20 MB.
             initial_lexer_fuel=1_000_000,
             step_lexer_fuel=200_000,
             step_max_items=50_000,
@@ -69,10 +69,10 @@ class Grammars:
         self._lock = Lock()
 
     def start(self, response_format: ResponseFormat) -> TokenMatcher:
-        """The format at the beginning of an answer.
+        """A matcher for the format, in its initial state.
 
-        Raises InvalidRequest for what is no JSON Schema, uses what cannot be enforced, or is too complex; and for
-        every format where the model's tokenizer is of a kind that cannot be held to one.
+        Raises InvalidRequest if the schema is invalid, uses features that cannot be enforced, or is too complex; and
+        for every format if the model's tokenizer is not supported.
         """
         with self._lock:
             if (known := self._cached.get(response_format)) is not None:
@@ -88,7 +88,7 @@ class Grammars:
     def _compile(self, response_format: ResponseFormat) -> TokenMatcher:
         param = "tools" if response_format.grammar is Grammar.LARK else "response_format"
         if self._tokenizer is None:
-            raise InvalidRequest(f"this model's tokenizer cannot be held to a {_WHAT[param]}", param=param)
+            raise InvalidRequest(f"this model's tokenizer does not support a {_WHAT[param]}", param=param)
         try:
             matcher = LLMatcher(self._tokenizer, _grammar(response_format), log_level=0, limits=self._limits)
         except ValueError as error:
@@ -101,7 +101,7 @@ class Grammars:
 
 
 def _grammar(response_format: ResponseFormat) -> str:
-    """As llguidance reads it. Raises ValueError."""
+    """The grammar in llguidance's format. Raises ValueError."""
     match response_format.grammar:
         case Grammar.LARK:
             return LLMatcher.grammar_from_lark(response_format.schema)
@@ -109,7 +109,8 @@ def _grammar(response_format: ResponseFormat) -> str:
             schema = _ANY_OBJECT if response_format.grammar is Grammar.JSON_OBJECT else response_format.schema
             return LLMatcher.grammar_from_json_schema(
                 schema,
-                # Whatever the schema's own x-guidance says. Some models never stop with white space.
+                # These override the schema's own x-guidance. White space is limited, as some models never stop
+                # producing it.
                 overrides={
                     "item_separator": ",",
                     "key_separator": ":",
@@ -121,11 +122,11 @@ def _grammar(response_format: ResponseFormat) -> str:
 
 def _refusal(reason: str, param: str) -> InvalidRequest:
     reason = _PLACE.sub("", reason)
-    return InvalidRequest(f"the JSON schema cannot be followed: {reason.strip()[:_MAX_REASON_CHARS]}", param=param)
+    return InvalidRequest(f"the JSON schema is not supported: {reason.strip()[:_MAX_REASON_CHARS]}", param=param)
 
 
 def _wrapped(tokenizer: Tokenizer) -> LLTokenizer | None:
-    """None for the tokenizers that llguidance does not know the bytes of, and those that have no end."""
+    """None if llguidance does not support the tokenizer, or it has no end-of-sequence token."""
     if not tokenizer.eos_ids:
         return None
     slices = LLTokenizer.json_slices()

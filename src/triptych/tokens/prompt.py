@@ -1,4 +1,4 @@
-"""From a conversation and what is known of its items to the token ids that the model sees."""
+"""Builds the prompt's token ids from a conversation and its items."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from triptych.tokens.template import ChatTemplate, local_time
 from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 32
-"""Bounds a prompt's text before it is tokenized; text of any language has fewer than ten."""
+"""Limits a prompt's text before it is tokenized; natural text has fewer than ten characters per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``runs[i]`` are the positions that item ``i`` fills; ``token_ids`` has a placeholder at each of them."""
+    """``runs[i]`` is the span that item ``i`` fills; ``token_ids`` has a placeholder at each position of it."""
 
     token_ids: tuple[int, ...]
     runs: tuple[Span, ...]
@@ -28,10 +28,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Template, tokenizer and family of one model. ``build`` is thread-safe and takes CPU time: call it from a pool.
+    """Template, tokenizer and family of one model.
 
-    ``targets`` are the strings that the template writes for an item of each modality, ``placeholders`` the strings of
-    the placeholder tokens that its replacement consists of.
+    ``build`` is thread-safe and CPU-bound: run it in a pool.
+
+    ``targets`` are the strings that the template writes for an item of each modality; ``placeholders`` are the strings
+    of the placeholder tokens in its replacement.
     """
 
     family: Family
@@ -49,7 +51,7 @@ class PromptBuilder:
 
     @classmethod
     def load(cls, files: ModelFiles, *, strftime_now: Callable[[str], str] = local_time) -> Self:
-        """Raises BadModel when a part is missing, or the parts do not belong together."""
+        """Raises BadModel if a file is missing, or the files do not match."""
         family = load_family(files)
         tokenizer = Tokenizer.load(files)
         targets = {
@@ -72,12 +74,11 @@ class PromptBuilder:
         *,
         replacements: Sequence[PromptReplacement] | None = None,
     ) -> Prompt:
-        """Template, tokenize and make room for the items; ``infos`` are in the order of ``ChatRequest.media``.
+        """Render the template, tokenize, expand placeholders. ``infos`` are in the order of ``ChatRequest.media``.
 
-        ``tools`` is a JSON array for the template, or empty. ``replacements`` are the items', where they are known already.
-
-        The ids equal those of transformers' ``processor.apply_chat_template(..., tokenize=True)``.
-        Raises InvalidRequest (InvalidMedia, ContextTooLong) for what the model cannot be asked.
+        ``tools`` is a JSON array for the template, or empty. ``replacements`` are the items', if already computed. The
+        ids equal those of transformers' ``processor.apply_chat_template(..., tokenize=True)``. Raises InvalidRequest
+        (InvalidMedia, ContextTooLong).
         """
         self._refuse_placeholders(messages)
         if replacements is None:
@@ -97,16 +98,17 @@ class PromptBuilder:
         return self._expand(token_ids, replacements)
 
     def build_raw(self, text: str) -> Prompt:
-        """Tokenize a prompt as it stands, without the template. Raises InvalidRequest (ContextTooLong)."""
+        """Tokenize a prompt without the template. Raises InvalidRequest (ContextTooLong)."""
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
         for token_id, placeholder in self.placeholders.items():
             if token_id in token_ids:
                 raise InvalidRequest(
-                    f"prompt: {placeholder!r} stands for an item, which a raw prompt has not", param="prompt"
+                    f"prompt: {placeholder!r} is a placeholder for an item, which a raw prompt cannot have",
+                    param="prompt",
                 )
         if not token_ids:
-            raise InvalidRequest("prompt: it has no tokens", param="prompt")
+            raise InvalidRequest("prompt: it is empty", param="prompt")
         if len(token_ids) > self.family.context_length:
             raise ContextTooLong(
                 f"the prompt has {len(token_ids)} tokens; the model's context is {self.family.context_length}",
@@ -115,12 +117,12 @@ class PromptBuilder:
         return Prompt(tuple(token_ids), ())
 
     def _replace(self, text: str, infos: Sequence[MediaInfo], replacements: Sequence[PromptReplacement]) -> str:
-        """The rendered prompt with each target replaced; every ``Placeholders`` is written once."""
+        """The rendered prompt with each target replaced; each ``Placeholders`` is written as one token."""
         found = list(self._target.finditer(text))
         if len(found) < len(infos):
             raise InvalidRequest(
                 f"the model's chat template places {len(found)} of {len(infos)} {_named(infos)}; "
-                "they belong into messages of the user",
+                "put them into user messages",
                 param="messages",
             )
         if len(found) > len(infos):
@@ -136,7 +138,7 @@ class PromptBuilder:
         return "".join((*pieces, text[end:]))
 
     def _expand(self, token_ids: Sequence[int], replacements: Sequence[PromptReplacement]) -> Prompt:
-        """Repeat each placeholder, of which ``token_ids`` has one for every ``Placeholders``, ``count`` times."""
+        """Repeat each placeholder token ``count`` times."""
         expected = self._placeholders(replacements)
         expanded: list[int] = []
         runs: list[Span] = []
@@ -152,7 +154,7 @@ class PromptBuilder:
             runs[item] = Span(runs[item].start, runs[item].tokens + positions.count)
             expanded.extend([token_id] * positions.count)
         if next(expected, None) is not None:
-            raise InvalidRequest("the model's chat template joins an item with the text around it", param="messages")
+            raise InvalidRequest("the model's chat template merges an item with the text around it", param="messages")
         return Prompt(tuple(expanded), tuple(runs))
 
     @staticmethod
@@ -163,9 +165,9 @@ class PromptBuilder:
                     yield item, part
 
     def _refuse_placeholders(self, messages: Sequence[Message]) -> None:
-        """Text that spells a placeholder would shift every item after it to another's place.
+        """Refuse text that contains a placeholder, which would shift all later items.
 
-        A template may join a message's texts, so they are looked at as one.
+        A template may join a message's texts, so they are searched together.
         """
         for message in messages:
             text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
@@ -177,8 +179,8 @@ class PromptBuilder:
     def _placeholder_in_text(self, placeholder: str, count: int) -> InvalidRequest:
         times = "once" if count == 1 else f"{count} times"
         return InvalidRequest(
-            f"the messages' text contains {placeholder!r} {times}; the model reads that as an image or the like, "
-            "so it cannot be part of a text",
+            f"the messages' text contains {placeholder!r} {times}; the model would read that as an item, "
+            "so text cannot contain it",
             param="messages",
         )
 
@@ -186,14 +188,14 @@ class PromptBuilder:
 def _spelled(tokenizer: Tokenizer, token_id: int) -> str:
     token = tokenizer.id_to_token(token_id)
     if token is None:
-        raise BadModel(f"the tokenizer does not have the placeholder's id {token_id}")
+        raise BadModel(f"the tokenizer lacks the placeholder's id {token_id}")
     if tokenizer.encode(token) != [token_id]:
-        raise BadModel(f"the tokenizer does not keep the placeholder {token!r} in one piece")
+        raise BadModel(f"the tokenizer splits the placeholder {token!r}")
     return token
 
 
 def _named(infos: Sequence[MediaInfo]) -> str:
-    """What the items are, in a word: images, videos, or items where they are mixed."""
+    """Name the items for messages: images, videos, audio clips, or items if mixed."""
     kinds = {info.modality.value for info in infos}
     if kinds == {Modality.AUDIO.value}:
         return "audio clips"

@@ -1,21 +1,21 @@
-"""Stop strings over a stream of text."""
+"""Stop strings in streamed text."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class StopResult(NamedTuple):
-    """``text`` may be sent now; once ``stopped`` is set nothing follows."""
+    """``text`` may be sent now; after ``stopped`` nothing follows."""
 
     text: str
     stopped: bool
 
 
 class StopStrings:
-    """Ends a text before the stop string that is complete first, however the text is cut into pieces.
+    """Ends a text before the stop string that is completed first, however the text is chunked.
 
-    No more is held back than may turn out to be the beginning of a stop string. Of strings that are complete at the
-    same character, the one that starts first counts. Empty strings are ignored.
+    Only a possible beginning of a stop string is held back. Of strings completed at the same character, the one that
+    starts first counts. Empty strings are ignored.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,14 +24,16 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, text: str, *, counts: bool = True) -> StopResult:
-        """Take a piece of text; what comes back may be older text than that.
+        """Add a piece of text.
 
-        A stop string that this piece completes is passed over when it does not count.
+        Returns text that is safe to send, which may be older.
+
+        With ``counts=False`` a stop string completed by this piece is ignored.
         """
         if self._stopped:
             return StopResult("", stopped=True)
         held, text = len(self._held), self._held + text
-        # What ends within the text that is held was passed over before.
+        # Matches that end within the held text were ignored before.
         found = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stops if counts)
         matches = [(start + len(stop), start) for start, stop in found if start >= 0]
         if matches:
@@ -42,12 +44,12 @@ class StopStrings:
         return StopResult(text[:safe], stopped=False)
 
     def flush(self) -> str:
-        """What is still held back, when the text has ended without a stop string."""
+        """The held text, when the answer ends without a stop string."""
         text, self._held = self._held, ""
         return text
 
     def _possible_prefix(self, text: str) -> int:
-        """Length of the longest end of ``text`` with which some stop string begins."""
+        """Length of the longest suffix of ``text`` that is a prefix of a stop string."""
         longest = min(len(text), max((len(stop) - 1 for stop in self._stops), default=0))
         for length in range(longest, 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):

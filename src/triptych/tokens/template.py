@@ -1,4 +1,4 @@
-"""Chat templates, rendered as transformers renders them (``transformers.utils.chat_template_utils``)."""
+"""Chat templates, rendered like transformers (``transformers.utils.chat_template_utils``)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +20,18 @@ from triptych.families.model_files import BadModel
 from triptych.tokens.tool_calls import find_syntax
 
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template's own code can raise, beside what jinja2 says."""
+"""What a template's code can raise, besides jinja2's own errors."""
 
 _PROBE, _PROBE_CALL = "triptych-probe", "triptych_probe_call"
 _PROBE_CHARS = 1_000_000
 
 
 class RefusedByTemplate(TemplateError):
-    """``raise_exception`` was called: the conversation is not one that the model knows."""
+    """The template called ``raise_exception``: it does not support the conversation."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what the model says, for training; rendering passes it through."""
+    """``{% generation %}`` marks the assistant's text for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
@@ -48,10 +48,10 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Keeps underscore names out, and with them Python's own attributes."""
+    """Refuses names with a leading underscore, and so Python's internal attributes."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # Without a named ``self``, as in jinja2, so that ``namespace(self=...)`` works.
+        # No named ``self``, as in jinja2, so that ``namespace(self=...)`` works.
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _refuse_underscore(name)
@@ -68,7 +68,7 @@ def _refuse_underscore(name: object) -> None:
 
 
 def _size_chars(messages: Sequence[Message]) -> int:
-    """Characters, where every message and every part counts as one more: many empty ones cost time too."""
+    """Number of characters, plus one per message, part and call, as empty ones cost time too."""
     parts = [part for message in messages for part in message.parts]
     calls = [call for message in messages for call in message.tool_calls]
     texts = (part.text for part in parts if isinstance(part, TextPart))
@@ -77,7 +77,7 @@ def _size_chars(messages: Sequence[Message]) -> int:
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:
-    """A call as templates know it: with its arguments as an object. Raises InvalidRequest."""
+    """A call in the templates' format, with its arguments as an object. Raises InvalidRequest."""
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -103,7 +103,7 @@ def _to_json(
 
 
 def local_time(form: str) -> str:
-    """What ``strftime_now`` gives a template: the local wall clock."""
+    """The local wall clock, for templates' ``strftime_now``."""
     return datetime.now().astimezone().strftime(form)
 
 
@@ -118,7 +118,7 @@ class ChatTemplate:
         placeholders: Mapping[Modality, str] | None = None,
         strftime_now: Callable[[str], str] = local_time,
     ) -> None:
-        """``placeholders`` stand for items in templates that take strings only. Raises BadModel."""
+        """``placeholders`` represent items in templates that support only string content. Raises BadModel."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -135,22 +135,24 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self.takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
-            """Whether the template has a place for tools."""
+            """Whether the template supports tools."""
         except TemplateSyntaxError as error:
             raise BadModel(f"the chat template has an error in line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
         self._placeholders = dict(placeholders or {})
         self.call_syntax = find_syntax(source) if self.takes_tools else None
-        """How the template teaches the model to call tools; None where it does not, or not in a way that is known."""
+        """The tool call syntax that the template teaches the model; None if there is none, or it is unknown."""
         self.takes_parts = self._find_takes_parts()
-        """Whether a message's content is given as a list of parts; else it is one string."""
+        """Whether message content is a list of parts; else it is one string."""
         self.takes_calls = self._find_takes_calls()
-        """Whether it shows the model the calls of a conversation, and what came of them."""
+        """Whether the template renders tool calls and their results."""
 
     def render(self, messages: Sequence[Message], max_chars: int, tools: str = "") -> str:
-        """The prompt, up to where the assistant begins to speak. ``tools`` is a JSON array, or empty.
+        """The prompt, up to the start of the assistant's turn.
 
-        Raises InvalidRequest when the template refuses the conversation, or the prompt would exceed ``max_chars``.
+        ``tools`` is a JSON array, or empty.
+
+        Raises InvalidRequest if the template refuses the conversation, or the prompt would exceed ``max_chars``.
         """
         size = _size_chars(messages) + len(tools)
         offered = self._tools(tools) if tools else None
@@ -164,10 +166,13 @@ class ChatTemplate:
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
         except _FAILURES as error:
-            raise InvalidRequest("the model's chat template cannot take these messages", param="messages") from error
+            raise InvalidRequest("the model's chat template cannot render these messages", param="messages") from error
 
     def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages as templates know them. Raises InvalidRequest for calls where there is no place for them."""
+        """The messages in the templates' format.
+
+        Raises InvalidRequest for tool calls if the template has no support.
+        """
         convert = self._as_parts if self.takes_parts else self._as_string
         conversation: list[dict[str, Any]] = []
         names: dict[str, str] = {}
@@ -177,7 +182,7 @@ class ChatTemplate:
                 param = f"messages[{place}]" + (".tool_calls" if message.tool_calls else ".role")
                 if not self.takes_calls:
                     raise InvalidRequest(
-                        f"{param}: the model's chat template has no place for tool calls and their results", param=param
+                        f"{param}: the model's chat template does not support tool calls and their results", param=param
                     )
             if message.tool_calls:
                 names |= {call.call_id: call.name for call in message.tool_calls}
@@ -190,7 +195,7 @@ class ChatTemplate:
 
     def _tools(self, tools: str) -> list[Any]:
         if not self.takes_tools:
-            raise InvalidRequest("tools: the model's chat template has no place for tools", param="tools")
+            raise InvalidRequest("tools: the model's chat template does not support tools", param="tools")
         try:
             offered = json.loads(tools)
         except (ValueError, RecursionError):
@@ -212,7 +217,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _find_takes_parts(self) -> bool:
-        """Show the template a list of parts: one made for strings prints the list as such, drops it, or fails."""
+        """Render a list of parts: a template made for strings prints the list itself, drops it, or fails."""
         content = [{"type": "text", "text": _PROBE}]
         try:
             rendered = self._render([{"role": "user", "content": content}], _PROBE_CHARS)
@@ -222,7 +227,7 @@ class ChatTemplate:
         return bool(found) and "type" not in before[-len(str(content)) :]
 
     def _find_takes_calls(self) -> bool:
-        """Show the template a call and what came of it: it takes them if it says both."""
+        """Render a call and its result: the template supports them if both appear."""
         function = {"name": _PROBE_CALL, "arguments": {}}
         call = {"id": "call", "type": "function", "function": function}
         text = [{"type": "text", "text": _PROBE}] if self.takes_parts else _PROBE

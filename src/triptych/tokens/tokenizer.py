@@ -1,4 +1,4 @@
-"""Tokenizing as transformers does it, with the ``tokenizers`` library alone."""
+"""Tokenization like transformers, with only the ``tokenizers`` library."""
 
 import json
 import re
@@ -13,21 +13,21 @@ from triptych.families.model_files import BadModel, ModelFiles
 
 MAX_CHARS = 4_000_000
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte that a vocabulary with byte fallback has no character for."""
+"""A byte token of a vocabulary with byte fallback."""
 
 TEKKEN = "tekken.json"
-"""How Mistral publishes tokenizers, for a library of its own."""
+"""Mistral's tokenizer format, for its own library."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """A model's tokenizer; safe to use from several threads, and it releases the interpreter lock while it encodes."""
+    """A model's tokenizer. Thread-safe; releases the GIL while encoding."""
 
     def __init__(self, backend: Backend, *, special_tokens: Mapping[str, str], eos_ids: frozenset[int]) -> None:
         self.backend = backend
         self.special_tokens = special_tokens
-        """Named special tokens (``bos_token``) as a chat template sees them."""
+        """Named special tokens (``bos_token``) for the chat template."""
         self.eos_ids = eos_ids
         """Ids that end an answer."""
         added = backend.get_added_tokens_decoder()
@@ -36,14 +36,14 @@ class Tokenizer:
         """Ids that ``decode`` skips."""
         steps = _decoder_steps(backend)
         self.byte_fallback = "ByteFallback" in steps
-        """Whether tokens such as ``<0xE4>`` stand for single bytes."""
+        """Whether tokens such as ``<0xE4>`` represent single bytes."""
         self._byte_level = "ByteLevel" in steps
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        """Take ``tokenizer.json`` as it stands, its post-processor too, as transformers does for these families.
+        """Load ``tokenizer.json`` including its post-processor, as transformers does for these families.
 
-        Raises BadModel when there is none, or it cannot be read.
+        Raises BadModel if it is missing or invalid.
         """
         if not files.tokenizer_file.is_file():
             if (files.directory / TEKKEN).is_file():
@@ -63,7 +63,7 @@ class Tokenizer:
         return cls(backend, special_tokens=special_tokens, eos_ids=_eos_ids(files, backend, special_tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool = False, max_chars: int = MAX_CHARS) -> list[int]:
-        """Token ids of a text; special tokens that are written out in it become their single ids.
+        """Token ids of a text; special tokens written out in it become their ids.
 
         Raises InvalidRequest for a text of more than ``max_chars`` characters or with unpaired surrogates.
         """
@@ -76,27 +76,26 @@ class Tokenizer:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_prompt(self, text: str, *, max_chars: int = MAX_CHARS) -> list[int]:
-        """Token ids of a templated prompt, as a processor's ``apply_chat_template(tokenize=True)`` gives them.
+        """Token ids of a rendered prompt, like a processor's ``apply_chat_template(tokenize=True)``.
 
-        The tokenizer's own special tokens are added unless the template has begun with one. Raises as ``encode``.
+        The tokenizer's special tokens are added unless the prompt starts with one. Raises like ``encode``.
         """
         bos = self.special_tokens.get("bos_token")
         return self.encode(text, add_special_tokens=not (bos and text.startswith(bos)), max_chars=max_chars)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids that the vocabulary does not have give nothing."""
+        """The text of token ids; ids outside the vocabulary are skipped."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of one token, or None."""
         return self.backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token of one id, as the vocabulary spells it, or None."""
+        """The token's string in the vocabulary, or None."""
         return self.backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, in the middle of a text; none for ids that the vocabulary lacks."""
+        """The bytes of one token within a text; empty for ids outside the vocabulary."""
         token = self.id_to_token(token_id)
         if token is None:
             return b""
@@ -110,7 +109,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in all, added ones included."""
+        """Number of tokens, including added ones."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
 
@@ -120,7 +119,7 @@ def _decoder_steps(backend: Backend) -> frozenset[str]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes (GPT-2's table): printable ones as themselves, the others from U+0100."""
+    """GPT-2's table of byte characters: printable bytes are themselves, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -128,11 +127,11 @@ def _byte_characters() -> dict[str, int]:
 
 _BYTES = _byte_characters()
 _SPACE = "\u2581"
-"""How SentencePiece spells a space."""
+"""SentencePiece's space."""
 
 
 def _content(token: Any) -> str | None:
-    """A token is written as a string, or as an object with its content."""
+    """A token is a string, or an object with a ``content``."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -147,7 +146,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_configured_tokens(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Tokens that tokenizer_config.json names and tokenizer.json does not have."""
+    """Add the tokens that tokenizer_config.json names and tokenizer.json lacks."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     described = config.get("added_tokens_decoder") or {}
     for _, fields in sorted(described.items(), key=lambda entry: int(entry[0])):

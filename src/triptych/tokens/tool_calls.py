@@ -1,11 +1,9 @@
-"""Tool calls: how a model writes them, reading them out of what it says, and holding it to making one.
+"""Tool calls: their syntax, parsing them from the model's text, and forcing a call with a grammar.
 
-A model is taught its syntax by its chat template, so the template's own text tells which one it is. Two are known:
+The chat template teaches the model its syntax, so the template's text identifies it. Two are supported:
 
 - ``TAGGED``, of Hermes and Qwen: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, anywhere in a text;
-- ``BARE``, of Llama 3: the whole answer is ``{"name": "f", "parameters": {...}}``, several apart by semicolons.
-
-Pure: text in, text and calls out.
+- ``BARE``, of Llama 3: the whole answer is ``{"name": "f", "parameters": {...}}``, several separated by semicolons.
 """
 
 import json
@@ -19,20 +17,20 @@ from triptych.errors import InvalidRequest
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OTHER_TAGGED = ("<function=", "<arg_key>")
-"""Templates that put something else than JSON between the same tags."""
+"""Templates that put something other than JSON between the same tags."""
 _GUIDANCE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-"""How arguments are written under a grammar: as templates write them, without any choice of white space."""
+"""How arguments are written under a grammar: like templates write them, without optional white space."""
 
 
 class CallSyntax(Enum):
-    """The value is the field that a call's arguments are in."""
+    """The value is the name of the field with a call's arguments."""
 
     TAGGED = "arguments"
     BARE = "parameters"
 
 
 def find_syntax(template: str) -> CallSyntax | None:
-    """The syntax that a chat template teaches; None for one that is not known here, or where there are no tools."""
+    """The syntax that a chat template teaches; None if it is unknown, or there are no tools."""
     if _OPEN in template and _CLOSE in template:
         return None if any(mark in template for mark in _OTHER_TAGGED) else CallSyntax.TAGGED
     if re.search(r'"name":.{0,40}"parameters":', template, re.DOTALL):
@@ -49,7 +47,7 @@ class Tool:
 
 
 def read_tools(tools: str) -> tuple[Tool, ...]:
-    """The functions of a JSON array in the OpenAI API's form. Raises InvalidRequest."""
+    """Parse a JSON array of functions in the OpenAI API's format. Raises InvalidRequest."""
     try:
         given = json.loads(tools)
     except (ValueError, RecursionError):
@@ -72,11 +70,11 @@ def _tool(given: object, param: str) -> Tool:
     return Tool(name, parameters or {"type": "object"})
 
 
-# --- holding a model to a call ---------------------------------------------------------------------------------------
+# --- forcing a call --------------------------------------------------------------------------------------------------
 
 
 def call_grammar(syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> str:
-    """A grammar in Lark's form, as llguidance reads it, of one call of one of the tools; or more, where ``parallel``."""
+    """A Lark grammar, for llguidance, of one call of one of the tools; or several with ``parallel``."""
     opening, closing, between = (f"{_OPEN}\n", f"\n{_CLOSE}", "\n") if syntax is CallSyntax.TAGGED else ("", "", "; ")
     lines = [
         f"start: call ({json.dumps(between)} call)*" if parallel else "start: call",
@@ -90,7 +88,7 @@ def call_grammar(syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -
     return "\n".join(lines) + "\n"
 
 
-# --- reading calls ---------------------------------------------------------------------------------------------------
+# --- parsing calls ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +100,19 @@ class Call:
 
 
 class CallReader:
-    """Tells one answer's calls from its text, however it is cut into pieces.
+    """Separates one answer's calls from its text, however it is chunked.
 
-    A call is told once it is complete. What only looked like the beginning of one is text after all, to the letter;
-    white space next to a call is neither. No more is held back than may still turn out to be a call.
+    A call is returned once it is complete. What only looked like a call is returned as text, unchanged; white space
+    next to a call is dropped. Only text that may still become a call is held back.
     """
 
     def __init__(self, syntax: CallSyntax, names: frozenset[str]) -> None:
-        """``names`` of the tools: where calls have no tags, only an object that names one of them is a call."""
+        """``names`` are the tools': without tags, only an object that names one of them is a call."""
         self._syntax = syntax
         self._names = names
         self._held = ""
         self._gap = ""
-        """What comes back as text if the object that has begun is no call."""
+        """Text to return if the started object is no call."""
         self._object: _ObjectScan | None = None
         self._closing = False
         """A call has been read, and its closing tag may follow."""
@@ -125,40 +123,40 @@ class CallReader:
     def feed(self, text: str) -> list[str | Call]:
         """What this piece completes, in order."""
         self._held += text
-        told: list[str | Call] = []
-        while self._step(told):
+        out: list[str | Call] = []
+        while self._step(out):
             pass
-        return told
+        return out
 
     def flush(self) -> list[str | Call]:
-        """What is still held back, when the answer has ended."""
+        """The held text, at the end of the answer."""
         text, self._held, self._gap, self._object = self._gap + self._held, "", "", None
         separators = " \t\r\n;" if self._syntax is CallSyntax.BARE else " \t\r\n"
         return [text] if text and not (self._after_call and not text.strip(separators)) else []
 
-    def _step(self, told: list[str | Call]) -> bool:
-        """One thing at the head of what is held; whether there may be more."""
+    def _step(self, out: list[str | Call]) -> bool:
+        """Process one element at the start of the held text. Returns whether to go on."""
         if self._plain:
-            _tell(told, self._held)
+            _append_text(out, self._held)
             self._held = ""
             return False
         if self._object is not None:
-            return self._in_object(self._object, told)
+            return self._in_object(self._object, out)
         if self._closing:
             return self._at_close()
-        return self._between_tagged(told) if self._syntax is CallSyntax.TAGGED else self._between_bare()
+        return self._between_tagged(out) if self._syntax is CallSyntax.TAGGED else self._between_bare()
 
-    def _between_tagged(self, told: list[str | Call]) -> bool:
+    def _between_tagged(self, out: list[str | Call]) -> bool:
         at = self._held.find(_OPEN)
         if at < 0:
             keep = _possible_prefix(self._held, _OPEN)
-            said = self._held[: len(self._held) - keep].rstrip()
-            _tell(told, said)
-            self._held = self._held[len(said) :]
+            text = self._held[: len(self._held) - keep].rstrip()
+            _append_text(out, text)
+            self._held = self._held[len(text) :]
             return False
-        said = self._held[:at].rstrip()
-        _tell(told, said)
-        self._gap = self._held[len(said) : at + len(_OPEN)]
+        text = self._held[:at].rstrip()
+        _append_text(out, text)
+        self._gap = self._held[len(text) : at + len(_OPEN)]
         self._held = self._held[at + len(_OPEN) :]
         self._object = _ObjectScan()
         return True
@@ -174,19 +172,19 @@ class CallReader:
         self._object = _ObjectScan()
         return True
 
-    def _in_object(self, scan: "_ObjectScan", told: list[str | Call]) -> bool:
+    def _in_object(self, scan: "_ObjectScan", out: list[str | Call]) -> bool:
         end = scan.end(self._held)
         if end is None:
             return False
         call = self._parse(self._held[:end]) if end else None
         self._object = None
         if call is None:
-            # Not looked into once more: what nests tags and braces would cost the square of its length.
-            _tell(told, self._gap + self._held[:end])
+            # Not scanned again: nested tags and braces would cost quadratic time.
+            _append_text(out, self._gap + self._held[:end])
             self._held, self._gap = self._held[end:], ""
             self._plain = self._syntax is CallSyntax.BARE
             return True
-        told.append(call)
+        out.append(call)
         self._held, self._gap, self._after_call = self._held[end:], "", True
         self._closing = self._syntax is CallSyntax.TAGGED
         return True
@@ -202,8 +200,8 @@ class CallReader:
 
     def _parse(self, text: str) -> Call | None:
         try:
-            told = json.loads(text, parse_constant=_refuse)
-            name, arguments = told.get("name"), told.get(self._syntax.value, {})
+            fields = json.loads(text, parse_constant=_refuse)
+            name, arguments = fields.get("name"), fields.get(self._syntax.value, {})
             if not isinstance(name, str) or not name or not isinstance(arguments, dict):
                 return None
             name.encode()
@@ -212,12 +210,12 @@ class CallReader:
             return None
         if self._syntax is CallSyntax.BARE and name not in self._names:
             return None
-        # A lone surrogate can be written as an escape alone.
+        # A lone surrogate can be written only as an escape.
         return Call(name, written if _is_unicode(written) else json.dumps(arguments))
 
 
 class _ObjectScan:
-    """Finds where a JSON object ends in a text that grows. Looks at every character once."""
+    """Finds the end of a JSON object in a growing text. Looks at every character once."""
 
     _OUTSIDE = re.compile(r'[{}\[\]"]')
     _INSIDE = re.compile(r'["\\]')
@@ -228,7 +226,7 @@ class _ObjectScan:
         self._in_string = False
 
     def end(self, text: str) -> int | None:
-        """The position after the object; 0 when the text does not begin with one; None when it is still open."""
+        """The position after the object; 0 if the text does not start with one; None if it is incomplete."""
         if not self._depth:
             self._at = len(text) - len(text.lstrip())
             if self._at == len(text):
@@ -238,7 +236,7 @@ class _ObjectScan:
         while (found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
             mark = found[0]
             if mark == "\\":
-                if found.end() == len(text):  # what is escaped is still to come
+                if found.end() == len(text):  # the escaped character has not arrived yet
                     self._at = found.start()
                     return None
                 self._at = found.end() + 1
@@ -254,13 +252,13 @@ class _ObjectScan:
         return None
 
 
-def _tell(told: list[str | Call], text: str) -> None:
+def _append_text(out: list[str | Call], text: str) -> None:
     if text:
-        told.append(text)
+        out.append(text)
 
 
 def _possible_prefix(text: str, tag: str) -> int:
-    """Length of the longest end of ``text`` with which ``tag`` begins."""
+    """Length of the longest suffix of ``text`` that is a prefix of ``tag``."""
     return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-length:])), 0)
 
 

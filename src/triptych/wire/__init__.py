@@ -1,5 +1,5 @@
-"""The wire contract (``triptych.v1``) to the domain and back, by service, and errors to statuses and back.
+"""Converts between domain types and messages (``triptych.v1``), and between errors and gRPC statuses.
 
-Requests are not trusted: ``decode`` parses their bytes and ``bounds`` declares what each field may be, so that domain objects
-are made of valid messages only. ``flat`` derives the conversions where a dataclass and a message have the same fields.
+Requests are untrusted: ``decode`` parses them and ``bounds`` declares the limits of each field, so that domain objects
+are made from valid messages only. ``flat`` derives the conversion where a dataclass and a message have equal fields.
 """

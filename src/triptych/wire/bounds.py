@@ -1,7 +1,7 @@
-"""Bounds of every field of every request, in one table, and the check of a message against it.
+"""The bounds of every request field, in one table, and the check of a message against it.
 
-A field without a row is an error when the check of its message is compiled, at import. Booleans need no row; enums are
-checked when they are converted; a nested message that is not set is not checked.
+A field without a row raises TypeError when the check is compiled, at import. Booleans need no row; enums are checked on
+conversion; an unset nested message is not checked.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from triptych.errors import InvalidRequest
 from triptych.wire.flat import compiled
 
 MAX_TOKENS = 1 << 21
-"""Of a prompt: twice the longest context that is in use anywhere."""
+"""Prompt tokens: twice the longest context length of current models."""
 MAX_ITEMS = 4096
 """Items and shards of one request."""
 _MAX_TEXT = 16 << 20
@@ -87,7 +87,7 @@ TABLE: Mapping[str, Rows] = {
     "TextRequest": {
         "request_id": _ID,
         "model": _ID,
-        "token_ids": Many(MAX_TOKENS, unit="tokens"),  # the engine knows the vocabulary
+        "token_ids": Many(MAX_TOKENS, unit="tokens"),  # the engine checks ids against its vocabulary
         "placements": Many(MAX_ITEMS, unit="items"),
         "priority": PRIORITY,
         "tenant_salt": _SALT,
@@ -121,9 +121,9 @@ def _shard_lies_in_its_item(shard: Any) -> None:
 
 
 _TOGETHER: Mapping[str, Callable[[Any], None]] = {"Shard": _shard_lies_in_its_item}
-"""Fields of one message that bound each other."""
+"""Checks that involve several fields of a message."""
 _OWN_WORDS = frozenset({"SamplingParams", "ChatRequest"})
-"""Their fields are named as callers know them, wherever the message is."""
+"""Messages whose fields clients know by their own names, wherever the message is nested."""
 _API_NAMES = {row.name: row.api_name for row in PARAMETERS.values()}
 _NEEDS_NONE = (Field.CPPTYPE_BOOL, Field.CPPTYPE_ENUM, Field.CPPTYPE_MESSAGE)
 
@@ -131,7 +131,7 @@ Check = Callable[[Any], None]
 
 
 def bound_of(field: Any) -> Bound | None:
-    """The row of a field; None for what needs none. Raises TypeError where one is missing."""
+    """The row of a field, None if it needs none. Raises TypeError if one is missing."""
     bound = TABLE.get(field.containing_type.name, {}).get(field.name)
     if bound is None and (field.is_repeated or field.cpp_type not in _NEEDS_NONE):
         raise TypeError(f"{field.full_name} has no bound: add a row to triptych.wire.bounds.TABLE")
@@ -139,22 +139,22 @@ def bound_of(field: Any) -> Bound | None:
 
 
 def checker(descriptor: Any, path: str = "") -> Check:
-    """What holds a message to the table: it raises InvalidRequest for the first field that is out of bounds.
+    """A function that checks a message and raises InvalidRequest for the first field out of bounds.
 
-    Compiled, as every request passes it: an expression that is false where all is well.
+    It is compiled for speed, as every request passes it: one expression that is false for a valid message.
     """
     path = "" if descriptor.name in _OWN_WORDS else path
     names: dict[str, Any] = {}
     tests = []
     for field in descriptor.fields:
         name, bound, read = field.name, bound_of(field), f"m.{field.name}"
-        told = _API_NAMES.get(name, name) if descriptor.name == "SamplingParams" else name
+        shown = _API_NAMES.get(name, name) if descriptor.name == "SamplingParams" else name
         test = ""
         if bound is not None:
-            names[f"hold_{name}"] = _holder(f"{path}{told}", bound)
+            names[f"hold_{name}"] = _holder(f"{path}{shown}", bound)
             test = _test(field, bound, read)
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            names[f"check_{name}"] = checker(field.message_type, f"{path}{told}.")
+            names[f"check_{name}"] = checker(field.message_type, f"{path}{shown}.")
             each = f"any(map(check_{name}, {read}))" if field.is_repeated else f"check_{name}({read})"
             test = f"{read} and ({test} or {each})" if field.is_repeated else each
         if test:
@@ -167,7 +167,7 @@ def checker(descriptor: Any, path: str = "") -> Check:
 
 
 def _test(field: Any, bound: Bound, read: str) -> str:
-    """Cheap comparisons are written out; who fails them, and all else, goes through the bound itself."""
+    """Simple comparisons are inlined; a failing value, and any other bound, calls the bound itself."""
     hold = f"hold_{field.name}({read})"
     if isinstance(bound, Between):
         return f"not {bound.low} {'<' if bound.above else '<='} {read} <= {bound.high} and {hold}"

@@ -1,7 +1,7 @@
-"""Decoding of requests: callers are not trusted, and nothing large is allocated before its size is checked.
+"""Decodes untrusted requests: nothing large is allocated before its size is checked.
 
-Protobuf allocates while it parses: two bytes on the wire become an empty nested message of a hundred bytes. So the fields and
-lengths of larger requests are counted before they are parsed. A decoded request is within ``wire.bounds``.
+Protobuf allocates while it parses: two bytes on the wire become an empty nested message of a hundred bytes. So the
+fields and lengths of larger requests are counted first. A decoded request satisfies ``wire.bounds``.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from triptych.wire.bounds import bound_of, checker
 
 COUNTED_FROM_NBYTES = 64 << 10
 MAX_FIELDS = 1 << 17
-"""Of one request, those of nested messages included."""
+"""Fields of one request, including nested messages."""
 _VARINT_NBYTES = 10
 _CHAR_NBYTES = 4
 
@@ -31,7 +31,7 @@ Decode = Callable[[bytes], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What may come of a message, by field number."""
+    """Limits of a message's fields, by field number."""
 
     nested: dict[int, "_Layout"] = field(default_factory=dict)
     max_nbytes: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Layout:
 
 
 def _max_nbytes(field: Field, bound: Bound | None) -> int | None:
-    """Of what comes with its length in front: text, bytes, packed numbers. None for what has no length."""
+    """Limit of a length-delimited field (text, bytes, packed numbers); None if there is none."""
     match bound:
         case Size(high=high):
             return high if field.type == Field.TYPE_BYTES else high * _CHAR_NBYTES
@@ -69,11 +69,11 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise InvalidRequest("the message breaks off in a number")
+    raise InvalidRequest("the message is truncated")
 
 
 def _count(data: bytes, at: int, end: int, layout: _Layout, left: int) -> int:
-    """How many of ``left`` fields are left after those from ``at`` to ``end``. Raises InvalidRequest."""
+    """Count the fields from ``at`` to ``end``. Returns how many of ``left`` remain. Raises InvalidRequest."""
     while at < end:
         left -= 1
         if left < 0:
@@ -89,21 +89,21 @@ def _count(data: bytes, at: int, end: int, layout: _Layout, left: int) -> int:
         elif kind == 2:
             nbytes, at = _varint(data, at, end)
             if nbytes > end - at:
-                raise InvalidRequest("the message breaks off")
+                raise InvalidRequest("the message is truncated")
             if (nested := layout.nested.get(number)) is not None:
                 left = _count(data, at, at + nbytes, nested, left)
             elif nbytes > (known := layout.max_nbytes.get(number, ("", nbytes)))[1]:
-                raise InvalidRequest(f"{known[0]} has {nbytes} bytes, at most {known[1]} are taken")
+                raise InvalidRequest(f"{known[0]} has {nbytes} bytes, the limit is {known[1]}")
             at += nbytes
         elif kind > 4:
-            raise InvalidRequest("the message has a field of an unknown kind")
+            raise InvalidRequest("the message has a field of an unknown wire type")
     return left
 
 
 def decoder(message: type[MessageT]) -> Callable[[bytes], MessageT]:
-    """From bytes to a message that keeps to its bounds; it raises InvalidRequest.
+    """A function from bytes to a message within its bounds, which raises InvalidRequest.
 
-    Raises TypeError where a field of the message has no bound.
+    Raises TypeError if a field of the message has no bound.
     """
     descriptor = message.DESCRIPTOR
     layout, check, parse = _Layout.of(descriptor), checker(descriptor), message.FromString
@@ -114,7 +114,7 @@ def decoder(message: type[MessageT]) -> Callable[[bytes], MessageT]:
         try:
             found = parse(data)
         except DecodeError:
-            raise InvalidRequest(f"the call brings no valid {descriptor.name}") from None
+            raise InvalidRequest(f"the message is not a valid {descriptor.name}") from None
         check(found)
         return found
 
@@ -127,4 +127,4 @@ REQUESTS: Mapping[str, Decode] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-"""By the path of the rpc that they are for."""
+"""By rpc path."""

@@ -1,4 +1,4 @@
-"""An encoder's requests, results and load reports as messages."""
+"""Conversion of an encoder's requests and results."""
 
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
@@ -15,12 +15,12 @@ _check_ticket = checker(common_pb2.Ticket.DESCRIPTOR)
 
 
 def encode_result_from_wire(message: encoder_pb2.EncodeResponse) -> EncodeResult:
-    """Raises InvalidRequest for a ticket that no reader would take."""
+    """Raises InvalidRequest for an invalid ticket."""
     _check_ticket(message.ticket)
     return ENCODE_RESULT.from_wire(message)
 
 
 def lease_response_from_wire(message: encoder_pb2.LeaseResponse) -> Ticket:
-    """Raises InvalidRequest for a ticket that no reader would take."""
+    """Raises InvalidRequest for an invalid ticket."""
     _check_ticket(message.ticket)
     return TICKET.from_wire(message.ticket)

@@ -1,12 +1,13 @@
 """Conversion between a dataclass and a message with the same fields, derived from both and compiled once.
 
-The type of a field in the dataclass decides how it is converted:
+The field's type in the dataclass determines the conversion:
 
-    int, float, str, bytes, bool      as it is; with ``| None`` the field is ``optional``
-    an Enum                           the value of the wire's enum with the member's name
-    a dataclass                       its own pair; with ``| None`` it may be left out
+
+    int, float, str, bytes, bool      unchanged; with ``| None`` the field is ``optional``
+    an Enum                           the wire enum's value of the same name
+    a dataclass                       its own pair; with ``| None`` it may be unset
     a tuple of any of these           a repeated field
-    anything else                     ``special``: expressions that the pair brings itself
+    anything else                     functions given as ``special``
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ _SCALARS = (int, float, str, bytes, bool)
 
 
 class _FromWire(dict[int, Any]):
-    """The members of an enum by what they are on the wire."""
+    """Enum members by wire value."""
 
     def __init__(self, name: str, members: Mapping[int, Any]) -> None:
         super().__init__(members)
@@ -39,15 +40,15 @@ class _FromWire(dict[int, Any]):
 
 @dataclass(frozen=True, slots=True)
 class EnumPair:
-    """An enum's members and their values on the wire: ``DType.F32`` and ``DTYPE_F32``."""
+    """Mapping between an enum's members and wire values: ``DType.F32`` and ``DTYPE_F32``."""
 
     to_wire: Mapping[Any, Any]
     from_wire: Mapping[int, Any]
-    """Raises InvalidRequest for a value that stands for no member."""
+    """Raises InvalidRequest for an unknown value."""
 
     @classmethod
     def of(cls, members: Mapping[str, Any], wire: Any) -> "EnumPair":
-        """``members`` by name, ``wire`` an enum's descriptor. Raises ValueError where the two have other names."""
+        """``members`` by name; ``wire`` is the enum's descriptor. Raises ValueError if the names differ."""
         unset = wire.values_by_number[0].name
         prefix = unset.removesuffix("UNSPECIFIED")
         numbers = {value.name.removeprefix(prefix): value.number for value in wire.values if value.number}
@@ -61,9 +62,9 @@ class EnumPair:
 class Pair(Generic[DomainT, MessageT]):
     """A dataclass and its message, with the conversion both ways.
 
-    ``special`` has, for a field without a rule, a function from the dataclass to the field's value in the message and one from
-    the message to the field's value in the dataclass. ``given`` are fields that are not in the message: further arguments of
-    ``from_wire``.
+    ``special`` maps a field to two functions: from the dataclass to the message field's value, and from the message to
+    the dataclass field's value. ``given`` names fields that are not in the message: ``from_wire`` takes them as
+    arguments.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Pair(Generic[DomainT, MessageT]):
         special: Mapping[str, tuple[Callable[[DomainT], Any], Callable[[MessageT], Any]]] | None = None,
         given: tuple[str, ...] = (),
     ) -> None:
-        """Raises TypeError where the two have other fields, or fields of other types."""
+        """Raises TypeError if the two differ in fields or their types."""
         self.domain, self.message = domain, message
         self._names: dict[str, Any] = {"D": domain, "M": message}
         self._nested = {pair.domain: pair for pair in nested}
@@ -98,7 +99,7 @@ class Pair(Generic[DomainT, MessageT]):
         )
 
     def _field(self, name: str, kind: Any) -> tuple[str, str]:
-        """Expressions: on the wire, from ``v``; and here, from ``m``."""
+        """Two expressions: the message field from ``v``, and the dataclass field from ``m``."""
         if name in self._special:
             self._names[f"to_{name}"], self._names[f"from_{name}"] = self._special[name]
             return f"to_{name}(v)", f"from_{name}(m)"
@@ -111,7 +112,7 @@ class Pair(Generic[DomainT, MessageT]):
             kind = get_args(kind)[0]
         may_lack = field.has_presence and (optional or field.message_type is None)
         if field.is_repeated != repeated or optional != may_lack:
-            raise TypeError(f"{self.domain.__name__}.{name} is not as often on the wire as here")
+            raise TypeError(f"{self.domain.__name__}.{name} is repeated or optional on one side only")
         to, back = self._value(name, kind)
         if repeated:
             if kind in _SCALARS:
@@ -125,11 +126,11 @@ class Pair(Generic[DomainT, MessageT]):
         return there, here
 
     def _value(self, name: str, kind: Any) -> tuple[Callable[[str], str], Callable[[str], str]]:
-        """What is done with one value: an expression each way around the expression that reads it."""
+        """How to convert one value each way: functions from an expression to an expression."""
         field = self.message.DESCRIPTOR.fields_by_name[name]
         if kind in _SCALARS:
             if _scalar(field.cpp_type, field.type) is not kind:
-                raise TypeError(f"{self.domain.__name__}.{name} is of another type on the wire than here")
+                raise TypeError(f"{self.domain.__name__}.{name} has another type on the wire")
             return (lambda read: read), (lambda read: read)
         if isinstance(kind, type) and issubclass(kind, Enum) and field.enum_type is not None:
             pair = EnumPair.of(kind.__members__, field.enum_type)
@@ -138,14 +139,14 @@ class Pair(Generic[DomainT, MessageT]):
         if is_dataclass(kind) and kind in self._nested:
             nested = self._nested[cast(type, kind)]
             if field.message_type is not nested.message.DESCRIPTOR:
-                raise TypeError(f"{self.domain.__name__}.{name} is another message on the wire than here")
+                raise TypeError(f"{self.domain.__name__}.{name} has another message type on the wire")
             self._names |= {f"to_{name}": nested.to_wire, f"from_{name}": nested.from_wire}
             return (lambda read: f"to_{name}({read})"), (lambda read: f"from_{name}({read})")
-        raise TypeError(f"{self.domain.__name__}.{name}: there is no rule for {kind}")
+        raise TypeError(f"{self.domain.__name__}.{name}: no conversion for {kind}")
 
 
 class Variants:
-    """A ``oneof``: each of its fields has a dataclass of its own."""
+    """A ``oneof``: each of its fields maps to a dataclass."""
 
     def __init__(self, message: type[Message], oneof: str, variants: Mapping[str, Pair[Any, Any]]) -> None:
         readers = {name: pair.from_wire for name, pair in variants.items()}
@@ -160,16 +161,16 @@ class Variants:
         def from_wire(message: Message) -> Any:
             which = message.WhichOneof(oneof)
             if which is None:
-                raise errors.InternalError(f"a peer sent an {oneof} of an unknown kind")
+                raise errors.InternalError(f"a peer sent an unknown {oneof}")
             return readers[which](getattr(message, which))
 
         self.to_wire = to_wire
         self.from_wire = from_wire
-        """Raises InternalError for a variant that is not known."""
+        """Raises InternalError for an unknown variant."""
 
 
 def _made(arguments: list[str]) -> str:
-    """A call of ``M``. A repeated field that is mostly empty costs less when it is not passed."""
+    """A call of ``M``. A repeated field that is usually empty is cheaper when not passed."""
     rare = [one for one in arguments if " and [" in one]
     if len(rare) != 1:
         return f"M({', '.join(arguments)})"
@@ -192,5 +193,5 @@ def _scalar(cpp_type: int, wire_type: int) -> type:
 
 
 def compiled(source: str, names: dict[str, Any]) -> Any:
-    """A function from generated source, as ``dataclasses`` does: it holds names of fields of this repository only."""
+    """Compile generated source, as ``dataclasses`` does. It contains only field names of this repository."""
     return eval(source, names)  # noqa: S307

@@ -1,4 +1,4 @@
-"""What an instance says of itself, and of its load."""
+"""Conversion of instance descriptions and load reports."""
 
 from collections.abc import Mapping
 
@@ -38,4 +38,4 @@ INSTANCE = Pair(
     InstanceInfo, instance_pb2.InstanceInfo, nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer))
 )
 LOAD = Pair(InstanceLoad, instance_pb2.InstanceLoad, special={"stages": (_stages_to_wire, _stages_from_wire)})
-"""Raises InvalidRequest for a stage that is not known, or is there twice."""
+"""Raises InvalidRequest for an unknown or duplicate stage."""

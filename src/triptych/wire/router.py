@@ -1,4 +1,4 @@
-"""The router's requests, events and answers as messages."""
+"""Conversion of the router's requests, events and answers."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -100,7 +100,7 @@ _CHAT = Pair(
 
 
 def chat_request_to_wire(request: ChatRequest) -> router_pb2.ChatRequest:
-    """Items are written where they belong: a message that is put into another is copied, at each level once more."""
+    """Media is written in place, because protobuf copies a message when it is added to another."""
     written = _CHAT.to_wire(request)
     for message in request.messages:
         _write_message(message, written.messages.add())
@@ -116,5 +116,5 @@ def chat_events_to_wire(events: Sequence[ChatEvent]) -> router_pb2.ChatEvents:
 
 
 def chat_events_from_wire(message: router_pb2.ChatEvents) -> tuple[ChatEvent, ...]:
-    """Raises InternalError for an event of an unknown kind."""
+    """Raises InternalError for an unknown event."""
     return tuple(map(_EVENT.from_wire, message.events))

@@ -1,4 +1,4 @@
-"""Errors of the tree as statuses of gRPC, and back."""
+"""Conversion between the error tree and gRPC statuses."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _RETRY_AFTER_KEY = "triptych-retry-after-s"
 _ITEMS_KEY = "triptych-items"
 _MAX_MESSAGE_CHARS = 1024
 _MAX_ITEMS_NAMED = 512
-"""Both go into headers, of which gRPC takes 8 KiB together."""
+"""Message and items become headers, which gRPC limits to 8 KiB together."""
 _TREE = errors.tree()
 _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
     cls.grpc_code: cls
@@ -28,7 +28,7 @@ _BY_GRPC_CODE: Mapping[str, type[errors.TriptychError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """An error as gRPC carries it: the code's name, the message, and trailing metadata with what is left."""
+    """An error as gRPC transports it: code name, message, and trailing metadata for the rest."""
 
     grpc_code: str
     message: str
@@ -49,10 +49,10 @@ def error_to_status(error: errors.TriptychError) -> Status:
 def error_from_status(
     grpc_code: str, message: str, metadata: Iterable[tuple[str, str | bytes]]
 ) -> errors.TriptychError:
-    """The error of the tree that a peer meant; for what is no status of ours, the class nearest to the gRPC code.
+    """The error that a peer sent; for a foreign status, the class nearest to its gRPC code.
 
-    A connection that broke says UNAVAILABLE without our metadata: that is an InstanceLost. The messages of gRPC
-    itself name addresses, so they are replaced.
+    A broken connection is UNAVAILABLE without our metadata: that is an InstanceLost. gRPC's own messages contain
+    addresses, so they are replaced.
     """
     found = {key: value for key, value in metadata if isinstance(value, str)}
     cls = _TREE.get(found.get(_CODE_KEY, ""))
@@ -73,9 +73,9 @@ def _foreign_status(grpc_code: str, message: str) -> errors.TriptychError:
         case "DEADLINE_EXCEEDED":
             return errors.DeadlineExceeded("the call did not end within its deadline")
         case "RESOURCE_EXHAUSTED" if "larger than max" in message:
-            return errors.RequestTooLarge("the message is larger than the peer takes")
-        case "RESOURCE_EXHAUSTED":  # as many calls run as the peer takes
-            return errors.Overloaded("the peer has no room for the call")
+            return errors.RequestTooLarge("the message exceeds the peer's limit")
+        case "RESOURCE_EXHAUSTED":  # too many concurrent calls
+            return errors.Overloaded("the peer has too many concurrent calls")
         case _:
             return _BY_GRPC_CODE.get(grpc_code, errors.InternalError)(f"the call failed with {grpc_code}")
 

@@ -1,4 +1,4 @@
-"""A text instance's requests, events and load reports as messages."""
+"""Conversion of a text instance's requests and events."""
 
 from collections.abc import Sequence
 
@@ -24,5 +24,5 @@ def text_events_to_wire(events: Sequence[TextEvent]) -> text_pb2.TextEvents:
 
 
 def text_events_from_wire(message: text_pb2.TextEvents) -> tuple[TextEvent, ...]:
-    """Raises InternalError for an event of an unknown kind."""
+    """Raises InternalError for an unknown event."""
     return tuple(map(_EVENT.from_wire, message.events))

@@ -52,7 +52,7 @@ class SniffingRouter:
         for part in request.media:
             inspect_media(part.data, MediaLimits())
         if request.tools:
-            raise InvalidRequest("no place for tools", param="tools")
+            raise InvalidRequest("does not support tools", param="tools")
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return (MODEL,)

@@ -193,7 +193,7 @@ def test_a_recursive_schema_is_followed(grammars: Grammars, tokenizer: Tokenizer
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(grammars: Grammars, text: str) -> None:
-    with pytest.raises(InvalidRequest, match="the JSON schema cannot be followed") as caught:
+    with pytest.raises(InvalidRequest, match="the JSON schema is not supported") as caught:
         grammars.start(ResponseFormat(Grammar.JSON_SCHEMA, text))
     assert caught.value.param == "response_format"
     assert len(caught.value.message) < 400

@@ -30,10 +30,10 @@ def shard_with(**kinds: Any) -> type:
         ({"first": float}, "another type"),
         ({"first": str}, "another type"),
         ({"first": bool}, "another type"),
-        ({"first": int | None}, "as often"),
-        ({"first": tuple[int, ...]}, "as often"),
-        ({"first": list[int]}, "no rule"),
-        ({"first": Role}, "no rule"),
+        ({"first": int | None}, "repeated or optional"),
+        ({"first": tuple[int, ...]}, "repeated or optional"),
+        ({"first": list[int]}, "no conversion"),
+        ({"first": Role}, "no conversion"),
     ],
     ids=str,
 )
@@ -54,12 +54,12 @@ def test_a_field_that_only_the_message_has_is_an_error() -> None:
 
 def test_a_field_that_may_be_left_out_on_the_wire_may_be_left_out_here() -> None:
     params = make_dataclass("Params", _kinds(SamplingParams, seed=int))
-    with pytest.raises(TypeError, match="seed is not as often"):
+    with pytest.raises(TypeError, match="seed is repeated or optional"):
         Pair(params, common_pb2.SamplingParams)
 
 
 def test_a_nested_dataclass_needs_the_pair_of_its_message() -> None:
-    with pytest.raises(TypeError, match="no rule"):
+    with pytest.raises(TypeError, match="no conversion"):
         Pair(Ticket, common_pb2.Ticket)
     ticket = make_dataclass("Ticket", _kinds(Ticket, tensors=tuple[Shard, ...]))
     with pytest.raises(TypeError, match="another message"):

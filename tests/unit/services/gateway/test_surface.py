@@ -450,7 +450,7 @@ async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRo
 
 async def test_what_the_template_refuses_reaches_the_client_by_name(rest: Rest) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    router = FakeRouter([InvalidRequest("tools: the model's chat template has no place for tools", param="tools")])
+    router = FakeRouter([InvalidRequest("tools: the model's chat template does not support tools", param="tools")])
     async with rest(router) as client:
         answer = await client.post(CHAT, json={**ASK, "tools": tools})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
