@@ -4,7 +4,7 @@
     +-- InvalidRequest          INVALID_ARGUMENT     400  the request is invalid
     |   +-- InvalidMedia        INVALID_ARGUMENT     400  an item has the wrong type, is damaged, or out of bounds
     |   +-- ContextTooLong      INVALID_ARGUMENT     400  prompt and answer do not fit the model's context
- |   +-- UriTooLong          INVALID_ARGUMENT     414  only in HTTP, like the next three
+    |   +-- UriTooLong          INVALID_ARGUMENT     414  only in HTTP, like the next three
     |   +-- UnsupportedEncoding INVALID_ARGUMENT     415  the body is compressed
     |   +-- ExpectationFailed   INVALID_ARGUMENT     417  the Expect header is not supported
     |   +-- HeadersTooLarge     INVALID_ARGUMENT     431  headers, trailers or chunk extensions are too large

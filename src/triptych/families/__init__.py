@@ -1,1 +1,1 @@
-"""Model families: token counts and placeholders, from configuration and size alone (torch-free)."""
+"""Model families: prompt replacements and embedding shapes, from configuration and media size alone. No torch."""

@@ -1,9 +1,9 @@
-"""Images of any resolution, as LLaVA-NeXT and LLaVA-OneVision see them: the whole, and a grid of tiles without its padding.
+"""AnyRes images of LLaVA-NeXT and LLaVA-OneVision: the whole image, and a grid of tiles without its padding.
 
-The arithmetic is transformers', step by step: another order of roundings gives other counts.
+The arithmetic follows transformers step by step, as another order of rounding gives other counts.
 
-The vision encoder computes each tile by itself. What it makes of them is put together line by line over the whole width of the grid,
-so an image can be cut between lines, and a shard needs the rows of tiles that its lines are made of.
+The vision encoder computes each tile by itself. The tiles' embeddings are then joined line by line over the grid's full
+width, so an image can be split between lines, and a shard needs the rows of tiles that its lines come from.
 """
 
 from abc import ABC, abstractmethod
@@ -24,14 +24,15 @@ Pinpoints = tuple[tuple[int, int], ...]
 """Heights and widths, in pixels, that an image may be fitted into."""
 
 _SCALED_DOWN_FROM = 1.1
-"""How much more than allowed the sides of an image may have before its lines are interpolated down."""
+"""Lines are downscaled only if their sides exceed the limit by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The lines of embeddings that the tiles of an image become: each ``width`` long, and closed by a newline.
+    """The lines of embeddings made from an image's tiles, each of ``width`` embeddings and a newline.
 
-    ``top`` lines of padding stand above the ``shown`` ones, which are interpolated to ``count``; tiles are ``side`` high.
+    ``top`` lines of padding precede the ``shown`` ones, which are interpolated to ``count``. A tile is ``side`` lines
+    high.
     """
 
     side: int
@@ -41,7 +42,7 @@ class Lines:
     width: int
 
     def scaled_down(self, tiles: int) -> Self:
-        """To at most about as many embeddings as ``tiles`` tiles have."""
+        """Downscale to at most about as many embeddings as ``tiles`` tiles have."""
         ratio = sqrt(self.shown * self.width / (tiles * self.side**2))
         if ratio <= _SCALED_DOWN_FROM:
             return self
@@ -53,18 +54,18 @@ class Lines:
 
     @property
     def per_row(self) -> tuple[int, ...]:
-        """By row of tiles, how many lines begin in it; rows in which none does are left out."""
+        """The number of lines that start in each row of tiles; rows without one are left out."""
         lines = range(self.count)
         rows = range((self.top + self.shown) // self.side + 1)
         ends = [bisect_right(lines, row, key=lambda line: self._rows(line)[0]) for row in rows]
         return tuple(end - begin for begin, end in pairwise((0, *ends)) if end > begin)
 
     def rows(self, first: int, count: int) -> range:
-        """The rows of tiles that some neighbouring lines are made of."""
+        """The rows of tiles that these adjacent lines are interpolated from."""
         return range(self._rows(first)[0], self._rows(first + count - 1)[1] + 1) if count else range(0)
 
     def _rows(self, line: int) -> tuple[int, int]:
-        """The rows of tiles in which the first and the last line lie that this one is interpolated from."""
+        """The rows of tiles of the first and last line that this one is interpolated from."""
         at = max(0.0, (line + 0.5) * self.shown / self.count - 0.5)
         first = floor(at)
         last = min(first + (at > first), self.shown - 1)
@@ -73,14 +74,14 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """``tile_px`` is the side of a tile, which the encoder turns into ``side`` by ``side`` rows."""
+    """``tile_px`` is the side of a tile in pixels; the encoder turns it into ``side`` by ``side`` embeddings."""
 
     pinpoints: Pinpoints
     tile_px: int
     side: int
 
     def tiles(self, info: MediaInfo) -> tuple[int, int]:
-        """Rows and columns of tiles that an image is fitted into: what keeps most of it, then what wastes least."""
+        """Rows and columns of the best pinpoint: it keeps the most pixels, then wastes the least."""
 
         def fit(pinpoint: tuple[int, int]) -> tuple[int, int]:
             height, width = pinpoint
@@ -92,7 +93,7 @@ class Grid:
         return height // self.tile_px, width // self.tile_px
 
     def lines(self, info: MediaInfo) -> Lines:
-        """What the tiles show of the image itself."""
+        """The lines of the tiles, without padding."""
         rows, columns = self.tiles(info)
         height, width = rows * self.side, columns * self.side
         if info.width / info.height > width / height:
@@ -104,7 +105,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of an image's ``of`` tiles, the whole being the first, those that a shard needs, and the rows that it makes."""
+    """The part of an image for one shard: its tiles, of ``of`` (the first is the whole image), and its range of rows."""
 
     tiles: tuple[int, ...]
     of: int
@@ -119,7 +120,7 @@ class AnyRes(Plain, ABC):
 
     @abstractmethod
     def lines(self, info: MediaInfo) -> Lines | None:
-        """Of the tiles; None for an image that is seen whole only, with one newline."""
+        """The lines of the tiles; None if the image is encoded only as a whole, with one newline."""
         ...
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
@@ -128,7 +129,10 @@ class AnyRes(Plain, ABC):
         return (Placeholders(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """The whole, and for each row of tiles the lines that begin in it. Raises InvalidMedia."""
+        """One unit for the whole image, and one per row of tiles with the lines that start in it.
+
+        Raises InvalidMedia.
+        """
         refuse_unless(info, Modality.IMAGE)
         lines = self.lines(info)
         if lines is None:
@@ -136,7 +140,7 @@ class AnyRes(Plain, ABC):
         return (self.grid.side**2, *(count * (lines.width + 1) for count in lines.per_row))
 
     def part(self, info: MediaInfo, shard: Shard) -> Part:
-        """Of an image that ``units`` has so many of as the shard says."""
+        """The part for one shard of ``units``."""
         units = self.units(info)
         begin = sum(units[: shard.first])
         made = range(begin, begin + sum(units[shard.first : shard.first + shard.count]))
@@ -152,7 +156,7 @@ class AnyRes(Plain, ABC):
 
 
 def load_grid(files: ModelFiles, vision: Json, defaults: Sequence[Sequence[int]], processor: Json) -> Grid:
-    """``defaults`` are the family's pinpoints, ``processor`` its image processor with defaults. Raises BadModel."""
+    """``defaults`` are the family's pinpoints; ``processor`` is its image processor with defaults. Raises BadModel."""
     if not processor["do_resize"]:
         raise BadModel("do_resize of the image processor is false: tiles would have no common size")
     tile_px = square(processor, "crop_size" if processor["do_center_crop"] else "size")

@@ -1,4 +1,4 @@
-"""What the audio families share: a feature extractor with one sample rate, and windows of one length."""
+"""Fixed-length windows of audio, shared by the families with a Whisper-like encoder."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +13,7 @@ _WHISPER_DEFAULTS: Json = {"feature_size": 80, "sampling_rate": 16_000, "hop_len
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a Whisper-like encoder takes at once: ``samples`` at ``sample_rate_hz``, one frame for each ``hop`` of them."""
+    """The input of a Whisper-like encoder: ``samples`` at ``sample_rate_hz``, with one frame per ``hop`` samples."""
 
     sample_rate_hz: int
     hop: int
@@ -21,11 +21,14 @@ class Window:
 
     @classmethod
     def load(cls, files: ModelFiles, encoder: Json) -> Self:
-        """Of the checkpoint's ``WhisperFeatureExtractor``. Raises BadModel unless it fits the ``encoder``'s configuration."""
+        """From the checkpoint's ``WhisperFeatureExtractor``.
+
+        Raises BadModel unless it matches the ``encoder``'s configuration.
+        """
         extractor = {**_WHISPER_DEFAULTS, **files.feature_extractor}
         rate, hop = integer(extractor, "sampling_rate"), integer(extractor, "hop_length")
         samples = rate * integer(extractor, "chunk_length")
-        frames = 2 * integer(encoder, "max_source_positions")  # the encoder's second convolution takes every other one
+        frames = 2 * integer(encoder, "max_source_positions")  # the encoder's second convolution has a stride of 2
         if samples != frames * hop:
             raise BadModel(
                 f"the feature extractor's chunk_length is {extractor['chunk_length']} s, which is {samples / hop:g} "
@@ -40,7 +43,7 @@ class Window:
 
 
 def refuse_too_short(info: MediaInfo, tokens: int) -> None:
-    """Raises InvalidMedia for a clip that the encoder would make nothing of."""
+    """Raises InvalidMedia for a clip that yields no embedding."""
     if tokens < 1:
         raise InvalidMedia(
             f"the audio of {info.samples} samples at {info.sample_rate_hz} Hz is too short for the model"

@@ -1,7 +1,7 @@
-"""What differs between model architectures, as far as it can be told without tensors.
+"""The interface of model families: everything about an architecture that needs no tensors.
 
-Placeholders and their counts (for the router, from sizes alone), and what crosses the boundary between encoder and
-text instances (for the router's credits, the encoder's reservations and the text instance's checks alike).
+A family gives the placeholders of an item, from its size alone (for the router), and the tensors passed from encoder to
+text instance (for the router's credits, the encoder's reservations and the text instance's checks).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from triptych.families.model_files import ModelFiles
 class Span(NamedTuple):
     """Where an item is in a prompt: the first ``tokens`` placeholders at or after position ``start``.
 
-    They are neighbours in most families; some put marks between the parts of an item (rows of tiles, frames).
+    In most families they are contiguous; some write separators between parts of an item (rows of tiles, frames).
     """
 
     start: int
@@ -28,14 +28,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """``count`` times the placeholder ``token_id``, one behind the other."""
+    """``count`` consecutive placeholders ``token_id``."""
 
     token_id: int
     count: int
 
 
 PromptReplacement = tuple[str | Placeholders, ...]
-"""What replaces an item's target in a prompt: texts (separators, timestamps) and the positions that its embedding fills."""
+"""What replaces an item's target in a prompt: text (separators, timestamps) and the positions of its embedding."""
 
 
 class Family(Protocol):
@@ -43,7 +43,7 @@ class Family(Protocol):
 
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
-        """Raises BadModel, naming the field, for what this family cannot serve."""
+        """Raises BadModel, naming the field, for a configuration that is not supported."""
         ...
 
     @property
@@ -53,19 +53,19 @@ class Family(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the language model, and of the embeddings that it takes."""
+        """Width of the language model and of its input embeddings."""
         ...
 
     @property
     def context_length(self) -> int:
-        """Positions that the language model can attend to."""
+        """The language model's maximum number of positions."""
         ...
 
     @property
     def replacement_targets(self) -> Mapping[Modality, tuple[int, ...]]:
-        """For each modality that the model takes, the token ids that a chat template writes for an item.
+        """For each supported modality, the token ids that a chat template writes for an item.
 
-        ``prompt_replacement`` replaces them. Most are one token; some templates write begin and end tokens around it.
+        ``prompt_replacement`` replaces them. Most are one token; some templates add begin and end tokens.
         """
         ...
 
@@ -75,40 +75,42 @@ class Family(Protocol):
         ...
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
-        """What replaces an item's target, computed from its size alone. Raises InvalidMedia for what it refuses.
+        """The replacement of an item's target, computed from its size alone.
 
-        As text, so that it is tokenized together with its surroundings, exactly as transformers' processors do.
+        Raises InvalidMedia.
+
+        It contains text, which is tokenized together with its surroundings, exactly like transformers' processors do.
         """
         ...
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
-        """The tensors that an encoder makes of an item, of a model that runs in ``dtype``. Raises InvalidMedia."""
+        """The tensors that an encoder makes of an item, for a model that runs in ``dtype``. Raises InvalidMedia."""
         ...
 
 
 @runtime_checkable
 class RequestDependent(Protocol):
-    """A family that treats an item differently when its request has others."""
+    """A family that treats an item differently if its request has several."""
 
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-        """The items of one request, each with the ``options`` by which it is told apart from itself alone."""
+        """The items of one request, with the resulting ``options``."""
         ...
 
 
 def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-    """The items of one request, as ``prompt_replacement``, ``outputs`` and the encoder take them."""
+    """The items of one request, with the ``options`` that ``prompt_replacement``, ``outputs`` and the encoder need."""
     return family.together(infos) if _is_request_dependent(family) else tuple(infos)
 
 
 @runtime_checkable
 class Shardable(Protocol):
-    """A family with items that can be cut into shards without changing their embeddings: into tiles, or in time."""
+    """A family whose items can be split into shards (tiles or time) without changing their embeddings."""
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """The positions that each unit of an item fills, in order; of an item that cannot be cut, one number.
+        """The number of positions of each unit of an item, in order; a single number if it cannot be split.
 
-        The encoder computes each unit independently, and all tensors of an item that has several have one row
-        for each position: those of a shard are the rows of its units. Raises InvalidMedia.
+        The encoder computes each unit independently. All tensors of a divisible item have one row per position, and a
+        shard's tensors are the rows of its units. Raises InvalidMedia.
         """
         ...
 
@@ -118,11 +120,11 @@ class SamplesFrames(Protocol):
     """A family that samples frames of a video."""
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """Their numbers, ascending. Raises InvalidMedia."""
+        """The indices of the frames to sample, ascending. Raises InvalidMedia."""
         ...
 
     def seen_pixels(self, info: MediaInfo) -> int:
-        """Pixels of all of them together, in the size in which the encoder sees them. Raises InvalidMedia."""
+        """Total pixels of the sampled frames after resizing. Raises InvalidMedia."""
         ...
 
 
@@ -137,11 +139,11 @@ def count_tokens(family: Family, info: MediaInfo) -> int:
 
 
 def units_of(family: Family, info: MediaInfo) -> tuple[int, ...]:
-    """The positions of each unit into which an item can be cut. Raises InvalidMedia."""
+    """The number of positions of each unit of an item. Raises InvalidMedia."""
     return family.units(info) if _is_shardable(family) else (count_tokens(family, info),)
 
 
-# On the way of every request: ``isinstance`` of a protocol looks at each of its members, ``issubclass`` remembers.
+# On the path of every request: ``isinstance`` checks each protocol member, ``issubclass`` is cached.
 
 
 def _is_request_dependent(family: Family) -> TypeGuard[RequestDependent]:
@@ -155,9 +157,9 @@ def _is_shardable(family: Family) -> TypeGuard[Shardable]:
 def shard_outputs(
     family: Family, info: MediaInfo, dtype: DType, shard: Shard | None
 ) -> tuple[int, tuple[TensorSpec, ...]]:
-    """Positions, and tensors, of a shard; of the whole item without one.
+    """Positions and tensors of a shard, or of the whole item.
 
-    Raises InvalidMedia, and InvalidRequest for a shard that the item does not have.
+    Raises InvalidMedia; InvalidRequest for a shard that the item does not have.
     """
     outputs = family.outputs(info, dtype)
     if shard is None:
@@ -173,7 +175,7 @@ _PLURALS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: 
 
 
 def refuse_unless(item: MediaInfo | MediaPart, *modalities: Modality) -> None:
-    """Raises InvalidMedia for an item of a modality that the model does not take."""
+    """Raises InvalidMedia for an item of a modality that the model does not support."""
     if item.modality not in modalities:
         taken = " and ".join(_PLURALS[modality] for modality in modalities)
         raise InvalidMedia(f"the model takes {taken}, not {_PLURALS[item.modality]}")
@@ -182,7 +184,7 @@ def refuse_unless(item: MediaInfo | MediaPart, *modalities: Modality) -> None:
 def filled_positions(token_ids: Sequence[int], run: Span, placeholder_ids: AbstractSet[int]) -> tuple[int, ...]:
     """The prompt positions that an item fills, in order.
 
-    Raises InvalidRequest unless ``run.start`` is a placeholder's and the prompt has as many from there on.
+    Raises InvalidRequest unless ``run.start`` is a placeholder and enough placeholders follow.
     """
     start, tokens = run
     if start < 0 or tokens < 1 or start >= len(token_ids) or token_ids[start] not in placeholder_ids:

@@ -1,4 +1,4 @@
-"""What published configuration files leave out, because it equals transformers' defaults for these architectures."""
+"""transformers' defaults for these architectures, which published configuration files leave out."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ CLIP_PROCESSOR_DEFAULTS: Json = {
     "size": {"shortest_edge": 224},
     "crop_size": {"height": 224, "width": 224},
 }
-"""Of CLIP's image processor, and of those that were made from it."""
+"""Defaults of CLIP's image processor and those derived from it."""
 
 CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""How many more rows than patches an encoder makes."""
+"""Rows that a vision encoder outputs in addition to its patches."""

@@ -1,4 +1,4 @@
-"""Fields of a model's configuration files, checked as they are read."""
+"""Typed access to fields of a model's configuration files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from triptych.families.model_files import BadModel, Json, ModelFiles
 
 
 def section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
-    """A nested configuration with the ``defaults`` of its ``model_type``, which may be left out itself. Raises BadModel."""
+    """A nested configuration with the ``defaults`` of its ``model_type``, which it may omit. Raises BadModel."""
     found = config.get(name)
     if not isinstance(found, dict):
         raise BadModel(f"config.json has no {name}")
@@ -16,7 +16,7 @@ def section(config: Json, name: str, default_type: str, defaults: Mapping[str, J
 
 
 def integer(fields: Json, *names: str) -> int:
-    """The first of the fields that is there, a positive integer. Raises BadModel."""
+    """The first field that is present, a positive integer. Raises BadModel."""
     for name in names:
         value = fields.get(name)
         if value is None:
@@ -28,7 +28,7 @@ def integer(fields: Json, *names: str) -> int:
 
 
 def square(fields: Json, name: str) -> int:
-    """The side of what has to be a square: one number, a pair, ``height`` and ``width``, or an edge. Raises BadModel."""
+    """The side of a square: a number, a pair, ``height`` and ``width``, or an edge. Raises BadModel."""
     value = fields.get(name)
     sides = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
     sides = [side for side in sides if side is not None]
@@ -38,7 +38,7 @@ def square(fields: Json, name: str) -> int:
 
 
 def named_token(files: ModelFiles, name: str, default: str | None = None) -> str:
-    """A special token that the tokenizer's configuration knows under a name (``image_token``). Raises BadModel."""
+    """A special token by its name in the tokenizer's configuration (``image_token``). Raises BadModel."""
     config = files.tokenizer_config
     for names in (config, config.get("model_specific_special_tokens"), config.get("extra_special_tokens")):
         token = names.get(name) if isinstance(names, dict) else None

@@ -1,4 +1,4 @@
-"""Gemma 3: every image takes the same number of positions, with bidirectional attention, between blank lines."""
+"""Gemma 3: every image has the same number of positions, with bidirectional attention, between blank lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +23,7 @@ _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}}
 
 @dataclass(frozen=True, slots=True)
 class Gemma3(Plain):
-    """A chat template writes ``begin`` where an image is meant. Pan-and-scan is off, as it is in transformers' processor
-    whatever the image processor's own file says.
-    """
+    """A chat template writes ``begin`` for an image. Pan-and-scan is off, like in transformers' processor."""
 
     begin_id: int
     begin: str

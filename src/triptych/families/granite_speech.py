@@ -1,4 +1,4 @@
-"""Granite Speech: a conformer takes the whole clip; each window of its frames becomes a few tokens."""
+"""Granite Speech: a conformer encodes the whole clip; each window of its frames becomes a few tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ EXTRACTOR_DEFAULTS: Json = {
     "projector_window_size": 15,
     "projector_downsample_rate": 5,
 }
-"""Of ``GraniteSpeechFeatureExtractor``."""
+"""Defaults of ``GraniteSpeechFeatureExtractor``."""
 
 _DEFAULTS: Json = {"audio_token_index": 49_155, "window_size": 15, "downsample_rate": 5}
 _TEXT_DEFAULTS: Mapping[str, Json] = {"granite": {"hidden_size": 4096, "max_position_embeddings": 2048}}
@@ -29,7 +29,7 @@ _ENCODER_DEFAULTS: Mapping[str, Json] = {"granite_speech_encoder": {"input_dim":
 
 @dataclass(frozen=True, slots=True)
 class GraniteSpeech(Plain):
-    """``window_frames`` of the conformer's become ``tokens_per_window``. A clip has to have ``min_samples``."""
+    """``window_frames`` frames of the conformer become ``tokens_per_window`` tokens. A clip needs ``min_samples``."""
 
     modality: ClassVar = Modality.AUDIO
 
@@ -63,11 +63,11 @@ class GraniteSpeech(Plain):
             hop=integer(extractor, "hop_length"),
             window_frames=window,
             tokens_per_window=window // downsample,
-            min_samples=integer(extractor, "n_fft") // 2 + 1,  # its spectrogram mirrors half a transform at the ends
+            min_samples=integer(extractor, "n_fft") // 2 + 1,  # the spectrogram mirrors half a transform at each end
         )
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
-        """As ``GraniteSpeechFeatureExtractor`` counts: two spectra make a frame of the conformer."""
+        """Counts like ``GraniteSpeechFeatureExtractor``: two spectra make one conformer frame."""
         refuse_unless(info, Modality.AUDIO)
         samples = info.samples_at(self.sample_rate_hz)
         frames = (samples // self.hop + 1) // 2

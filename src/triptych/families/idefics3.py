@@ -1,4 +1,4 @@
-"""Idefics3 and its descendant SmolVLM: rows of tiles, each named by its row and column, then the image as a whole."""
+"""Idefics3 and SmolVLM: rows of tiles, each labelled with its row and column, then the whole image."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -19,15 +19,15 @@ _PROCESSOR_DEFAULTS: Json = {
     "max_image_size": {"longest_edge": 364},
 }
 _MAX_PX = 4096
-"""Longest side that transformers resizes an image to."""
+"""Longest side to which transformers resizes an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idefics3(Plain):
-    """An image's longer side is brought to ``longest_px``, and that is cut into tiles of ``tile_px`` by ``tile_px``.
+    """An image's longer side becomes ``longest_px``; tiles have ``tile_px`` by ``tile_px`` pixels.
 
-    With ``splits`` false there is only the tile that shows the whole. ``around`` is written before each tile and at the
-    end, ``whole`` before the tile that shows the whole image.
+    If ``splits`` is false there is only one tile, the whole image. ``around`` precedes each tile and ends the item;
+    ``whole`` precedes the tile with the whole image.
     """
 
     around: str
@@ -71,12 +71,12 @@ class Idefics3(Plain):
         return (*parts, f"{before}{self.around}{self.whole}", tile, self.around)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Tiles, the whole image as the last: the vision encoder computes each by itself."""
+        """One unit per tile, the whole image last: the vision encoder computes each by itself."""
         rows, columns = self.grid(info)
         return (self.tokens_per_tile,) * (rows * columns + 1)
 
     def grid(self, info: MediaInfo) -> tuple[int, int]:
-        """Rows and columns of tiles; (0, 0) for an image that fits one. Raises InvalidMedia."""
+        """Rows and columns of tiles; (0, 0) for an image that fits one tile. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)
         if not self.splits:
             return 0, 0
@@ -93,7 +93,7 @@ class Idefics3(Plain):
         return height // self.tile_px, width // self.tile_px
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """The longer side becomes ``longest_px``; the shorter is rounded as transformers does it: up to an even number."""
+        """The longer side becomes ``longest_px``; the shorter is rounded up to an even number, like in transformers."""
         aspect_ratio = width / height
         if width >= height:
             shorter = int(self.longest_px / aspect_ratio)
@@ -108,7 +108,7 @@ class Idefics3(Plain):
 def _longest_px(processor: Json) -> int:
     size = processor["size"]
     if not isinstance(size, dict) or size.get("longest_edge") is None:
-        raise BadModel(f"the image processor's size is {size!r}: it has to give longest_edge")
+        raise BadModel(f"the image processor's size is {size!r}: longest_edge is required")
     return integer(size, "longest_edge")
 
 

@@ -1,4 +1,4 @@
-"""InternVL: an image is cut into the grid of square tiles that is closest to its shape, and shown once more as a whole."""
+"""InternVL: an image is cut into a grid of square tiles close to its aspect ratio, followed by the whole image."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +16,7 @@ _DEFAULTS: Json = {"image_token_id": 151667, "image_seq_length": 256, "downsampl
 
 @dataclass(frozen=True, slots=True)
 class InternVl(Plain):
-    """Each tile is ``tile_px`` wide and high and takes ``tokens_per_tile``; ``begin`` and ``end`` stand around an image."""
+    """A tile is ``tile_px`` square and has ``tokens_per_tile`` tokens; ``begin`` and ``end`` enclose an image."""
 
     begin: str
     end: str
@@ -47,19 +47,19 @@ class InternVl(Plain):
         return (self.begin, Placeholders(self.placeholder_id, self.tiles(info) * self.tokens_per_tile), self.end)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Tiles: the vision encoder computes each by itself."""
+        """One unit per tile: the vision encoder computes each by itself."""
         return (self.tokens_per_tile,) * self.tiles(info)
 
     def tiles(self, info: MediaInfo) -> int:
-        """Tiles of the grid, and one for the whole image unless the grid is it. Raises InvalidMedia."""
+        """Number of tiles, including the whole image unless the grid is a single tile. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)
         columns, rows = self._grid(info.width, info.height) if self.max_tiles > 1 else (1, 1)
         return columns * rows + (1 if columns * rows > 1 else 0)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows as transformers' ``get_optimal_tiled_canvas`` finds them: the closest aspect ratio.
+        """Columns and rows with the closest aspect ratio, like transformers' ``get_optimal_tiled_canvas``.
 
-        Of several that are as close, the last that is not more than twice as large as the image.
+        On a tie, the last one that is at most twice as large as the image.
         """
         most = self.max_tiles
         grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most + 1)]
@@ -80,7 +80,7 @@ def _tokens_per_tile(config: Json, processor: Json) -> int:
     strategy = config.get("vision_feature_select_strategy", "default")
     if strategy != "default":
         raise BadModel(
-            f"vision_feature_select_strategy is {strategy!r}, not 'default': the class token makes no square"
+            f"vision_feature_select_strategy is {strategy!r}, not 'default': with the class token the rows form no square"
         )
     side = int(square(vision, "image_size") // square(vision, "patch_size") * config["downsample_ratio"])
     written = integer({"image_seq_length": 256, **processor}, "image_seq_length")

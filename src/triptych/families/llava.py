@@ -1,4 +1,4 @@
-"""LLaVA 1.5: every image is brought to one size, so every image takes the same number of positions."""
+"""LLaVA 1.5: every image is resized to one size and has the same number of positions."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +13,7 @@ from triptych.families.plain import Plain
 
 @dataclass(frozen=True, slots=True)
 class Llava(Plain):
-    """``tokens_per_image`` is what the processor writes into a prompt and what the vision encoder makes of an image."""
+    """``tokens_per_image`` is the same in the processor's prompt and the vision encoder's output."""
 
     tokens_per_image: int
     model_type: str = "llava"
@@ -34,7 +34,7 @@ class Llava(Plain):
 
 
 def _tokens_per_image(files: ModelFiles) -> int:
-    """Count as transformers' ``LlavaProcessor`` does, and make sure that the vision encoder agrees."""
+    """Count like transformers' ``LlavaProcessor``, and check that the vision encoder agrees."""
     vision = section(files.config, "vision_config", "clip_vision_model", VISION_DEFAULTS)
     encoder = vision["model_type"]
     if encoder not in CLASS_TOKENS:
@@ -62,7 +62,7 @@ def _tokens_per_image(files: ModelFiles) -> int:
 
 
 def _processed_size(image_processor: Json) -> tuple[int, int]:
-    """Height and width, in pixels, of what the image processor makes of any image."""
+    """Height and width, in pixels, of every processed image."""
     if image_processor["do_center_crop"]:
         size, name = image_processor["crop_size"], "crop_size"
     elif image_processor["do_resize"]:
@@ -72,5 +72,5 @@ def _processed_size(image_processor: Json) -> tuple[int, int]:
     if isinstance(size, int):
         return size, size
     if not isinstance(size, dict) or "height" not in size or "width" not in size:
-        raise BadModel(f"the image processor's {name} is {size!r}: it has to give height and width")
+        raise BadModel(f"the image processor's {name} is {size!r}: height and width are required")
     return integer(size, "height"), integer(size, "width")

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT (LLaVA 1.6): the whole image, then tiles of a grid, each row of embeddings closed by a learned newline."""
+"""LLaVA-NeXT (LLaVA 1.6): the whole image, then a grid of tiles, each line of embeddings ending with a learned newline."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -37,7 +37,7 @@ class LlavaNext(AnyRes):
 
 
 def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
-    """Make sure that the processor and the vision encoder agree on as many rows in a tile: as many as it has patches."""
+    """Check that processor and vision encoder agree on the rows per tile: one per patch."""
     encoder = vision["model_type"]
     if encoder not in CLASS_TOKENS:
         raise BadModel(f"vision_config.model_type is {encoder!r}; llava_next is served with {', '.join(CLASS_TOKENS)}")

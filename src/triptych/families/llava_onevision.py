@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: an image alone is seen whole and in tiles, several images of a request are seen whole only."""
+"""LLaVA-OneVision: a single image is encoded as a whole and in tiles; several images of a request only as a whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ _PROCESSOR_DEFAULTS: Json = {"do_resize": True, "do_center_crop": False, "size":
 _ANYRES = "anyres_max_"
 
 WHOLE = ("tiles", "none")
-"""The option of an image that is seen whole only."""
+"""The option of an image that is encoded only as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlavaOneVision(AnyRes):
-    """Tiles are scaled down to at most about ``max_tiles`` tiles' worth of embeddings."""
+    """Tiles are downscaled to at most about ``max_tiles`` tiles' worth of embeddings."""
 
     max_tiles: int
     model_type: str = "llava_onevision"
@@ -47,7 +47,7 @@ class LlavaOneVision(AnyRes):
         )
 
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-        """Several images are seen whole only, as transformers' image processor does with those of one conversation."""
+        """Several images are encoded only as a whole, like transformers does with those of one conversation."""
         return tuple(infos) if len(infos) == 1 else tuple(replace(info, options=(WHOLE,)) for info in infos)
 
     def lines(self, info: MediaInfo) -> Lines | None:
@@ -59,13 +59,13 @@ def _max_tiles(config: Json, processor: Json) -> int:
     number = ratio.removeprefix(_ANYRES) if isinstance(ratio, str) else ""
     if number == ratio or not number.isdecimal() or processor.get("vision_aspect_ratio", ratio) != ratio:
         raise BadModel(
-            f"vision_aspect_ratio is {ratio!r} in config.json: it has to be {_ANYRES} and a number, the processor's too"
+            f"vision_aspect_ratio is {ratio!r} in config.json: it must be {_ANYRES} and a number, and the processor's must match"
         )
     return integer({"vision_aspect_ratio": int(number)}, "vision_aspect_ratio")
 
 
 def _check_rows(config: Json, vision: Json, processor: Json, grid: Grid) -> None:
-    """Make sure that the processor and the vision encoder agree on as many rows in a tile: as many as it has patches."""
+    """Check that processor and vision encoder agree on the rows per tile: one per patch."""
     encoder, strategy = vision["model_type"], config["vision_feature_select_strategy"]
     if encoder != "siglip_vision_model" or strategy != "full":
         raise BadModel(

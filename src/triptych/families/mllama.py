@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: an image is one position of the prompt; what it shows goes in by cross-attention, tile by tile."""
+"""Llama 3.2 Vision: an image is one prompt position; its tiles are attended to by cross-attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
 
 TILES = "tiles"
-"""Name of the tensor [tiles, states per tile, hidden size] that the text after an image attends to."""
+"""Name of the tensor [tiles, states per tile, hidden size] that text after an image attends to."""
 PADDING = "padding"
-"""Name of the tensor of the tiles that an image lacks, which text in front of all images attends to as well."""
+"""Name of the tensor of an image's missing tiles, which text before all images attends to as well."""
 
 _DEFAULTS: Json = {"image_token_index": 128_256}
 _TEXT_DEFAULTS: Mapping[str, Json] = {"mllama_text_model": {"hidden_size": 4096, "max_position_embeddings": 131_072}}
@@ -26,7 +26,7 @@ _PROCESSOR_DEFAULTS: Json = {"size": {"height": 224, "width": 224}, "max_image_t
 
 @dataclass(frozen=True, slots=True)
 class Mllama(Plain):
-    """``tile_px`` is the side of a tile; the encoder makes ``states_per_tile`` of each, and always of ``max_tiles``."""
+    """``tile_px`` is the side of a tile; the encoder computes ``states_per_tile`` for each, always for ``max_tiles``."""
 
     tile_px: int
     max_tiles: int
@@ -64,10 +64,10 @@ class Mllama(Plain):
         )
 
     def tiles(self, width: int, height: int) -> int:
-        """Tiles that an image is cut into, as transformers' ``get_optimal_tiled_canvas`` decides.
+        """Number of tiles of an image, like transformers' ``get_optimal_tiled_canvas``.
 
-        Of the arrangements that hold the image at its size or enlarged the one that enlarges it least; of the others
-        the one that shrinks it least; of equals the smallest.
+        Of the arrangements that hold the image unshrunk, the one that enlarges it least; otherwise the one that shrinks
+        it least; on a tie the smallest.
         """
         scales = [
             (min(rows * self.tile_px / height, columns * self.tile_px / width), rows * columns)
@@ -80,7 +80,7 @@ class Mllama(Plain):
 
 
 def arrangements(max_tiles: int) -> list[tuple[int, int]]:
-    """Rows and columns of every canvas of at most ``max_tiles`` tiles, in the order in which the encoder numbers them."""
+    """Rows and columns of every canvas of at most ``max_tiles`` tiles, in the encoder's numbering."""
     sides = range(1, max_tiles + 1)
     return [(rows, columns) for rows in sides for columns in sides if rows * columns <= max_tiles]
 

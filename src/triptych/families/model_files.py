@@ -1,4 +1,4 @@
-"""The configuration files of a model directory, parsed once and shared by tokens and families."""
+"""The configuration files of a model directory, parsed once for tokens and families."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 
 class BadModel(ValueError):
-    """A model directory that cannot be served. Seen when a process starts, never by a caller of the API."""
+    """A model directory that cannot be served. Raised only at startup."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the configuration files of a model directory say; a file that is not there is an empty mapping.
+    """The parsed configuration files of a model directory; a missing file is an empty mapping.
 
-    ``image_processor`` is the nested section of ``processor_config.json`` or else ``preprocessor_config.json``, in the
-    order in which transformers looks for it; ``video_processor`` that or ``video_preprocessor_config.json``, or else what
-    holds for images. ``chat_template`` is the template's source, None without one.
+    ``image_processor`` is the section of ``processor_config.json``, or else ``preprocessor_config.json``, in
+    transformers' order. ``video_processor`` is its section, or ``video_preprocessor_config.json``, or else like for
+    images. ``chat_template`` is the template's source, or None.
     """
 
     directory: Path
@@ -34,13 +34,13 @@ class ModelFiles:
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
-        """Read and parse the files. Raises BadModel, naming the file, for what is missing or cannot be parsed."""
+        """Read and parse the files. Raises BadModel, naming the file, if one is required or cannot be parsed."""
         root = Path(directory)
         if not root.is_dir():
             raise BadModel(f"model directory {root.name!r} does not exist")
         config = _read_json(root / "config.json")
         if not config:
-            fault = "says nothing in its" if (root / "config.json").is_file() else "has no"
+            fault = "has an empty" if (root / "config.json").is_file() else "has no"
             raise BadModel(f"model directory {root.name!r} {fault} config.json")
         processor = _read_json(root / "processor_config.json")
         tokenizer_config = _read_json(root / "tokenizer_config.json")
@@ -64,13 +64,13 @@ class ModelFiles:
 
     @property
     def feature_extractor(self) -> Json:
-        """Settings of the audio feature extractor: nested in ``processor_config.json`` or else ``preprocessor_config.json``."""
+        """The audio feature extractor: in ``processor_config.json``, or else ``preprocessor_config.json``."""
         nested = self.processor.get("feature_extractor") or self.processor.get("audio_processor")
         return nested or self.image_processor
 
     @property
     def tokenizer_file(self) -> Path:
-        """The serialized tokenizer; it may be missing."""
+        """The serialized tokenizer, which may be missing."""
         return self.directory / "tokenizer.json"
 
 
@@ -117,6 +117,6 @@ def _chat_template(root: Path, processor: Json, tokenizer_config: Json) -> str |
 
 
 def _missing_special_tokens(root: Path, tokenizer_config: Json) -> dict[str, Any]:
-    """Older models name some special tokens in a file of their own only."""
+    """Special tokens that older models name only in ``special_tokens_map.json``."""
     special = _read_json(root / "special_tokens_map.json")
     return {name: token for name, token in special.items() if name not in tokenizer_config}

@@ -1,4 +1,4 @@
-"""What most families are: one placeholder, and a row of embeddings for each position that an item fills."""
+"""The common family: one placeholder token, and one row of embeddings per position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from triptych.families.base import PromptReplacement, filled
 
 @dataclass(frozen=True, slots=True)
 class Plain(ABC):
-    """All of ``base.Family`` but ``load``, ``model_type`` and ``prompt_replacement``, for items of one modality."""
+    """All of ``base.Family`` except ``load``, ``model_type`` and ``prompt_replacement``, for items of one modality."""
 
     modality: ClassVar[Modality] = Modality.IMAGE
 

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a Whisper encoder takes one window (30 s) of a clip, padded or cut to it; two frames pooled per token."""
+"""Qwen2-Audio: a Whisper encoder takes one window (30 s) of a clip, padded or cut; two frames are pooled per token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Qwen2Audio(Plain):
         )
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
-        """As ``Qwen2AudioProcessor`` counts; what a clip has after the window is ignored, there and here."""
+        """Counts like ``Qwen2AudioProcessor``; the clip after the window is ignored."""
         refuse_unless(info, Modality.AUDIO)
         taken = min(info.samples_at(self.window.sample_rate_hz), self.window.samples)
         frames = -(-taken // self.window.hop)

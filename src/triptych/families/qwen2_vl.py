@@ -1,7 +1,7 @@
 """Qwen2-VL and Qwen2.5-VL: images of any shape, videos, and rotary positions in time, height and width.
 
-They differ in how far apart the patches of a video are in time: one position in Qwen2-VL, in Qwen2.5-VL as many as
-``tokens_per_second`` says for the seconds between them. What is independent of what: see ``qwen_vision``.
+They differ in the temporal positions of a video's patches: consecutive in Qwen2-VL; in Qwen2.5-VL spaced by
+``tokens_per_second`` times the seconds between them. For independent units see ``qwen_vision``.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Qwen2VL(QwenVision):
         return (Placeholders(token_id, self.patches.tokens(self.grid(info))),)
 
     def grid(self, info: MediaInfo) -> Grid:
-        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        """The grid of patches of a processed item. Raises InvalidMedia."""
         if not is_video(info):
             return self.patches.grid(1, *self.images.fit(info.height, info.width, self.patches.token_side))
         count = len(self.sampled_frames(info))
@@ -76,9 +76,11 @@ class Qwen2VL(QwenVision):
         return self.patches.grid(count, *pixels.fit(info.height, info.width, self.patches.token_side))
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """The frames of a video that the vision encoder sees, whole patches of them, ascending. Raises InvalidMedia.
+        """The indices of the frames that the vision encoder sees, ascending, in whole patches.
 
-        As transformers' ``sample_frames``, which for some lengths steps in floating point to a frame after the last.
+        Raises InvalidMedia.
+
+        Like transformers' ``sample_frames``, which for some lengths steps in floating point past the last frame.
         """
         rules, patch = self.videos, self.patches.frames
         most = min(rules.max_frames, info.frames) // patch * patch
@@ -89,6 +91,6 @@ class Qwen2VL(QwenVision):
         return tuple(at * info.frames // count for at in range(count))
 
     def patch_seconds(self, info: MediaInfo) -> float:
-        """Seconds of a video from one patch in time to the next. Raises InvalidMedia."""
+        """Seconds between adjacent patches in time. Raises InvalidMedia."""
         sampled_per_s = len(self.sampled_frames(info)) / info.frames * frame_rate(info)
         return self.patches.frames / sampled_per_s

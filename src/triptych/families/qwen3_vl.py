@@ -1,7 +1,7 @@
-"""Qwen3-VL: as Qwen2-VL, and features of the vision encoder at several depths (DeepStack, arXiv 2406.04334) enters as many layers.
+"""Qwen3-VL: Qwen2-VL with DeepStack (arXiv 2406.04334): features of vision layers are added in the first layers.
 
-In a prompt every patch in time of a video stands between marks of its own, behind its time in words. Its rotary
-positions know no time; those in words do. What is independent of what: see ``qwen_vision``.
+In a prompt, each temporal patch of a video is enclosed in vision markers, after its timestamp as text. The rotary
+positions contain no time. For independent units see ``qwen_vision``.
 """
 
 from dataclasses import dataclass
@@ -32,19 +32,19 @@ _VISION_DEFAULTS: Json = {
     "out_hidden_size": 3584,
     "deepstack_visual_indexes": (8, 16, 24),
 }
-_IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)  # the image processor is that of Qwen2-VL
+_IMAGE_PIXELS = PixelRange(56 * 56, 28 * 28 * 1280)  # the image processor is Qwen2-VL's
 _VIDEO_PIXELS = PixelRange(128 * 32 * 32, 32 * 32 * 768)
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
 
 
 def deepstack(layer: int) -> str:
-    """Name of the tensor [tokens, hidden size] that is added to what layer ``layer`` of the language model makes."""
+    """Name of the tensor [tokens, hidden size] that is added to the output of the language model's layer ``layer``."""
     return f"deepstack_{layer}"
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen3VL(QwenVision):
-    """``deepstack_layers`` counts the first layers of the language model that items enter."""
+    """``deepstack_layers`` is the number of first layers of the language model that get DeepStack features."""
 
     deepstack_layers: int
     model_type: str = "qwen3_vl"
@@ -79,13 +79,13 @@ class Qwen3VL(QwenVision):
         return (*prompt_replacement, mark)
 
     def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
-        """What an item of so many tokens brings."""
+        """The tensors of an item with ``tokens`` tokens."""
         shape = (tokens, self.language.hidden_size)
         stacked = (TensorSpec(deepstack(layer), dtype, shape) for layer in range(self.deepstack_layers))
         return (*self.language.rows(tokens, dtype), *stacked)
 
     def grid(self, info: MediaInfo) -> Grid:
-        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        """The grid of patches of a processed item. Raises InvalidMedia."""
         side = self.patches.token_side
         if not is_video(info):
             return self.patches.grid(1, *self.images.fit(info.height, info.width, side))
@@ -102,7 +102,10 @@ class Qwen3VL(QwenVision):
         return self.patches.grid(count, *pixels.fit(height, width, side, frames=count, counted=counted))
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """The frames of a video that the vision encoder sees, ascending, from the first to the last. Raises InvalidMedia."""
+        """The indices of the frames that the vision encoder sees, ascending, including the first and last.
+
+        Raises InvalidMedia.
+        """
         rules = self.videos
         wanted = info.frames / frame_rate(info) * rules.fps
         count = int(min(max(wanted, rules.min_frames), rules.max_frames, info.frames))
@@ -114,7 +117,7 @@ class Qwen3VL(QwenVision):
         return (*(round(at * step) for at in range(count - 1)), info.frames - 1)
 
     def patch_times(self, info: MediaInfo) -> tuple[float, ...]:
-        """Seconds into a video at which each patch in time lies: midway between its first frame and its last."""
+        """The time of each temporal patch in seconds: midway between its first and last frame."""
         rate = frame_rate(info)
         frames, patch = self.sampled_frames(info), self.patches.frames
         frames += (frames[-1],) * (-len(frames) % patch)

@@ -1,10 +1,10 @@
-"""What the vision encoders of the Qwen families have in common: patches, bounds on pixels, and what is known of a video.
+"""The vision preprocessing shared by the Qwen families: patches, pixel limits, and video sampling.
 
-An image keeps its shape: it is brought to multiples of a token's side, within bounds on its pixels, and cut into
-patches; ``merge`` x ``merge`` of them become one token. Frames of a video are cut alike, a few of them into one patch.
+An image keeps its aspect ratio: it is resized to multiples of a token's side, within pixel limits, and cut into
+patches; ``merge`` x ``merge`` patches become one token. Video frames are cut alike, several frames per patch.
 
-Nothing attends from one patch in time to another (the encoders' ``cu_seqlens`` end with each), so that is where a video may
-be cut without a change of its embedding; within one, and so within an image, all patches attend to each other.
+There is no attention between patches of different times (the encoders' ``cu_seqlens`` end with each), so a video can be
+split there without changing its embedding. Within one, and so within an image, all patches attend to each other.
 """
 
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ from triptych.families.fields import integer
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
 ROTARY = "rotary"
-"""Name of the tensor [tokens, 3] of rotary positions (time, height, width), relative to where their run starts."""
+"""Name of the tensor [tokens, 3] of rotary positions (time, height, width), relative to the start of their run."""
 
 MAX_ASPECT = 200
-"""How many times as long as the shorter side the longer one may be."""
+"""Highest ratio of the longer to the shorter side."""
 
 
 class Grid(NamedTuple):
-    """The patches of one item: in time, in height, in width."""
+    """The number of patches of an item in time, height and width."""
 
     frames: int
     rows: int
@@ -37,7 +37,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """A patch is ``side`` pixels wide and high and ``frames`` frames long; ``merge`` x ``merge`` make a token."""
+    """A patch has ``side`` by ``side`` pixels and ``frames`` frames; ``merge`` x ``merge`` patches make a token."""
 
     side: int
     frames: int
@@ -45,9 +45,9 @@ class Patches:
 
     @classmethod
     def load(cls, vision: Json, files: ModelFiles, *, image_side: int, video_side: int) -> Self:
-        """What the vision encoder takes; ``image_side`` and ``video_side`` are what the processors make by default.
+        """The vision encoder's patches; ``image_side`` and ``video_side`` are the processors' default patch sizes.
 
-        Raises BadModel unless both processors cut as the encoder does.
+        Raises BadModel unless both processors match the encoder.
         """
         patches = cls(
             integer(vision, "patch_size"), integer(vision, "temporal_patch_size"), integer(vision, "spatial_merge_size")
@@ -67,24 +67,24 @@ class Patches:
                         f"the {name} processor's {field} is {made[field]!r}, the vision encoder takes {wanted}"
                     )
             if made.get("do_resize") is False:
-                raise BadModel(f"the {name} processor's do_resize is false: what it makes would not fit the patches")
+                raise BadModel(f"the {name} processor's do_resize is false: its output would not fit the patches")
         return patches
 
     def pixels(self, grid: Grid) -> int:
-        """Pixels of all frames of it."""
+        """Pixels of all frames of the grid."""
         return grid.frames * self.frames * grid.rows * grid.columns * self.side**2
 
     @property
     def token_side(self) -> int:
-        """Pixels in width and height that one token stands for."""
+        """Width and height of one token, in pixels."""
         return self.side * self.merge
 
     def grid(self, frames: int, height: int, width: int) -> Grid:
-        """The patches of what is ``height`` x ``width`` after preprocessing; the last frame fills up the last patch."""
+        """The patches of frames of ``height`` x ``width``; the last frame is repeated to fill the last patch."""
         return Grid(-(-frames // self.frames), height // self.side, width // self.side)
 
     def tokens_per_frame(self, grid: Grid) -> int:
-        """Tokens of one patch in time."""
+        """Tokens per patch in time."""
         return grid.rows * grid.columns // self.merge**2
 
     def tokens(self, grid: Grid) -> int:
@@ -92,27 +92,27 @@ class Patches:
 
 
 class PixelRange(NamedTuple):
-    """Bounds on the pixels of an image or a frame after preprocessing."""
+    """Limits on the pixels of a processed image or frame."""
 
     least: int
     most: int
 
     @classmethod
     def load(cls, processor: Json, default: Self) -> Self:
-        """From ``size``, or the older ``min_pixels`` and ``max_pixels``, which come first. Raises BadModel."""
+        """From ``size``, or the older ``min_pixels`` and ``max_pixels``, which take precedence. Raises BadModel."""
         fields = _given(processor)
         size = fields.get("size", {"shortest_edge": default.least, "longest_edge": default.most})
         if not isinstance(size, Mapping):
-            raise BadModel(f"the processor's size is {size!r}: it has to give shortest_edge and longest_edge")
+            raise BadModel(f"the processor's size is {size!r}: shortest_edge and longest_edge are required")
         older = {"shortest_edge": fields.get("min_pixels"), "longest_edge": fields.get("max_pixels")}
         size = {**size, **_given(older)}
         return cls(integer(size, "shortest_edge"), integer(size, "longest_edge"))
 
     def fit(self, height: int, width: int, multiple: int, *, frames: int = 1, counted: int = 1) -> tuple[int, int]:
-        """Height and width after preprocessing, as transformers' ``smart_resize``: multiples of ``multiple`` pixels.
+        """Height and width after preprocessing, like transformers' ``smart_resize``: multiples of ``multiple`` pixels.
 
-        The bounds hold for ``counted`` frames together where a family bounds whole videos; it rounds their number,
-        ``frames``, for the comparison but not for the correction. Raises InvalidMedia.
+        A family that limits whole videos compares with ``counted`` frames (``frames``, rounded), but corrects with
+        ``frames``. Raises InvalidMedia.
         """
         shorter, longer = sorted((height, width))
         if shorter < 1:
@@ -133,9 +133,9 @@ class PixelRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VideoRules:
-    """How a video is sampled, ``fps`` frames for each second within bounds, and how large its frames become.
+    """How a video is sampled (``fps`` frames per second, within limits), and the limits of its frames' size.
 
-    ``capped`` adds the reference implementation's bound on a video of many frames, given by ``max_tokens``.
+    ``capped`` adds the reference implementation's limit ``max_tokens`` for long videos.
     """
 
     fps: float
@@ -147,10 +147,11 @@ class VideoRules:
 
     @classmethod
     def load(cls, files: ModelFiles, *, pixels: PixelRange, max_tokens: int) -> Self:
-        """From the video processor; ``pixels`` and ``max_tokens`` are its defaults. Raises BadModel.
+        """From the video processor; ``pixels`` and ``max_tokens`` are its defaults.
 
-        ``do_sample_frames`` is for callers of the processor whose frames may be chosen already. Whoever sends a video
-        here has chosen nothing, so it always is sampled.
+        Raises BadModel.
+
+        ``do_sample_frames`` is ignored: it is for callers that pass frames they have already sampled.
         """
         fields = _given(files.video_processor)
         if "num_frames" in fields:
@@ -171,7 +172,7 @@ class VideoRules:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What the families read of the language model, and of the tokens that stand for items."""
+    """The fields of the language model that the families need, and the placeholder ids."""
 
     image_id: int
     video_id: int
@@ -180,7 +181,9 @@ class Language:
 
     @classmethod
     def load(cls, config: Json, defaults: Json, made: int) -> Self:
-        """``made`` is the width of what the vision encoder makes. Raises BadModel.
+        """``made`` is the width of the vision encoder's output.
+
+        Raises BadModel.
 
         Older checkpoints have the language model's fields at the root of their configuration.
         """
@@ -208,7 +211,7 @@ class Language:
         return frozenset({self.image_id, self.video_id})
 
     def rows(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
-        """An item's embeddings and rotary positions."""
+        """The specs of an item's embeddings and rotary positions."""
         return (
             TensorSpec(EMBEDS, dtype, (tokens, self.hidden_size)),
             TensorSpec(ROTARY, DType.I32, (tokens, 3)),
@@ -217,7 +220,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class QwenVision(ABC):
-    """All of ``base.Family`` and ``base.Divides`` that the families agree on, given the ``grid`` of an item."""
+    """The parts of ``base.Family`` and ``base.Shardable`` shared by the Qwen families, given an item's ``grid``."""
 
     language: Language
     patches: Patches
@@ -244,21 +247,21 @@ class QwenVision(ABC):
         return self.tensors(self.patches.tokens(self.grid(info)), dtype)
 
     def tensors(self, tokens: int, dtype: DType) -> tuple[TensorSpec, ...]:
-        """What an item of so many tokens brings."""
+        """The tensors of an item with ``tokens`` tokens."""
         return self.language.rows(tokens, dtype)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Patches in time: no attention goes from one to another."""
+        """One unit per patch in time, as there is no attention between them."""
         grid = self.grid(info)
         return (self.patches.tokens_per_frame(grid),) * grid.frames
 
     def seen_pixels(self, info: MediaInfo) -> int:
-        """Frames that fill up the last patch included."""
+        """Includes the frames that fill up the last patch."""
         return self.patches.pixels(self.grid(info))
 
     @abstractmethod
     def grid(self, info: MediaInfo) -> Grid:
-        """The patches that the processor cuts an item into. Raises InvalidMedia."""
+        """The grid of patches of a processed item. Raises InvalidMedia."""
         ...
 
 
@@ -270,11 +273,11 @@ def frame_rate(info: MediaInfo) -> float:
 
 
 def is_video(info: MediaInfo) -> bool:
-    """Raises InvalidMedia for what is neither a video nor an image."""
+    """Raises InvalidMedia for an item that is neither video nor image."""
     refuse_unless(info, Modality.IMAGE, Modality.VIDEO)
     return info.modality is Modality.VIDEO
 
 
 def _given(fields: Json) -> dict[str, Any]:
-    """Without what is null: saved configurations have all fields."""
+    """The fields that are not null: saved configurations contain all fields."""
     return {name: value for name, value in fields.items() if value is not None}

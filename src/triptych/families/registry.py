@@ -1,4 +1,4 @@
-"""Which family serves which architecture."""
+"""The family of each architecture."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ FAMILIES: Mapping[str, type[Family]] = {
 
 
 def load_family(files: ModelFiles) -> Family:
-    """The family of a model directory. Raises BadModel for an architecture that is not known."""
+    """The family of a model directory. Raises BadModel for an unknown architecture."""
     family = FAMILIES.get(files.model_type)
     if family is None:
         raise BadModel(

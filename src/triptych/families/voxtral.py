@@ -1,4 +1,4 @@
-"""Voxtral: a Whisper encoder takes a clip in windows (30 s), the last one padded; each makes the same number of tokens."""
+"""Voxtral: a Whisper encoder takes a clip in windows of 30 s, the last one padded; each has as many tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Voxtral(Plain):
     def load(cls, files: ModelFiles) -> Self:
         text = section(files.config, "text_config", "llama", _TEXT_DEFAULTS)
         encoder = section(files.config, "audio_config", "voxtral_encoder", _AUDIO_DEFAULTS)
-        # Neighbouring frames are joined until they are as wide as the projector takes.
+        # Adjacent frames are concatenated to the projector's input width.
         numbers = integer(encoder, "max_source_positions") * integer(encoder, "d_model", "hidden_size")
         tokens, rest = divmod(numbers, integer(encoder, "intermediate_size"))
         if rest or not tokens:
@@ -51,7 +51,7 @@ class Voxtral(Plain):
         return (Placeholders(self.placeholder_id, sum(self.units(info))),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """Its windows."""
+        """One unit per window."""
         refuse_unless(info, Modality.AUDIO)
         windows = -(-info.samples_at(self.window.sample_rate_hz) // self.window.samples)
         refuse_too_short(info, windows)

@@ -118,7 +118,7 @@ def test_what_published_files_leave_out_is_known() -> None:
             published(images={"max_image_size": {"longest_edge": 52}}),
             "tiles have 52 pixels; the vision encoder takes 26",
         ),
-        (published(images={"size": {"height": 9, "width": 9}}), "it has to give longest_edge"),
+        (published(images={"size": {"height": 9, "width": 9}}), "longest_edge is required"),
         (published(images={"do_resize": False}), "do_resize .* is false"),
         (published(text_config=None), "has no text_config"),
     ],

@@ -70,7 +70,7 @@ def test_several_images_are_seen_whole_only() -> None:
         (published(images={"image_grid_pinpoints": [[384, 384]]}), "image_grid_pinpoints .* must agree"),
         (published(processor={"num_image_tokens": 576}), "num_image_tokens is 576, the vision encoder makes 729"),
         (published(vision_aspect_ratio="square"), "vision_aspect_ratio is 'square'"),
-        (published(processor={"vision_aspect_ratio": "anyres_max_4"}), "the processor's too"),
+        (published(processor={"vision_aspect_ratio": "anyres_max_4"}), "the processor's must match"),
         (published(vision_feature_select_strategy="default"), "served with siglip_vision_model and 'full'"),
         (published(processor={"vision_feature_select_strategy": "default"}), "must agree"),
         (published(images={"do_resize": False}), "do_resize .* is false"),

@@ -134,7 +134,7 @@ def test_a_tag_that_is_one_token_may_be_said_as_one(tokenizer: Tokenizer) -> Non
 
 def test_a_tool_whose_arguments_cannot_be_followed_is_refused_by_name(grammars: Grammars) -> None:
     held = call_grammar(CallSyntax.TAGGED, [Tool("f", {"type": "object", "not": {}})], parallel=False)
-    with pytest.raises(InvalidRequest, match=r'followed: failed to compile .*\["not"\]$') as caught:
+    with pytest.raises(InvalidRequest, match=r'supported: failed to compile .*\["not"\]$') as caught:
         grammars.start(ResponseFormat(Grammar.LARK, held))
     assert caught.value.param == "tools"
 
