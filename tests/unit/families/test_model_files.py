@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"config\.json is not valid JSON"):
         ModelFiles.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(BadModel, match=r"says nothing in its config\.json"):
+    with pytest.raises(BadModel, match=r"has an empty config\.json"):
         ModelFiles.load(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadModel, match="is not a JSON object"):
