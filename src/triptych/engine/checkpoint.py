@@ -1,6 +1,6 @@
-"""What a model directory is: its files, whether they are sound, and the revision that they add up to.
+"""A model directory: its files, their validation, and its revision.
 
-Needs no torch, so that a router can tell the same ``ModelInfo`` of the same directory as the engines do.
+Needs no torch, so that a router reports the same ``ModelInfo`` for a directory as the engines do.
 """
 
 import json
@@ -18,11 +18,11 @@ from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 
 DTYPES: Mapping[str, DType] = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
-"""The element types that a model can be run in, by the names that settings use."""
+"""Data types that a model can run in, by their names in settings."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-"""A LoRA adapter that some checkpoints bring along, for the prompts that they decide by themselves."""
+"""A LoRA adapter that some checkpoints contain and apply to some prompts."""
 
 DECIDING_FILES = (
     ADAPTER_CONFIG,
@@ -42,7 +42,7 @@ DECIDING_FILES = (
     "video_preprocessor_config.json",
     "vocab.json",
 )
-"""Besides the weights, the files that decide what comes out."""
+"""Files that affect results, besides the weights."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -51,7 +51,7 @@ _HEADER_LIMIT_BYTES = 100 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model directory of a known family whose weights are safetensors and whole."""
+    """A model directory of a known family with complete safetensors weights."""
 
     files: ModelFiles
     family: Family
@@ -63,17 +63,14 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The class in transformers that the weights were saved from."""
+        """The transformers class that saved the weights."""
         names = self.files.config.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise BadModel("config.json names no architecture")
         return names[0]
 
     def revision(self) -> str:
-        """BLAKE2b over the names and contents of every file that decides the result, as 64 hex digits.
-
-        They are read when it is asked for first.
-        """
+        """BLAKE2b over names and contents of every file that affects results, as 64 hex digits; computed on first use."""
         return self._revision
 
     @cached_property
@@ -88,7 +85,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def model_info(self, *, model_id: str, dtype: DType) -> ModelInfo:
-        """What instances say of the model when they run it in ``dtype``. Reads every file whole, for its revision."""
+        """The model's ``ModelInfo`` when run in ``dtype``. Reads every file in full, for the revision."""
         return ModelInfo(
             model_id=model_id,
             revision=self.revision(),
@@ -99,9 +96,9 @@ class Checkpoint:
 
 
 def open_checkpoint(directory: Path | Checkpoint) -> Checkpoint:
-    """Check a model directory: configuration, family, and weights that are whole safetensors. Raises BadModel.
+    """Validate a model directory: configuration, family, complete safetensors weights. Raises BadModel.
 
-    One that is open already is returned as it is: a process with encoder and decoder reads and hashes its files once.
+    An open checkpoint is returned as it is: a process with encoder and decoder reads and hashes the files once.
     """
     if isinstance(directory, Checkpoint):
         return directory
@@ -131,7 +128,7 @@ def _weights(directory: Path) -> tuple[Path, ...]:
 
 
 def _check_whole(file: Path) -> None:
-    """Make sure that a safetensors file is as long as the tensors in its header need. Raises BadModel."""
+    """Check that a safetensors file has the length that its header implies. Raises BadModel."""
     damaged = BadModel(f"{file.name} is damaged or cut off: not a whole safetensors file")
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -55,8 +55,8 @@ class TransformersEncoderEngine:
         threads: int,
         decoding: Decoding | None = None,
     ) -> None:
-        """``threads`` is how many torch uses, in the whole process. ``decoding`` is where items are decoded: here, in the
-        caller's thread, if nothing else is said.
+        """``threads`` are torch's, for the whole process. ``decoding`` decodes items; by default in the caller's
+        thread.
         """
         torch.set_num_threads(threads)
         checkpoint = open_checkpoint(model_dir)
@@ -76,7 +76,7 @@ class TransformersEncoderEngine:
 
     @property
     def version(self) -> str:
-        """All software that takes part: another decoder or kernel may round another way."""
+        """All software involved: another decoder or kernel may round differently."""
         parts = {
             "triptych": triptych.__version__,
             "transformers": transformers.__version__,
@@ -92,9 +92,9 @@ class TransformersEncoderEngine:
         return self._processor_digest
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
-        """Four bytes for each pixel of an image, or sample at its own rate. Raises InvalidMedia.
+        """Four bytes per pixel of an image, or per sample at its own rate. Raises InvalidMedia.
 
-        Of a video, one frame as it is stored, and those that are looked at, or the shard's, as ``prepare`` makes them.
+        For a video: one frame as stored, and the sampled frames (the shard's) as ``prepare`` makes them.
         """
         values = info.pixels + info.samples
         if info.modality is Modality.VIDEO and isinstance(self._family, SamplesFrames):
@@ -107,7 +107,7 @@ class TransformersEncoderEngine:
     ) -> PreparedMedia:
         """Decode and preprocess one item, or a shard of it, as the checkpoint's own processor does. Thread-safe.
 
-        Raises InvalidMedia, InvalidRequest for a shard that the item does not have, and Cancelled when it was stopped.
+        Raises InvalidMedia, InvalidRequest for a shard that the item does not have, and Cancelled after ``stop``.
         """
         tokens, outputs = shard_outputs(self._family, info, self._model_info.dtype, shard)
         try:
@@ -127,7 +127,7 @@ class TransformersEncoderEngine:
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
-        """One pass over a batch. The tensors are views that keep the pass's memory alive until they are dropped.
+        """One pass over a batch. The tensors are views that keep the pass's memory alive.
 
         Raises EngineFailure when any item fails; encode the items one by one to find out which.
         """

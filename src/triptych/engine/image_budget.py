@@ -1,4 +1,4 @@
-"""How much the encoder may do between two tokens of those that decode on the same device, measured when it starts."""
+"""Measures, at start, how much the encoder may do between two decode steps on the same device."""
 
 import wave
 from io import BytesIO
@@ -20,11 +20,11 @@ _SAMPLE_RATE_HZ = 16_000
 def measured_image_budget(
     encoder: TransformersEncoderEngine, *, decode_s: float, tpot_slo_s: float, most_items: int
 ) -> tuple[ImageBudget, float]:
-    """The largest batch of equal items that the encoder encodes beside decodes within the objective (HydraInfer, 4.2).
+    """The largest batch of equal items that can be encoded beside decodes within the objective (HydraInfer, 4.2).
 
-    Items are images of 448 x 448 pixels, or clips of 10 s where the model takes sound alone. ``decode_s`` is what the
-    decodes of an iteration take. Returns the batch, and how long an iteration with it was; it is one item at least,
-    whether that is within the objective or not.
+    Items are images of 448 x 448 pixels, or clips of 10 s for audio-only models. ``decode_s`` is the duration of an
+    iteration's decodes. Returns the batch (at least one item, even if it misses the objective) and the duration of such
+    an iteration.
     """
     item = _probe(encoder)
 

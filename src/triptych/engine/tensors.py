@@ -1,4 +1,4 @@
-"""Between torch's tensors and the bytes that cross process boundaries."""
+"""Conversion between torch tensors and the bytes that are transferred."""
 
 from collections.abc import Mapping
 
@@ -24,25 +24,25 @@ def domain_dtype(dtype: torch.dtype) -> DType:
 
 
 def to_bytes(spec: TensorSpec, tensor: torch.Tensor) -> Tensor:
-    """A read-only view of a tensor's bytes; copies only from another device or out of a strided layout."""
+    """A read-only view of a tensor's bytes; copied only from another device or a strided layout."""
     if tuple(tensor.shape) != spec.shape or tensor.dtype != TORCH_DTYPES[spec.dtype]:
-        raise ValueError(f"tensor {spec.name!r} is {tensor.dtype} {tuple(tensor.shape)}, not what was announced")
+        raise ValueError(f"tensor {spec.name!r} is {tensor.dtype} {tuple(tensor.shape)}, not as declared")
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return Tensor(spec, flat.numpy().data.toreadonly())
 
 
 def from_bytes(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of what the bytes hold, on ``device``."""
+    """A copy of the bytes as a tensor on ``device``."""
     spec = tensor.spec
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device=device)
-    owned = bytearray(tensor.data)  # torch takes no read-only memory, and the caller may reuse its own
+    owned = bytearray(tensor.data)  # torch takes no read-only memory, and the caller may reuse its buffer
     return torch.frombuffer(owned, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape).to(device)
 
 
 def argmax(rows: torch.Tensor) -> list[int]:
-    """Of each row of [n, m]; of equal values the first."""
-    # numpy compares many numbers at a time: torch's takes a tenth of a step of 32 sequences on a CPU.
+    """Argmax of each row of [n, m]; the first of equal values."""
+    # numpy is vectorized; torch's argmax takes a tenth of a step of 32 sequences on a CPU.
     found: list[int] = (rows.numpy() if rows.device.type == "cpu" else rows).argmax(-1).tolist()
     return found
 

@@ -1,8 +1,8 @@
 """Load one part of a model: the media encoder with its projector, or the decoder with its head.
 
-The model's own class is subclassed and the unwanted part is replaced in ``__init__``, which costs nothing because
-``from_pretrained`` builds on the meta device. Reading shards and renaming keys stays with the official loader, so this
-module knows no architecture by name.
+The model's class is subclassed and the other part removed in ``__init__``, which is free because ``from_pretrained``
+builds on the meta device. The official loader reads shards and renames keys, so this module knows no architecture by
+name.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ LANGUAGE_MODELS = ("language_model", "text_model")
 
 
 def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
-    """The wanted part, in eval mode; nothing of the other is read into memory. Raises BadModel."""
+    """Load the part in eval mode, without reading the other into memory. Raises BadModel."""
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -63,10 +63,10 @@ def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: 
 
 @contextmanager
 def _without_adapter(directory: Path) -> Iterator[Path]:
-    """The directory as the loader should see it.
+    """The directory without its LoRA adapter.
 
-    Where peft happens to be installed the loader would put an adapter over the model for every prompt, or fail because
-    the encoder has no module for it. Decoder adapters apply it themselves.
+    If peft is installed the loader would apply an adapter to every prompt, or fail because the encoder lacks its
+    modules. Decoder adapters apply it themselves.
     """
     if not (directory / ADAPTER_CONFIG).is_file():
         yield directory
@@ -81,8 +81,8 @@ def _without_adapter(directory: Path) -> Iterator[Path]:
 def _part_class(whole: Any, part: ModelPart) -> Any:
     keep_head = part is ModelPart.DECODER
 
-    class Kept(whole):  # type: ignore[misc]  # a class that is chosen at run time
-        # The encoder has neither end of a tied pair.
+    class Kept(whole):  # type: ignore[misc]  # a class chosen at run time
+        # The encoder has neither of two tied weights.
         _tied_weights_keys = whole._tied_weights_keys if keep_head else {}  # noqa: SLF001 - the loader's own contract
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def _part_class(whole: Any, part: ModelPart) -> Any:
         def get_output_embeddings(self) -> Any:
             return super().get_output_embeddings() if keep_head else None
 
-    # The loader finds how to rename keys by the class's name; under another name weights would silently stay random.
+    # The loader renames keys by the class's name; under another name weights would silently stay random.
     Kept.__name__, Kept.__qualname__, Kept.__module__ = whole.__name__, whole.__qualname__, whole.__module__
     return Kept
 
@@ -108,6 +108,6 @@ def _drop_other_part(base: nn.Module, part: ModelPart) -> None:
             setattr(base, name, nn.Identity())
     if part is ModelPart.DECODER:
         for name, _ in list(base.named_parameters(recurse=False)):
-            base.register_parameter(name, None)  # None, not gone: forward methods still look them up
+            base.register_parameter(name, None)  # None, not deleted: forward methods still read them
         marked: Any = base
-        marked._is_hf_initialized = True  # noqa: SLF001 - or the loader would give random numbers to what is not there
+        marked._is_hf_initialized = True  # noqa: SLF001 - or the loader would initialize removed parameters

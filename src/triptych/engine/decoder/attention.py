@@ -1,11 +1,11 @@
-"""Attention over sequences that are packed one behind the other, each against its own blocks of the KV cache.
+"""Attention over packed sequences, each against its own blocks of the KV cache.
 
-It is registered with transformers under a name of its own and gets the batch as a keyword argument, which decoder
-layers hand through: there is no global state, so several engines can live in one process.
+It is registered with transformers under its own name and receives the batch as a keyword argument that decoder layers
+pass through: no global state, so several engines can live in one process.
 
-On a CPU a sequence whose blocks are neighbours is read in place, one call per sequence and layer; sequences that are
-short, or in pieces, are gathered and padded instead (ADR 13 has the figures). On CUDA one paged kernel does it all where
-there is one (``engine/decoder/paged_attention.py``).
+On a CPU a decoding sequence with contiguous blocks is read in place, one call per sequence and layer; short or
+fragmented sequences are gathered and padded instead (figures in ADR 13). On CUDA one paged kernel handles everything,
+where available (``engine/decoder/paged_attention.py``).
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from triptych.families.base import Span
 PACKED_ATTENTION = "triptych_packed"
 Views = tuple[torch.Tensor, ...]
 SHORT_TOKENS = 96
-"""Decoding sequences up to this length are gathered and padded together: calls cost more than copies then."""
+"""Decoding sequences up to this length are gathered and padded together: there, calls cost more than copies."""
 _MANY = 4
 _GROUP = 8
-"""So many long sequences that are in pieces are padded to the longest of them."""
+"""Long fragmented sequences per group, padded to the longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a sequence's rows may attend to: positions 0 to ``length``, in these blocks."""
+    """The KV that a sequence's rows attend to: positions 0 to ``length``, in these blocks."""
 
     length: int
     table: Sequence[int]
@@ -40,7 +40,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows ``row`` to ``row + count`` of the pass are the last ``count`` positions of a sequence."""
+    """Rows ``row`` to ``row + count`` of a pass: the last ``count`` positions of a sequence."""
 
     row: int
     count: int
@@ -53,11 +53,11 @@ class Chunk:
         return self.context.length - self.count
 
     def oldest(self, window: int | None) -> int:
-        """The first position that any of its rows may look at."""
+        """The first position that any of its rows attends to."""
         return 0 if window is None else max(0, self.first - window + 1)
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """[count, length - oldest], to be added to the scores; None where plain causal attention is meant."""
+        """[count, length - oldest], added to the scores; None for plain causal attention."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window, like)
         return self._masks[window]
@@ -79,10 +79,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """Rows ``row`` and following of the pass are one position each of these sequences, the last.
+    """Rows of a pass from ``row`` on: the last position of each of these sequences.
 
-    ``start`` is the first slot of one that is read in place. Otherwise ``read`` [sequences * longest] are the slots
-    of all, padded to the longest.
+    ``start`` is the first slot of a sequence that is read in place. Otherwise ``read`` [sequences * longest] are the
+    slots of all, padded to the longest.
     """
 
     row: int
@@ -93,9 +93,9 @@ class Decodes:
     _places: dict[int | None, tuple[Views, Views]] = field(default_factory=dict, compare=False)
 
     def in_place(self, layer: int, window: int | None, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one that is read in place, each [kv heads, 1, positions seen, d].
+        """Keys and values of a sequence read in place, each [kv heads, 1, positions attended to, d].
 
-        Views of all layers are made at once: one by one they cost a fifth of the time of a short sequence's attention.
+        The views of all layers are created together: one by one they cost a fifth of a short sequence's attention.
         """
         if window not in self._places:
             if self.start is None:
@@ -110,7 +110,7 @@ class Decodes:
         return keys[layer], values[layer]
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """[sequences, 1, 1, longest], to be added to the scores; None where everything is seen."""
+        """[sequences, 1, 1, longest], added to the scores; None where nothing is masked."""
         if window not in self._masks:
             longest = max(self.lengths)
             lengths = torch.tensor(self.lengths, device=like.device)[:, None, None, None]
@@ -124,9 +124,9 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` says where each row's key and value go.
+    """One pass: the rows of ``decodes``, then those of ``chunks``; ``slots`` are where each row's key and value go.
 
-    ``paged`` is set where a kernel follows the tables by itself; the two others are not looked at then.
+    If ``paged`` is set, a paged kernel uses it instead of the other two.
     """
 
     cache: KvCache
@@ -137,7 +137,7 @@ class PackedBatch:
 
 
 def order_decodes(contexts: Sequence[Context], device: torch.device) -> list[list[int]]:
-    """Indices of decoding sequences, in groups that are computed together; their order is that of the rows."""
+    """Indices of decoding sequences, in groups that are computed together; rows have this order."""
     if device.type != "cpu":
         return [sorted(range(len(contexts)), key=lambda at: contexts[at].length)] if contexts else []
     short = [at for at, one in enumerate(contexts) if one.length <= SHORT_TOKENS]
@@ -155,7 +155,7 @@ def decodes(row: int, contexts: Sequence[Context], cache: KvCache) -> Decodes:
         return Decodes(row, lengths, contexts[0].table[0] * cache.block_tokens, None)
     longest = max(lengths)
     device = cache.keys.device
-    if all(one.is_contiguous for one in contexts):  # counted by torch: one by one it is a twentieth of a small step
+    if all(one.is_contiguous for one in contexts):  # built by torch: a Python loop takes a twentieth of a small step
         firsts = torch.tensor([one.table[0] * cache.block_tokens for one in contexts], device=device)
         columns = torch.minimum(torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None] - 1)
         return Decodes(row, lengths, None, (firsts[:, None] + columns).flatten())
@@ -179,10 +179,10 @@ def packed_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that decoder layers call: query [1, heads, n, d], key and value [1, kv heads, n, d].
+    """The attention function of decoder layers: query [1, heads, n, d], key and value [1, kv heads, n, d].
 
-    Returns [1, n, heads, d]. Writes the new keys and values to the cache first; doing so twice is harmless, which lets
-    a failed pass be repeated. A position sees the ``sliding_window`` positions up to itself, where a layer has one.
+    Returns [1, n, heads, d]. Writes the new keys and values to the cache first; this is idempotent, so that a failed
+    pass can be repeated. In a layer with a ``sliding_window`` a position attends to that many positions up to itself.
     """
     refused = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     if refused or attention_mask is not None:
@@ -208,11 +208,11 @@ def _decodes(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """The rows of all sequences that decode: [rows, heads, d]."""
+    """Attention of all decoding sequences: [rows, heads, d]."""
     heads, head_size = query.shape[1], query.shape[3]
     kv_heads = keys.shape[1]
     counts = [len(group.lengths) * kv_heads for group in packed.decodes]
-    # [rows * kv heads, 1, group, d]: the heads that share a key are rows of one product, so keys are never repeated.
+    # [rows * kv heads, 1, group, d]: heads that share a key are rows of one product, so keys are not repeated.
     single = query[0, :, : sum(counts) // kv_heads].transpose(0, 1).reshape(-1, 1, heads // kv_heads, head_size)
     out: list[torch.Tensor] = []
     for group, rows in zip(packed.decodes, torch.split(single, counts), strict=True):
@@ -240,7 +240,7 @@ def _chunk(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """The part's rows: [count, heads, d]."""
+    """Attention of a chunk: [count, heads, d]."""
     rows = slice(part.row, part.row + part.count)
     oldest, length = part.oldest(window), part.context.length
     if not part.first:
@@ -270,7 +270,7 @@ def _within(positions: torch.Tensor, run: Span) -> torch.Tensor:
 
 
 def _additive(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Made once a pass: a mask of booleans would be made into this in every layer."""
+    """An additive mask, made once per pass; a boolean mask would be converted in every layer."""
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
 
 

@@ -1,9 +1,9 @@
-"""Attention of a prompt's text to its items' states: keys and values that stand apart from those of the tokens.
+"""Cross-attention of a prompt's text to its items' states, whose keys and values are separate from the tokens'.
 
-Registered with transformers under a name of its own, for cross-attention layers only; the pass comes as the keyword
-argument ``cross``, which decoder layers hand through. The keys and values of a request's states are computed once and
-kept in memory of their own, bounded in bytes: the *image cache* of HydraInfer. What does not fit is computed for each
-pass, which is slower and never refused.
+Registered with transformers under its own name, for cross-attention layers only; the pass is the keyword argument
+``cross``, which decoder layers pass through. The keys and values of a request's states are computed once and cached in
+bounded memory (the *image cache* of HydraInfer). What does not fit is recomputed in each pass: slower, but never
+refused.
 """
 
 import weakref
@@ -22,7 +22,7 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 class Zone(NamedTuple):
-    """From prompt position ``first`` on, up to the next zone, text attends to states ``begin`` to ``end``."""
+    """From prompt position ``first`` up to the next zone, text attends to states ``begin`` to ``end``."""
 
     first: int
     begin: int
@@ -31,15 +31,15 @@ class Zone(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class CrossStates:
-    """What the text of one prompt attends to: ``states`` [n, hidden], and from where on to which of them.
+    """The states [n, hidden] of one prompt and the zones that attend to them.
 
-    The first zone is at position 0; the last goes on over everything that is generated.
+    The first zone starts at position 0; the last covers all generated tokens.
     """
 
     states: torch.Tensor
     zones: tuple[Zone, ...]
     kept: dict[int, KeysValues] | None = None
-    """By layer, where there was room."""
+    """By layer, if there was room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CrossPart:
 
 
 class CrossCache:
-    """Keys and values of states, at most ``nbytes`` of them; they go when their prompt's ``CrossStates`` goes."""
+    """Cached keys and values of states, at most ``nbytes``; freed with their prompt's ``CrossStates``."""
 
     def __init__(self, *, layers: int, nbytes: int = 0) -> None:
         self.nbytes = nbytes
@@ -66,7 +66,7 @@ class CrossCache:
         return self._used
 
     def project(self, layer: Any, states: CrossStates) -> KeysValues:
-        """The keys and values that a cross-attention layer makes of states, kept where there is room for all layers'."""
+        """Keys and values of a cross-attention layer, cached if there is room for all layers'."""
         if states.kept is not None and layer.layer_idx in states.kept:
             return states.kept[layer.layer_idx]
         shape = (len(states.states), layer.num_key_value_heads, layer.head_dim)
@@ -91,14 +91,14 @@ class CrossCache:
 
 @dataclass(frozen=True, slots=True)
 class CrossPass:
-    """One pass: rows that are in no part attend to nothing."""
+    """One pass; rows in no part attend to nothing."""
 
     cache: CrossCache
     parts: Sequence[CrossPart] = field(default_factory=tuple)
 
 
 def cross_parts(states: CrossStates, first: int, count: int, row: int) -> list[CrossPart]:
-    """The parts of a pass whose rows from ``row`` on are a prompt's positions from ``first`` on, zone by zone."""
+    """The parts of a pass, zone by zone, whose rows from ``row`` on are a prompt's positions from ``first`` on."""
     parts: list[CrossPart] = []
     ends = [zone.first for zone in states.zones[1:]] + [first + count]
     for zone, end in zip(states.zones, ends, strict=True):
@@ -119,9 +119,9 @@ def cross_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that cross-attention layers call: query [1, heads, n, d]. Returns [1, n, heads, d].
+    """The attention function of cross-attention layers: query [1, heads, n, d]. Returns [1, n, heads, d].
 
-    ``key`` and ``value`` are of one state that only stands there so that the layer runs.
+    ``key`` and ``value`` are of a dummy state, present only so that the layer runs.
     """
     heads, kv_heads, head_size = query.shape[1], key.shape[1], query.shape[3]
     groups = heads // kv_heads
@@ -129,7 +129,7 @@ def cross_attention(
     for part in cross.parts:
         keys, values = cross.cache.project(module, part.states)
         rows = slice(part.row, part.row + part.count)
-        # The heads that share a key are rows of one attention: all of them see all of it.
+        # Heads that share a key are rows of one attention without a mask.
         attended = scaled_dot_product_attention(
             query[0, :, rows].reshape(1, kv_heads, groups * part.count, head_size),
             keys[None, :, part.begin : part.end],

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: one launch for a step in which every sequence gets one token.
+"""CUDA graphs of decode steps: one launch per step in which every sequence gets one token.
 
-A step of few rows is so little work for a GPU that launching its kernels one by one takes longer than they do. So passes
-of some batch sizes are captured once, on static buffers; a step fills the buffers of the next larger size and replays its
-graph. Padding rows read and write a block that belongs to no sequence.
+For few rows, launching kernels one by one takes longer than running them. So passes of some batch sizes are captured
+once, on static buffers; a step fills the buffers of the next larger size and replays its graph. Padding rows use a
+spare block that belongs to no sequence.
 """
 
 import logging
@@ -25,13 +25,13 @@ _STEP = 8
 
 
 class GraphCapture(Protocol):
-    """Runs ``work``, which computes from static buffers to static buffers, and returns a function that replays it."""
+    """Captures ``work``, which computes from static to static buffers, and returns a function that replays it."""
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]: ...
 
 
 def cuda_graph_capture(device: torch.device) -> GraphCapture:
-    """Capture into CUDA graphs that share one memory pool: an output is read before another graph is replayed."""
+    """Capture into CUDA graphs that share a memory pool; an output must be read before another graph is replayed."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], None]) -> Callable[[], None]:
@@ -51,7 +51,7 @@ def cuda_graph_capture(device: torch.device) -> GraphCapture:
 
 
 def rotary_axes(adapter: DecoderAdapter) -> int:
-    """Axes of the rotary positions that the decoder takes: more than one where prompts may have several."""
+    """Axes of the decoder's rotary positions; several for some multimodal models."""
     config: Any = adapter.decoder.config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return len(rope.get("mrope_section", ())) or 1
@@ -60,14 +60,14 @@ def rotary_axes(adapter: DecoderAdapter) -> int:
 class DecodeGraphs:
     """Graphs of decode steps of up to ``most_rows`` sequences, captured at construction.
 
-    For adapters that ``supports_cuda_graphs``. Raises whatever capture raises, where a decoder's pass cannot be captured.
+    For adapters with ``supports_cuda_graphs``. Raises what capture raises for a pass that cannot be captured.
     """
 
     @torch.inference_mode()
     def __init__(
         self, adapter: DecoderAdapter, cache: KvCache, *, most_rows: int, most_tokens: int, capture: GraphCapture
     ) -> None:
-        """``most_tokens`` is the maximum sequence length. The cache has a ``spare_block``, for padding rows."""
+        """``most_tokens`` is the maximum sequence length. The cache must have a ``spare_block`` for padding rows."""
         if cache.spare_block is None:
             raise ValueError("padding rows need a spare block")
         device = cache.keys.device
@@ -87,16 +87,16 @@ class DecodeGraphs:
         self._tables = torch.full((most_rows, blocks), self._spare, dtype=torch.int32, device=device)
         self._logits: dict[int, torch.Tensor] = {}
         self._sizes = [*(size for size in _FEW if size < most_rows), *range(_STEP, most_rows, _STEP), most_rows]
-        # The largest first: smaller ones fit into the memory that it took.
+        # The largest first, so that smaller ones reuse its memory.
         self._replays = {size: capture(self._work(size)) for size in reversed(self._sizes)}
 
     def covers(self, inputs: Sequence[ForwardInput]) -> bool:
-        """Whether a pass over ``inputs`` is a captured one."""
+        """Whether a graph was captured for a pass over ``inputs``."""
         return len(inputs) <= self._sizes[-1] and all(map(_decodes, inputs))
 
     @torch.inference_mode()
     def run(self, rows: Sequence[ForwardInput], positions: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary], good until the next call. ``positions`` [rows] or [axes, 1, rows], on the CPU."""
+        """Logits [rows, vocabulary], valid until the next call. ``positions`` [rows] or [axes, 1, rows], on the CPU."""
         size = self._sizes[bisect_left(self._sizes, len(rows))]
         self._fill(rows, positions, size)
         self._replays[size]()
@@ -106,7 +106,7 @@ class DecodeGraphs:
         unused = size - len(rows)
         block_tokens = self._cache.block_tokens
         slots = [slot for row in rows for slot in self._cache.slots(row.table, row.first, row.first + 1)]
-        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may own one more
+        used = [row.table[: row.first // block_tokens + 1] for row in rows]  # a sequence may own one block more
         width = max(map(len, used))
         tables = [[*table, *[self._spare] * (width - len(table))] for table in used]
         self._put(self._ids[:size], torch.tensor([row.token_ids[0] for row in rows] + [0] * unused))
@@ -146,7 +146,7 @@ class DecodeGraphs:
 
 
 def _decodes(row: ForwardInput) -> bool:
-    """Whether it is one position, behind all items, from which the next token follows."""
+    """Whether the input is a decode: one position after all items, whose next token is needed."""
     if len(row.token_ids) != 1 or not row.reaches_end or row.bidirectional:
         return False
     return all(start + len(embeds) <= row.first for start, embeds in row.plan.rows.items())

@@ -1,4 +1,4 @@
-"""Where the keys and values of the text engine lie: one piece of memory, bounded in bytes, in blocks."""
+"""The text engine's KV cache: one allocation, bounded in bytes, divided into blocks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from triptych.machine.text.kv_blocks import Copy
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one token takes."""
+    """Shape of one token's keys and values."""
 
     layers: int
     heads: int
@@ -23,18 +23,18 @@ class KvShape:
 
 
 class KvCache:
-    """Keys and values of all layers. A slot holds one token's, a block so many neighbouring slots.
+    """Keys and values of all layers. A slot holds one token's; a block is a fixed number of contiguous slots.
 
-    ``keys`` and ``values`` are [layers, slots, heads, head size]: the order that paged kernels take, and one that
-    gathers and writes whole rows. Attention over neighbouring slots reads a view, without gathering.
+    ``keys`` and ``values`` are [layers, slots, heads, head size]: the layout of paged kernels, in which whole rows are
+    gathered and written. Attention over contiguous slots reads a view.
     """
 
     def __init__(
         self, shape: KvShape, *, nbytes: int, block_tokens: int, device: torch.device, spare: bool = False
     ) -> None:
-        """Takes at most ``nbytes``; on a CPU, pages that are never written cost nothing.
+        """Allocates at most ``nbytes``; on a CPU, pages never written cost nothing.
 
-        With ``spare`` one more block than ``blocks`` is there, that is no sequence's.
+        With ``spare`` there is one block more than ``blocks``, which belongs to no sequence.
         """
         self.block_tokens = block_tokens
         blocks = nbytes // (shape.slot_nbytes * block_tokens)
@@ -48,7 +48,7 @@ class KvCache:
         self.values = torch.empty(size, dtype=shape.dtype, device=device)
 
     def slots(self, table: Sequence[int], first: int, end: int) -> list[int]:
-        """The slots of positions ``first`` to ``end`` of a sequence that has these blocks."""
+        """The slots of positions ``first`` to ``end`` of a sequence with these blocks."""
         size = self.block_tokens
         slots: list[int] = []
         while first < end:
@@ -60,7 +60,7 @@ class KvCache:
         return slots
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Copy the contents of blocks, in the order in which they are told."""
+        """Copy the contents of blocks, in the given order."""
         size = self.block_tokens
         for source, target in copies:
             for begin, end in _runs(source, target):
@@ -71,7 +71,7 @@ class KvCache:
 
 
 def _runs(source: Sequence[int], target: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Parts of both that are neighbours in both."""
+    """Split both into runs that are contiguous in both."""
     begin = 0
     for at in range(1, len(source) + 1):
         if at == len(source) or source[at] != source[at - 1] + 1 or target[at] != target[at - 1] + 1:

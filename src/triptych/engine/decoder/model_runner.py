@@ -1,4 +1,4 @@
-"""One forward pass of the decoder: its inputs, its outputs, and what all model runners have in common."""
+"""Forward passes of the decoder: inputs, outputs, and what all model runners share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from triptych.machine.text.kv_blocks import Copy
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Compute positions ``first`` to ``first + len(token_ids)`` of a sequence, whose blocks are ``table``."""
+    """Compute positions ``first`` to ``first + len(token_ids)`` of a sequence whose blocks are ``table``."""
 
     sequence_id: str
     token_ids: Sequence[int]
@@ -24,9 +24,9 @@ class ForwardInput:
     table: Sequence[int]
     is_contiguous: bool
     reaches_end: bool
-    """Whether the next token follows from it."""
+    """Whether the pass yields the next token."""
     wants_logits: bool
-    """Whether choosing it takes more than the argmax."""
+    """Whether sampling needs more than the argmax."""
 
     @property
     def count(self) -> int:
@@ -38,7 +38,7 @@ class ForwardInput:
 
     @property
     def bidirectional(self) -> tuple[Span, ...]:
-        """The bidirectional spans that it computes some positions of."""
+        """The bidirectional spans that overlap the computed positions."""
         return tuple(
             run for run in self.plan.bidirectional if run.start < self.end and self.first < run.start + run.tokens
         )
@@ -46,23 +46,23 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """A forward pass's result for one sequence whose next token follows from it."""
+    """A pass's result for a sequence whose next token it yields."""
 
     argmax: int
     is_finite: bool
     logits: torch.Tensor | None
-    """[vocabulary], float32, where they are wanted; valid until the next pass."""
+    """[vocabulary], float32, if requested; valid until the next pass."""
 
 
 Result = ForwardOutput | EngineFailure | None
-"""None for a chunk of a prompt that is not the last; EngineFailure where the pass failed for this sequence."""
+"""None for a prompt's chunk before the last; EngineFailure if the pass failed for this sequence."""
 
 
 class ModelRunner(Protocol):
-    """Runs forward passes of the decoder. State that it keeps of sequences goes by their ids."""
+    """Runs forward passes of the decoder. Its state of sequences is keyed by their ids."""
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        """One pass over all inputs. A sequence that makes it fail gets an EngineFailure; the others get their outputs."""
+        """One pass over all inputs. A sequence that makes it fail gets an EngineFailure, the others their outputs."""
         ...
 
     def copy(self, copies: Iterable[Copy]) -> None:
@@ -70,16 +70,16 @@ class ModelRunner(Protocol):
         ...
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
-        """Copy what a sequence has computed outside of its KV blocks to others."""
+        """Copy a sequence's state outside of its KV blocks to others."""
         ...
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """Free what is kept of these sequences outside of their KV blocks."""
+        """Free the state of these sequences outside of their KV blocks."""
         ...
 
 
 def splice(part: ForwardPart, rows: torch.Tensor) -> None:
-    """Write the embeddings of items over ``rows``, the token embeddings of the part's positions."""
+    """Overwrite placeholders in ``rows``, the token embeddings of the part's positions, by the items' embeddings."""
     for start, embeds in part.plan.rows.items():
         begin, end = max(part.first, start), min(part.first + part.count, start + len(embeds))
         if begin < end:
@@ -111,7 +111,7 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
 
 
 def forward_outputs(logits: torch.Tensor, wants: Sequence[bool]) -> list[ForwardOutput]:
-    """From logits [n, vocabulary]; rows in ``wants`` go on as they are, on the device."""
+    """Outputs from logits [n, vocabulary]; rows in ``wants`` keep their logits, on the device."""
     logits = logits.float()
     finite = logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are
     return [

@@ -1,4 +1,4 @@
-"""Forward passes over sequences packed one behind the other, against blocks of one KV cache."""
+"""Forward passes over packed sequences, against blocks of one KV cache."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackedModelRunner:
-    """``ModelRunner`` over sequences packed one behind the other, against blocks of one KV cache."""
+    """``ModelRunner`` over packed sequences, against blocks of one KV cache."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PackedModelRunner:
         paged: bool,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """``graphs`` runs the passes that it has captured."""
+        """``graphs`` runs the passes that were captured."""
         self._graphs = graphs
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
@@ -41,7 +41,7 @@ class PackedModelRunner:
         self._paged = paged
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        """One pass over all inputs; when it fails, a pass for each, so that only the culprit fails."""
+        """One pass over all inputs; if it fails, one per input, so that only the culprit fails."""
         try:
             return self._forward(inputs)
         except Exception:
@@ -55,10 +55,10 @@ class PackedModelRunner:
         self._cache.copy(copies)
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
-        """Nothing to do: everything is in the blocks."""
+        """Nothing to do: all state is in the blocks."""
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """Nothing to do: everything is in the blocks."""
+        """Nothing to do: all state is in the blocks."""
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
@@ -127,7 +127,7 @@ class PackedModelRunner:
         return hidden
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        """On the device; from pinned memory on CUDA, so that nothing waits for the transfer."""
+        """On the device; copied from pinned memory on CUDA, so that nothing waits for the transfer."""
         if self._device.type != "cuda":
             return torch.tensor(values, device=self._device)
         return torch.tensor(values, pin_memory=True).to(self._device, non_blocking=True)

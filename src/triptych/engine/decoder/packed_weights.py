@@ -1,8 +1,8 @@
-"""Linear layers on a CPU, kept a second time in the order in which oneDNN multiplies a few rows fastest.
+"""CPU linear layers with a second copy of their weights, in oneDNN's packed layout for few rows.
 
-``torch.nn.functional.linear`` hands float32 weights to a kernel that puts them in order again for each call, which a few
-rows do not repay: 8 take up to twice as long as they have to, 32 a third longer. One row, and very many, are as fast as
-they are. So both orders are kept, and how much memory that takes is bounded.
+``torch.nn.functional.linear`` repacks float32 weights in each call, which a few rows do not repay: 8 rows take up to
+twice as long as necessary, 32 a third longer. A single row, and very many, are not slower. So both layouts are kept,
+within bounded memory.
 """
 
 from typing import Any
@@ -12,16 +12,16 @@ from torch import nn
 from torch.nn.functional import linear
 
 LEAST_NBYTES = 1 << 20
-"""Of a layer: with smaller ones the call itself costs more than it saves."""
+"""Least size of a layer: for smaller ones the call costs more than it saves."""
 _ROWS = 32
-"""For which the order is chosen; it serves other numbers as well."""
+"""Row count that the layout is optimized for; it works for others."""
 _MOST_ROWS = 512
 
 
 def pack(model: nn.Module, *, most_nbytes: int, least_nbytes: int = LEAST_NBYTES) -> int:
-    """Let the float32 linear layers of ``model`` on a CPU multiply faster, the largest first, while memory lasts.
+    """Pack the float32 linear layers of ``model`` on a CPU, the largest first, while memory lasts.
 
-    Returns the bytes taken. Does nothing where torch was built without oneDNN, or for another processor than x86.
+    Returns the bytes used. Does nothing without oneDNN or on other processors than x86.
     """
     taken = 0
     if not _has_kernel():
@@ -32,7 +32,7 @@ def pack(model: nn.Module, *, most_nbytes: int, least_nbytes: int = LEAST_NBYTES
         fits = least_nbytes <= weight.nbytes <= most_nbytes - taken
         if fits and weight.dtype == torch.float32 and weight.device.type == "cpu":
             taken += weight.nbytes
-            # On the instance, so that hooks, names and parameters stay what they are.
+            # On the instance, which keeps hooks, names and parameters.
             layer.forward = _Packed(weight, layer.bias)  # type: ignore[method-assign, assignment]
     return taken
 
@@ -50,7 +50,7 @@ class _Packed:
 
 
 def _ops() -> Any:
-    """The kernels behind compiled models; torch offers them under no other name."""
+    """The kernels behind compiled models, which torch exposes only here."""
     return torch.ops.mkldnn
 
 

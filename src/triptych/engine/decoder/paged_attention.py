@@ -1,4 +1,4 @@
-"""One paged attention kernel for a whole pass, on CUDA, where torch has one."""
+"""Torch's paged attention kernel for a whole pass on CUDA, where it exists."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 FLASH_BLOCK_TOKENS = 256
-"""The kernel that comes with torch takes blocks of multiples of this many tokens."""
+"""Torch's kernel takes blocks of multiples of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedLayout:
-    """``sequences`` of packed rows, in their order, and the blocks of each."""
+    """Packed sequences in row order, and the blocks of each."""
 
     block_tokens: int
     query_starts: torch.Tensor
-    """[sequences + 1] int32: where each sequence's rows begin, and the end of all."""
+    """[sequences + 1] int32: the start of each sequence's rows, and the end of all."""
     lengths: torch.Tensor
     """[sequences] int32: positions that its last row attends to."""
     tables: torch.Tensor
@@ -37,7 +37,7 @@ def _kernel() -> Callable[..., Any] | None:
 
 
 def has_paged_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether ``paged_attention`` works there: CUDA in half precision, with a torch that has the kernel."""
+    """Whether ``paged_attention`` works: CUDA, half precision, and a torch with the kernel."""
     return device.type == "cuda" and dtype in {torch.bfloat16, torch.float16} and _kernel() is not None
 
 
@@ -48,7 +48,7 @@ def paged_layout(
     block_tokens: int,
     device: torch.device,
 ) -> PagedLayout:
-    """Of sequences that have ``counts`` rows in the pass each. One transfer, from pinned memory on CUDA."""
+    """The layout of sequences with ``counts`` rows each. One transfer, from pinned memory on CUDA."""
     most = max(len(table) for table in tables)
     starts = [0]
     for count in counts:

@@ -1,8 +1,8 @@
 """The slower model runner, for decoders with layers that are neither full nor sliding attention.
 
-Convolutions, recurrences and other state are left to transformers' own caches, one for each sequence. A pass computes one
-sequence, and a prompt is computed in one pass, since not every layer can resume in the middle of one. Memory is counted in
-the same blocks as elsewhere: what one token and one sequence takes is measured at start.
+Convolutional, recurrent and other state is left to transformers' own caches, one per sequence. A pass computes one
+sequence, and a prompt takes one pass, since not every layer can resume within one. Memory is counted in blocks as
+elsewhere: the cost of a token and of a sequence is measured at start.
 """
 
 import copy
@@ -24,7 +24,7 @@ _PROBE_TOKENS = (4, 36)
 
 
 class PerSequenceModelRunner:
-    """``ModelRunner`` with one of transformers' caches for each sequence."""
+    """``ModelRunner`` with one transformers cache per sequence."""
 
     def __init__(self, adapter: DecoderAdapter, *, device: torch.device) -> None:
         self._adapter = adapter
@@ -34,7 +34,7 @@ class PerSequenceModelRunner:
         self._caches: dict[str, Any] = {}
 
     def cache_nbytes(self) -> tuple[int, int]:
-        """(of one token, of one sequence beside its tokens), measured with two short prompts."""
+        """Bytes per token, and per sequence apart from its tokens; measured with two short prompts."""
         few, many = _PROBE_TOKENS
         sizes = []
         for tokens in _PROBE_TOKENS:
@@ -56,7 +56,7 @@ class PerSequenceModelRunner:
         return results
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Blocks are only counted here."""
+        """Nothing to do: blocks are only counted here."""
 
     def fork(self, source: str, targets: Sequence[str]) -> None:
         for target in targets:

@@ -1,12 +1,12 @@
 """Sampling: the next tokens of all sequences of a step, in one batch on the device of their logits.
 
-The order is vLLM's: the grammar and the ends that may not come yet, logit bias, penalties; then, unless a sequence is
-greedy, temperature, min-p, top-k, top-p and the draw. Log-probabilities are those of the logits as the model gave them,
-before any of it (vLLM's ``raw_logprobs``). Ties go to the lower token id, and one token always stays.
+The order is vLLM's: grammar and forbidden ends, logit bias, penalties; then, unless a sequence is greedy, temperature,
+min-p, top-k, top-p and the draw. Log-probabilities are those of the model's logits before any of these (vLLM's
+``raw_logprobs``). Ties go to the lower token id, and one token always remains.
 
-A draw depends on (seed, choice, position) alone, so neither the sequences that share a batch nor a preemption change an
-answer. ``tests/unit/engine/decoder/reference_sampling.py`` has the same by definition, row by row. (A GPU adds weights in
-another order than a CPU, so a draw at the very edge between two tokens may fall to the other one there.)
+A draw depends on (seed, choice, position) alone, so neither batching nor preemption changes an answer.
+``tests/unit/engine/decoder/reference_sampling.py`` is the reference, row by row. (A GPU adds weights in another order
+than a CPU, so a draw at the boundary between two tokens may differ.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,24 +22,25 @@ from triptych.engine.tensors import argmax
 from triptych.ports import ScoredToken, Scores
 
 _CHUNK = 1 << 17
-"""Float64 values that are computed at once on a CPU: they stay in its cache."""
+"""Float64 values computed at once on a CPU, so that they fit its cache."""
 _SLACK = 1e-6
-"""By how much of itself a bound on logits is lowered: more than it is rounded by."""
+"""Relative margin by which a bound on logits is lowered, above its rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of one sequence, with log-probabilities where they were asked for."""
+    """The next token of one sequence, with log-probabilities if requested."""
 
     token_id: int
     scores: Scores | None = None
 
 
 def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sampled | Exception]:
-    """The next token of each sequence, from its row of finite ``logits`` [n, vocabulary], float32; changes ``logits``.
+    """Sample the next token of each sequence from its row of finite ``logits`` [n, vocabulary], float32, which are
+    modified.
 
-    Grammars go on by the tokens that are chosen. An exception takes the place of a token where a grammar raises it or
-    leaves no token; it concerns that sequence alone.
+    Grammars advance by the sampled tokens. Where a sequence's grammar raises or allows no token, its exception is
+    returned in place of a token.
     """
     scored = [row for row, one in enumerate(sequences) if one.sampling.logprobs is not None]
     raw = logits[torch.tensor(scored, device=logits.device)] if scored else logits
@@ -59,11 +60,11 @@ def sample(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sa
     return [failures[row] if row in failures else Sampled(token, scores.get(row)) for row, token in enumerate(tokens)]
 
 
-# --- what changes logits ----------------------------------------------------------------------------------------------
+# --- logits processors ------------------------------------------------------------------------------------------------
 
 
 def _adjust(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> dict[int, Exception]:
-    """Grammar masks, early ends, bias, penalties, in place; returns the failures of grammars by row."""
+    """Apply grammar masks, early ends, bias and penalties in place; returns grammar failures by row."""
     failures: dict[int, Exception] = {}
     if not any(one.is_adjusted for one in sequences):
         return failures
@@ -94,7 +95,7 @@ def _adjust(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> dict[i
 
 
 class _Cells:
-    """Values for some tokens of some rows, to be applied to logits in one go."""
+    """Values for some tokens of some rows, applied to logits at once."""
 
     def __init__(self) -> None:
         self._rows: list[npt.NDArray[np.intp]] = []
@@ -102,7 +103,7 @@ class _Cells:
         self._values: list[npt.NDArray[np.float32]] = []
 
     def add(self, row: int, token_ids: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """``values`` is one for each token, or one for all."""
+        """``values`` is one per token, or one for all."""
         columns = np.asarray(token_ids, dtype=np.intp)
         self._rows.append(np.full(len(columns), row, dtype=np.intp))
         self._token_ids.append(columns)
@@ -120,7 +121,7 @@ class _Cells:
 
 
 def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: dict[int, Exception]) -> None:
-    """Only what grammars allow. A mask has a bit for each token, the least significant first; what it lacks is 0."""
+    """Allow only what grammars allow. A mask has a bit per token, least significant first; missing bits are 0."""
     vocabulary = logits.shape[1]
     width = -(-vocabulary // 8)
     masks: dict[int, bytes] = {}
@@ -143,7 +144,7 @@ def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: d
 
 
 def _forbid_ends(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> None:
-    """No end before ``min_tokens``, unless nothing else is left: a grammar that has come to its end goes first."""
+    """Forbid end tokens before ``min_tokens``, unless a finished grammar allows nothing else."""
     for row, one in enumerate(sequences):
         if one.is_early:
             ends = torch.tensor(sorted(one.end_ids), device=logits.device)
@@ -158,14 +159,14 @@ def _forbid_ends(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """What decides the draws of some rows, each [n, 1] in float64."""
+    """Sampling parameters of some rows, each [n, 1] in float64."""
 
     highest: torch.Tensor
     temperature: torch.Tensor
     min_p: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
-    """int64; the vocabulary's size where there is none."""
+    """int64; the vocabulary's size without top-k."""
     uniform: torch.Tensor
 
     def rows(self, index: Any) -> "_Draws":
@@ -179,7 +180,7 @@ class _Draws:
         )
 
     def weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of some logits of these rows; the likeliest token has 1."""
+        """Unnormalized probabilities of some logits of these rows; the likeliest token has 1."""
         return logits.double().sub_(self.highest).div_(self.temperature).exp_()
 
     def pick(self, weights: torch.Tensor) -> torch.Tensor:
@@ -187,11 +188,11 @@ class _Draws:
         cumulative = weights.cumsum(-1)
         total = cumulative[:, -1:].contiguous()
         at = torch.searchsorted(cumulative, self.uniform * total, right=True)
-        return torch.minimum(at, torch.searchsorted(cumulative, total))  # where u * total is rounded to the total
+        return torch.minimum(at, torch.searchsorted(cumulative, total))  # in case u * total is rounded up to the total
 
 
 def _draw(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[int]:
-    """A token for each row, by its temperature, min-p, top-k, top-p, seed and position."""
+    """Draw a token for each row, by its temperature, min-p, top-k, top-p, seed and position."""
     vocabulary, device = logits.shape[1], logits.device
     drawn = uniform(
         [one.sampling.seed or 0 for one in sequences],
@@ -227,8 +228,8 @@ def _draw_from_all(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
 def _draw_filtered(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
     """Tokens [n], drawn from what min-p, top-k and top-p leave.
 
-    A lower bound on the logits of what they can leave takes the place of a sort of the whole vocabulary: the largest that
-    top-k or min-p allows, else that below which all tokens together have less than 1 - ``top_p`` of the weight.
+    Instead of sorting the vocabulary, a lower bound on the remaining logits selects candidates: the largest that top-k
+    or min-p allows, else that below which all tokens together have less than 1 - ``top_p`` of the weight.
     """
     vocabulary = logits.shape[1]
     total = torch.full_like(draws.highest, torch.nan)
@@ -255,9 +256,9 @@ def _draw_filtered(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
 
 
 def _draw_ranked(values: torch.Tensor, ids: torch.Tensor, draws: _Draws, total: torch.Tensor) -> torch.Tensor:
-    """Tokens [n], drawn from candidates: their logits and their ids, in ascending order, [n, m].
+    """Tokens [n], drawn from candidates [n, m], given as logits and ids in ascending order.
 
-    ``total`` is the weight that ``top_p`` is a share of; NaN where it is that of the candidates which min-p and top-k leave.
+    ``total`` is the weight that ``top_p`` is a fraction of; NaN means that of the candidates left by min-p and top-k.
     """
     values, order = values.sort(dim=-1, descending=True, stable=True)
     weights = draws.weights(values)
@@ -271,7 +272,7 @@ def _draw_ranked(values: torch.Tensor, ids: torch.Tensor, draws: _Draws, total: 
 
 
 def uniform(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) that (seed, choice, position) decide: the first of numpy's ``Philox`` with that key and counter."""
+    """Numbers in [0, 1) from (seed, choice, position): the first of numpy's ``Philox`` with that key and counter."""
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     word = (1 << 64) - 1
@@ -300,7 +301,7 @@ def uniform(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[in
 def _scores(
     raw: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], sequences: Sequence[EngineSequence]
 ) -> list[Scores]:
-    """Log-softmax of ``raw`` [n, vocabulary], the logits of ``rows``: of the chosen tokens, and of the likeliest."""
+    """Log-softmax of ``raw`` [n, vocabulary], the logits of ``rows``, for the sampled tokens and the likeliest."""
     asked = [sequences[row].sampling.logprobs or 0 for row in rows]
     highest = raw.amax(-1, keepdim=True).double()
     sums = [(raw[part].double() - highest[part]).exp_().sum(-1, keepdim=True) for part in _chunks(raw)]
@@ -335,21 +336,21 @@ def _best(raw: torch.Tensor, count: int, totals: torch.Tensor) -> tuple[list[lis
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Some columns of each row, in ascending order: row after row in ``columns``, of row i from ``starts[i]`` on."""
+    """Some columns of each row, ascending and concatenated in ``columns``; row i starts at ``starts[i]``."""
 
     columns: torch.Tensor
     starts: torch.Tensor
     counts: torch.Tensor
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of some rows, [n, most columns]; -1 behind the last of each."""
+        """The columns of some rows, [n, most columns], padded with -1."""
         counts = self.counts[rows, None]
         offsets = torch.arange(int(counts.amax()), device=rows.device)
         at = (self.starts[rows, None] + offsets).clamp_(max=len(self.columns) - 1)
         return self.columns[at].masked_fill_(offsets >= counts, -1)
 
     def alike(self, chunks: int) -> Iterator[torch.Tensor]:
-        """All rows, those with like counts together: little is padded, to so many times a chunk of values at most."""
+        """Batches of rows with similar counts, which need little padding, of at most ``chunks`` chunks of values."""
         counts, rows = self.counts.sort()
         widths = counts.tolist()
         begin = 0
@@ -360,16 +361,16 @@ class _Candidates:
 
 
 def _at_least(values: torch.Tensor, bound: torch.Tensor) -> _Candidates:
-    """Of [n, m]: the columns of each row with values of at least ``bound`` [n, 1]."""
+    """The columns of each row of ``values`` [n, m] with at least ``bound`` [n, 1]."""
     mask = (values >= bound).flatten()
-    # Much faster than torch's on a CPU.
+    # numpy is much faster than torch here on a CPU.
     flat = torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
     counts = torch.bincount(flat // values.shape[1], minlength=len(values))
     return _Candidates(flat % values.shape[1], counts.cumsum(0) - counts, counts)
 
 
 def _chunks(values: torch.Tensor) -> Iterator[slice]:
-    """Rows that are computed at a time: as many as stay in a CPU's cache, all on a GPU."""
+    """Slices of rows computed at a time: as many as fit a CPU's cache, all on a GPU."""
     size = max(1, _CHUNK // values.shape[1]) if values.device.type == "cpu" else len(values)
     for begin in range(0, len(values), size):
         yield slice(begin, begin + size)

@@ -1,4 +1,4 @@
-"""A sequence of the text engine, and the checks that a request passes before it becomes one."""
+"""A sequence of the text engine, and the validation of requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,31 +20,31 @@ from triptych.ports import EmbeddingInput, EngineRequest, TokenGrammar
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EngineSequence(Scheduled):
-    """One choice of a request: what the scheduler knows of it, its inputs, and how its tokens are sampled."""
+    """One choice of a request: its scheduling state, inputs, and sampling state."""
 
     plan: PromptPlan
     sampling: SamplingParams
     end_ids: frozenset[int]
-    """The answer ends with any of these."""
+    """Tokens that end the answer."""
     prompt_ids: npt.NDArray[np.intp]
-    """Unique tokens of the prompt, for the repetition penalty; empty without one."""
+    """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
     grammar: TokenGrammar | None = None
 
     @property
     def is_early(self) -> bool:
-        """Whether it may not end with its next token."""
+        """Whether its next token must not be an end token."""
         return self.generated < self.sampling.min_tokens and bool(self.end_ids)
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether its logits are changed before a token is chosen."""
+        """Whether its logits are modified before sampling."""
         sampling = self.sampling
         penalized = sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
         return bool(penalized or sampling.logit_bias or self.grammar is not None or self.is_early)
 
     @property
     def takes_argmax(self) -> bool:
-        """Whether its next token is the argmax of its logits, and nothing else is asked for."""
+        """Whether its next token is the plain argmax of its logits."""
         return self.sampling.temperature <= 0 and self.sampling.logprobs is None and not self.is_adjusted
 
 
@@ -54,14 +54,14 @@ class Limits:
     kv_blocks: int
     block_tokens: int
     blocks_for: Callable[[int], int]
-    """Blocks that a sequence of so many tokens takes."""
+    """Blocks for a sequence of a number of tokens."""
     max_sequences: int
     shares_prefixes: bool
     max_embedding_nbytes: int
     vocabulary: int
-    """Tokens that can be chosen."""
+    """Tokens that can be sampled."""
     embeddings: int
-    """Tokens that have an embedding: a placeholder may, and yet never be chosen."""
+    """Tokens with an embedding; includes placeholders that are never sampled."""
     placeholder_ids: AbstractSet[int]
     eos_ids: frozenset[int]
 
@@ -69,7 +69,7 @@ class Limits:
 def accept(
     request: EngineRequest, adapter: DecoderAdapter, limits: Limits, device: torch.device
 ) -> tuple[list[EngineSequence], int]:
-    """Check a request and copy its tensors; returns a sequence for each choice, and the bytes of the copies.
+    """Validate a request and copy its tensors; returns a sequence per choice, and the bytes of the copies.
 
     Raises ContextTooLong, InvalidRequest for what can never run, EngineFailure for embeddings that are not finite.
     """
@@ -138,7 +138,7 @@ def accept(
 def _prefix_hashes(
     request: EngineRequest, token_ids: Sequence[int], items: Sequence[PlacedItem], plan: PromptPlan, limits: Limits
 ) -> PrefixHashes | None:
-    """None where prefixes are not shared, or an item's identity is not known."""
+    """None without prefix caching, or if an item has no identity."""
     keys = [given.key for given in request.embeddings]
     if not limits.shares_prefixes or not all(keys):
         return None
@@ -156,7 +156,7 @@ def _place(
     adapter: DecoderAdapter,
     device: torch.device,
 ) -> tuple[PlacedItem, ...]:
-    """Match items with the placeholders that they fill: each one's, and each once."""
+    """Match items with the placeholders that they fill, one to one."""
     items: list[PlacedItem] = []
     filled: set[int] = set()
     for given in embeddings:

@@ -1,4 +1,4 @@
-"""What is decided when a text engine starts: model runner, KV cache layout, CUDA graphs, token budget."""
+"""Setup of a text engine: model runner, KV cache layout, CUDA graphs, token budget."""
 
 import logging
 import time
@@ -28,30 +28,30 @@ _BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class KvOptions:
-    """None: what suits the device."""
+    """None: the device's default."""
 
     block_tokens: int | None = None
     contiguous: bool | None = None
-    """Whether a sequence's blocks are neighbours, and a cached prefix is copied rather than shared."""
+    """Whether a sequence's blocks are contiguous, and cached prefixes are copied rather than shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSetup:
-    """A model runner, and the KV blocks that it has."""
+    """A model runner and its KV blocks."""
 
     runner: ModelRunner
     blocks: int
     block_tokens: int
     contiguous: bool
     fixed_blocks: int = 0
-    """Blocks that a sequence takes beside those of its tokens."""
+    """Blocks per sequence besides those of its tokens."""
     is_cuttable: bool = True
     """Whether a prompt may be computed in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, where the device can."""
+    """Capture decode steps of up to ``most_rows`` sequences of up to ``most_tokens`` tokens, if the device can."""
 
     most_rows: int
     most_tokens: int
@@ -65,9 +65,9 @@ def build_runner(
     options: KvOptions,
     graphs: GraphOptions | None = None,
 ) -> DecoderSetup:
-    """Packed sequences for decoders of full and sliding attention, else one cache for each sequence. Raises BadModel.
+    """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
 
-    One small pass shows at start, not at the first request, that the decoder runs.
+    A small pass shows at start, not at the first request, that the decoder runs.
     """
     config: Any = adapter.decoder.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -83,7 +83,7 @@ def build_runner(
 
 
 def measured_budget(made: DecoderSetup, adapter: DecoderAdapter, tpot_slo_s: float, *, most: int, least: int) -> int:
-    """The most tokens of a prompt that one pass computes within the objective (HydraInfer section 4.2), with room to spare."""
+    """The most prompt tokens that one pass computes within the objective (HydraInfer section 4.2), with a margin."""
     measured_forward_s(made, adapter, least)
     return largest_within(
         MEASURED_SHARE * tpot_slo_s, most, lambda tokens: measured_forward_s(made, adapter, tokens), least=least
@@ -91,12 +91,12 @@ def measured_budget(made: DecoderSetup, adapter: DecoderAdapter, tpot_slo_s: flo
 
 
 def measured_forward_s(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> float:
-    """How long one pass over so many tokens of a prompt takes, while nothing else runs."""
+    """Duration of one pass over ``tokens`` prompt tokens, with nothing else running."""
     return fastest_s(lambda: _probe(made, adapter, tokens))
 
 
 def fastest_s(work: Callable[[], object]) -> float:
-    """The shorter of two times that it takes: what disturbs a measurement makes it longer."""
+    """The shorter of two runs: disturbances only lengthen a measurement."""
     times_s = []
     for _ in range(2):
         began_s = time.perf_counter()
@@ -106,7 +106,7 @@ def fastest_s(work: Callable[[], object]) -> float:
 
 
 def _probe(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:
-    """Compute a prompt in blocks that nobody owns yet; waits until it is done."""
+    """Compute a prompt in free blocks, and wait for the result."""
     table = range(made.fixed_blocks + -(-tokens // made.block_tokens))
     plan = adapter.plan([0] * tokens, [])
     results = made.runner.run([ForwardInput("probe", [0] * tokens, plan, 0, table, True, True, False)])
@@ -135,7 +135,7 @@ def _packed(
 
 
 def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) -> DecodeGraphs | None:
-    """None, with a warning in the log, where the decoder's pass cannot be captured."""
+    """None, with a logged warning, if the decoder's pass cannot be captured."""
     try:
         return DecodeGraphs(
             adapter,
@@ -144,7 +144,7 @@ def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) ->
             most_tokens=options.most_tokens,
             capture=cuda_graph_capture(cache.keys.device),
         )
-    except Exception:  # whatever transformers' decoders and CUDA raise
+    except Exception:  # transformers' decoders and CUDA raise many types
         logger.warning("decode steps cannot be captured as CUDA graphs: they run eagerly", exc_info=True)
         return None
 
@@ -161,5 +161,5 @@ def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, 
     blocks = kv_cache_bytes // block_nbytes
     if not blocks:
         raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
-    fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing that is counted so can be shared
+    fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing counted this way can be shared
     return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks, is_cuttable=False)

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class TransformersTextEngine:
     """A ``TextEngine``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
-    A request starts when there is KV memory for its prompt, or waits holding none (first come, first served). When
-    memory runs out, the sequence that came last gives all of its own and is computed again later; its answer stays the
-    same. Beginnings of prompts that are known are not computed again. How many may wait is bounded by the caller.
+    A request starts when there is KV memory for its prompt; until then it waits holding none, in turn. When memory runs
+    out, the latest sequence is preempted: it frees its memory and is recomputed later, with the same answer. Cached
+    prefixes are not recomputed. The caller bounds the number of waiting requests.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class TransformersTextEngine:
     ) -> None:
         """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
 
-        With ``tpot_slo_s`` steps are measured now, and the budget is the largest up to ``token_budget`` that leaves
-        room to spare. ``max_embedding_bytes`` bounds the copies of what requests bring, ``cross_cache_bytes`` the keys and
-        values of items where text attends to them in layers of its own, ``packed_weight_bytes`` the weights that are
-        kept a second time on a CPU, since small batches are computed faster so. ``enforce_eager`` records no CUDA
-        graphs for decoding. ``kv``: how KV memory is laid out; None is what suits the device.
+        With ``tpot_slo_s`` steps are measured, and the budget is the largest up to ``token_budget`` that meets it with
+        a margin. ``max_embedding_bytes`` bounds the copies of requests' embeddings, ``cross_cache_bytes`` the keys and
+        values of items in cross-attention layers, ``packed_weight_bytes`` the second copy of weights on a CPU, which
+        makes small batches faster. ``enforce_eager`` captures no CUDA graphs. ``kv``: layout of KV memory; None is the
+        device's default.
         """
         if not 1 <= max_sequences <= token_budget:
             raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
@@ -128,12 +128,12 @@ class TransformersTextEngine:
 
     @property
     def token_budget(self) -> int:
-        """Most tokens that one step computes."""
+        """Most tokens of one step."""
         return self._batch.limits.token_budget
 
     @property
     def kv_free_tokens(self) -> int:
-        """Tokens that the KV cache has room for now, of ``kv_tokens``; cached prefixes without an owner count as room."""
+        """Free tokens in the KV cache, of ``kv_tokens``; cached prefixes that no sequence uses count as free."""
         return self._batch.blocks.available * self._limits.block_tokens
 
     @property
@@ -142,22 +142,22 @@ class TransformersTextEngine:
 
     @property
     def prefix_queries_tokens(self) -> int:
-        """Prompt tokens so far that were looked up in the prefix cache."""
+        """Prompt tokens looked up in the prefix cache so far."""
         return self._batch.prefix_queries_tokens
 
     @property
     def prefix_hits_tokens(self) -> int:
-        """... and were found there, so that they were not computed."""
+        """Prompt tokens found in the prefix cache so far."""
         return self._batch.prefix_hits_tokens
 
     @property
     def preemptions(self) -> int:
-        """How often a sequence was preempted so far."""
+        """Preemptions so far."""
         return self._batch.preemptions
 
     @property
     def embedding_nbytes(self) -> int:
-        """Bytes of the copies of what requests brought."""
+        """Bytes of the copies of requests' embeddings."""
         return sum(self._embedding_nbytes.values())
 
     @property
@@ -177,10 +177,10 @@ class TransformersTextEngine:
         return self._batch.pending_tokens
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Copies its tensors; they are kept to its end, since it may have to be computed again.
+        """Queue a request. Copies its tensors and keeps them to its end, since it may have to be recomputed.
 
-        Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the copies of others leave no
-        room, EngineFailure for non-finite embeddings.
+        Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the other requests' copies leave
+        no room, EngineFailure for non-finite embeddings.
         """
         if request.request_id in self._batch:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
@@ -191,7 +191,7 @@ class TransformersTextEngine:
         self._embedding_nbytes[request.request_id] = nbytes
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
-        """Forget a request, or one choice of it, and free its memory at once; what is unknown or over is fine."""
+        """Cancel a request, or one choice of it, and free its memory at once; unknown or finished ones are ignored."""
         self._remove(request_id, choice, is_sound=True)
 
     def _remove(self, request_id: str, choice: int | None, *, is_sound: bool) -> None:
@@ -203,15 +203,15 @@ class TransformersTextEngine:
         self._runner.drop([one.sequence_id for one in sequences])
 
     def full_decode_s(self) -> float:
-        """How long a step of as many sequences takes as can run, measured now: to be asked before the first request."""
+        """Duration of a step at full batch size, measured now: call before the first request."""
         return measured_forward_s(self._made, self._adapter, min(self._batch.limits.max_sequences, self.kv_tokens))
 
     def decode_step(self) -> list[EngineOutput]:
-        """As ``step``, of what decodes alone: prompts wait."""
+        """As ``step``, but for decoding sequences only: prompts wait."""
         return self._run(self._batch.plan(prefill=False))
 
     def step(self) -> list[EngineOutput]:
-        """One pass. Tells of the choices that got a token (an end-of-sequence token included) and of what failed."""
+        """One pass. Returns the choices that got a token (end-of-sequence tokens included) and the failures."""
         return self._run(self._batch.plan())
 
     def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
@@ -242,7 +242,7 @@ class TransformersTextEngine:
 
     @torch.inference_mode()
     def _vocabulary(self) -> int:
-        """Tokens that the head tells apart: there may be fewer than the embeddings have."""
+        """Size of the head's output, which may be smaller than the number of embeddings."""
         nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._adapter.decoder.dtype, device=self._device)
         return int(self._adapter.logits(nothing).shape[1])
 
@@ -260,7 +260,7 @@ class TransformersTextEngine:
         )
 
     def _fork(self, leader: EngineSequence) -> list[EngineSequence]:
-        """A sequence that gets its next token, and the choices that begin with what it has computed."""
+        """A sequence that gets its next token, and the choices that start from its prompt."""
         followers, copies = self._batch.fork(leader)
         self._runner.copy(copies)
         self._runner.fork(leader.sequence_id, [one.sequence_id for one in followers])
@@ -268,7 +268,7 @@ class TransformersTextEngine:
 
     @torch.inference_mode()
     def _sample(self, extended: Sequence[tuple[EngineSequence, ForwardOutput]]) -> list[Sampled | Exception]:
-        """The next token of each: the argmax that the pass has given, or sampled in one batch."""
+        """The next token of each: the argmax from the pass, or sampled in one batch."""
         tokens: list[Sampled | Exception] = [Sampled(output.argmax) for _, output in extended]
         rows, logits = list[int](), list[torch.Tensor]()
         for row, (one, output) in enumerate(extended):
@@ -284,7 +284,7 @@ class TransformersTextEngine:
     def _sample_batch(
         self, sequences: Sequence[EngineSequence], logits: Sequence[torch.Tensor]
     ) -> list[Sampled | Exception]:
-        """One batch; when it fails, each row by itself, so that only the culprit fails."""
+        """One batch; if it fails, row by row, so that only the culprit fails."""
         try:
             return sample(torch.stack(list(logits)), sequences)
         except Exception as error:
@@ -296,7 +296,7 @@ class TransformersTextEngine:
             ]
 
     def _extend(self, one: EngineSequence, token: Sampled | Exception) -> EngineOutput:
-        """Append a sequence's next token; remove it when that was its last."""
+        """Append a sequence's next token; remove the sequence if it was the last."""
         if isinstance(token, TriptychError):
             return self._fail(one, token)
         if isinstance(token, Exception):
@@ -319,7 +319,7 @@ class TransformersTextEngine:
         )
 
     def _fail(self, one: EngineSequence, error: TriptychError) -> EngineOutput:
-        """Give up all choices of a request; what was computed of it is not shared."""
+        """Fail all choices of a request; its blocks do not enter the prefix cache."""
         self._remove(one.request_id, None, is_sound=False)
         return EngineOutput(one.request_id, (), error=error, choice=one.choice)
 

@@ -1,8 +1,8 @@
-"""What differs between families inside the engines: the seam that a new family fills.
+"""Adapters: what differs between model families inside the engines.
 
-An encoder adapter (of a vision or an audio encoder) turns an item's bytes into features and those into the tensors that
-cross the boundary (``Family.outputs`` says which). A decoder adapter says how such tensors enter a prompt, and turns hidden
-states into logits. Loading, batching, attention, memory and sampling are the same for all.
+An encoder adapter (vision or audio) turns an item's bytes into features and those into the tensors that are transferred
+(``Family.outputs``). A decoder adapter defines how such tensors enter a prompt, and turns hidden states into logits.
+Loading, batching, attention, memory and sampling are common to all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,27 +26,27 @@ class EncoderAdapter(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """All settings of the processor, as JSON can hold them: part of an embedding's identity."""
+        """All settings of the processor, as JSON values: part of an embedding's identity."""
         ...
 
     def prepare(self, item: MediaItem) -> Features:
         """Decode and preprocess one item, as the checkpoint's own processor does. Thread-safe.
 
-        Raises InvalidMedia for what cannot be decoded, ValueError for what the encoder cannot take.
+        Raises InvalidMedia for undecodable media, ValueError for what the encoder cannot take.
         """
         ...
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Per item, or shard, the tensors of ``Family.outputs``; an item's neighbours in the batch do not change its result."""
+        """The tensors of ``Family.outputs`` per item or shard, whatever else is in the batch."""
         ...
 
 
 @runtime_checkable
 class ShardingEncoderAdapter(EncoderAdapter, Protocol):
-    """An encoder adapter whose family says where items can be cut (``families.base.Shardable``)."""
+    """An encoder adapter of a family whose items can be sharded (``families.base.Shardable``)."""
 
     def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
-        """As ``prepare``, of some of the item's units: ``encode`` makes their rows of it, and only those."""
+        """As ``prepare``, for some of the item's units; ``encode`` then makes exactly their rows."""
         ...
 
 
@@ -60,25 +60,25 @@ class PlacedItem:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """How a prompt goes into the decoder, worked out once when its request is added."""
+    """How a prompt enters the decoder, computed once when its request is added."""
 
     rows: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """By the first position of each run of neighbours: [n, hidden], the embeddings that replace those of the tokens."""
+    """Embeddings [n, hidden] that replace those of tokens, by the first position of each contiguous run."""
     positions: torch.Tensor | None = None
-    """[axes, prompt length] of rotary positions; None: one axis, 0, 1, 2, ..."""
+    """Rotary positions [axes, prompt length]; None: one axis, 0, 1, 2, ..."""
     next_position: int | None = None
     """Rotary position of the first generated token, the same on every axis; None: the prompt's length."""
     bidirectional: tuple[Span, ...] = ()
-    """Spans whose positions attend to each other in both directions; a chunk of a prompt contains all of one or nothing."""
+    """Spans whose positions attend to each other in both directions; a chunk contains all of one or nothing."""
     extra: Any = None
-    """What else the adapter keeps for ``inputs``: its own, read-only."""
+    """The adapter's own read-only data for ``inputs``."""
     looks_ahead: bool = False
-    """Whether positions before an item depend on it: then no prefix of the prompt can be reused without it."""
+    """Whether positions before an item depend on it; then no prefix can be reused without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPart:
-    """One sequence's share of a pass: its positions ``first`` to ``first + count`` are rows ``row`` and following."""
+    """One sequence's share of a pass: positions ``first`` to ``first + count`` are rows from ``row`` on."""
 
     plan: PromptPlan
     first: int
@@ -91,13 +91,13 @@ class DecoderAdapter(Protocol):
 
     @property
     def decoder(self) -> PreTrainedModel:
-        """Takes ``inputs_embeds`` [1, n, hidden] and ``position_ids`` ([1, n], or [axes, 1, n] where a plan has axes)
-        of sequences packed one behind the other.
+        """Takes ``inputs_embeds`` [1, n, hidden] and ``position_ids`` ([1, n], or [axes, 1, n] if plans have axes) of
+        packed sequences.
         """
         ...
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
-        """Whether an item that fills so many positions may bring such tensors."""
+        """Whether an item of ``tokens`` positions may have such tensors."""
         ...
 
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
@@ -106,13 +106,11 @@ class DecoderAdapter(Protocol):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Whether decode steps, one position behind the items of each sequence, differ in tokens and positions alone, so
-        that one graph can be captured for all.
-        """
+        """Whether decode steps differ only in tokens and positions, so that one graph can be captured for all."""
         ...
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
-        """Further arguments for the decoder in a pass of so many rows; most families have none."""
+        """Further arguments of the decoder for a pass of ``rows`` rows; most families have none."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -122,15 +120,15 @@ class DecoderAdapter(Protocol):
 
 @runtime_checkable
 class CachingDecoderAdapter(DecoderAdapter, Protocol):
-    """A decoder adapter with a cache of its own, for what it computes of items, kept while their prompts are there."""
+    """A decoder adapter with its own cache of what it computes of items, for the lifetime of their prompts."""
 
     def keep_at_most(self, nbytes: int) -> None:
-        """Bound the cache from now on. What does not fit is computed again in every pass."""
+        """Bound the cache. What does not fit is recomputed in every pass."""
         ...
 
 
 def embedding_rows(items: Sequence[PlacedItem], name: str = EMBEDS) -> dict[int, torch.Tensor]:
-    """``PromptPlan.rows`` where each item brings one row of a tensor for each position that it fills."""
+    """``PromptPlan.rows`` for items with one row of a tensor per position."""
     rows: dict[int, torch.Tensor] = {}
     for item in items:
         begin = 0

@@ -18,7 +18,7 @@ from triptych.families.llava_onevision import WHOLE
 from triptych.families.model_files import BadModel
 
 _KEEPS_SELECTED = hasattr(output_capturing, "select_hidden_states")
-"""Whether an encoder can be told which of its layers' results to keep; older releases of transformers keep all."""
+"""Whether an encoder can be told which layers' results to keep; older releases of transformers keep all."""
 
 
 class LlavaNextEncoder:
@@ -39,10 +39,10 @@ class LlavaNextEncoder:
         return self.prepare_shard(item, Shard(0, units, units))
 
     def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
-        """Units are the whole and what begins in each row of tiles.
+        """Units are the whole image and the rows of tiles.
 
-        Pixels [tiles, channels, height, width] of the tiles that the shard needs and their numbers in the image, the
-        image's height and width, and how many tiles it has and where the shard's rows of it begin and end.
+        Returns pixels [tiles, channels, height, width] of the tiles that the shard needs, their numbers in the image,
+        the image's height and width, its number of tiles, and the start and end of the shard's rows.
         """
         features, part = self._pixels(item), self._family.part(item.info, shard)
         tiles = features["pixel_values"]
@@ -60,7 +60,7 @@ class LlavaNextEncoder:
         return self._images.prepare(item)
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """One pass of the encoder over all tiles. Those that a shard goes without take no part in its rows."""
+        """One encoder pass over all tiles. A tile that a shard omits does not affect the shard's rows."""
         made = self._rows(torch.cat([features["pixel_values"] for features in batch]))
         encoded: list[tuple[torch.Tensor, ...]] = []
         for features, rows in zip(
@@ -76,8 +76,8 @@ class LlavaNextEncoder:
         return encoded
 
     def _rows(self, pixels: torch.Tensor) -> torch.Tensor:
-        """[tiles, channels, height, width] -> [tiles, rows, hidden], as the model's ``get_image_features`` up to where it
-        joins tiles.
+        """[tiles, channels, height, width] -> [tiles, rows, hidden], as ``get_image_features`` does before it joins
+        tiles.
         """
         layer = self._config.vision_feature_layer
         layers = [layer] if isinstance(layer, int) else list(layer)
@@ -98,12 +98,12 @@ class LlavaNextEncoder:
 
 
 class LlavaOneVisionEncoder(LlavaNextEncoder):
-    """An image that is seen whole only has no tiles: its pixels are [1, channels, height, width]."""
+    """An image without tiles has pixels [1, channels, height, width]."""
 
     def _pixels(self, item: MediaItem) -> Features:
         if WHOLE not in item.info.options:
             return super()._pixels(item)
-        # The image processor goes by how many images a sample has; the other one costs next to nothing.
+        # The image processor depends on the number of images in a sample; the second one is tiny.
         sample = [self._images.open(item), Image.new("RGB", (1, 1))]
         features = self._images.process([sample])
         return {name: features[name][0] for name in ("pixel_values", "image_sizes")}

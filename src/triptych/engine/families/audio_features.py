@@ -1,4 +1,4 @@
-"""Audio features: what the feature extractors of audio families compute of a clip."""
+"""Audio features, computed by the feature extractors of audio families."""
 
 from collections.abc import Mapping
 from typing import Any

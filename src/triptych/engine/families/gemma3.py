@@ -1,4 +1,4 @@
-"""Gemma 3: an image is one tile, and its positions attend to each other in both directions."""
+"""Gemma 3: an image is one tile, with bidirectional attention among its positions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -40,7 +40,7 @@ class GraniteSpeechEncoder:
         return self._settings
 
     def prepare(self, item: MediaItem) -> Features:
-        """As ``GraniteSpeechFeatureExtractor`` does, without torchaudio: two log-mel spectra side by side per frame."""
+        """As ``GraniteSpeechFeatureExtractor``, without torchaudio: two log-mel spectra side by side per frame."""
         samples = torch.from_numpy(item.samples(self._settings["sampling_rate"]))
         width = self._settings["win_length"]
         spectrum = torch.stft(
@@ -56,7 +56,7 @@ class GraniteSpeechEncoder:
         return {"input_features": mel[: len(mel) // 2 * 2].reshape(-1, 2 * mel.shape[1])}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Clip by clip: in a batch of several lengths the conformer would attend to the padding."""
+        """Clip by clip: in a batch of mixed lengths the conformer would attend to padding."""
         made: list[tuple[torch.Tensor, ...]] = []
         for features in batch:
             frames = features["input_features"][None].to(device=self._model.device, dtype=self._model.dtype)
@@ -65,7 +65,7 @@ class GraniteSpeechEncoder:
 
 
 class GraniteSpeechDecoder(PlainDecoder):
-    """Prompts with audio take the checkpoint's adapter, from their first to their last token; others do not."""
+    """Prompts with audio use the checkpoint's LoRA adapter for all their tokens; others do not."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         super().__init__(model, checkpoint)
@@ -82,7 +82,7 @@ class GraniteSpeechDecoder(PlainDecoder):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """With an adapter, which rows it is for changes from pass to pass."""
+        """Not with an adapter, since the rows it applies to change from pass to pass."""
         return self._lora is None
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
@@ -96,5 +96,5 @@ class GraniteSpeechDecoder(PlainDecoder):
         return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As Granite does without speech. transformers leaves the scaling out, which changes no greedy answer."""
+        """With Granite's logits scaling, which transformers omits here; it changes no greedy answer."""
         return super().logits(hidden) / self._logits_scaling

@@ -1,4 +1,4 @@
-"""InternVL: the tiles of an image, and the whole of it as one more."""
+"""InternVL: the tiles of an image, plus the whole image as one more tile."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

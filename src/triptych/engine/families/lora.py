@@ -1,4 +1,4 @@
-"""A LoRA adapter that belongs to a checkpoint, on for some rows of a pass and off for the others."""
+"""A checkpoint's LoRA adapter, applied to selected rows of a pass."""
 
 import json
 import re
@@ -29,17 +29,17 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "modules_to_save": ([], None),
     "layer_replication": ([], None),
 }
-"""What each field of the adapter's configuration has to be, where it is there: LoRA without any of its variants."""
+"""Required values of optional fields in the adapter's configuration: plain LoRA without variants."""
 
 
 class _Rows:
-    """Which rows of the pass that runs take the adapter: [rows, 1] of 0 and 1; None for none at all."""
+    """The rows of the current pass that use the adapter: [rows, 1] of 0 and 1; None for none."""
 
     taking: torch.Tensor | None = None
 
 
 class _Adapted(nn.Module):
-    """A linear layer, and the product of two thin ones that is added to it."""
+    """A linear layer plus a low-rank product."""
 
     def __init__(self, base: nn.Module, down: torch.Tensor, up: torch.Tensor, rows: _Rows) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class _Adapted(nn.Module):
 
 
 class Lora:
-    """The adapter of a model directory, put over the layers of a decoder."""
+    """The adapter of a model directory, applied to the layers of a decoder."""
 
     def __init__(self, decoder: PreTrainedModel, directory: Path) -> None:
-        """Raises BadModel for an adapter that is damaged, or of a kind that is not known."""
+        """Raises BadModel for a damaged or unsupported adapter."""
         self._rows = _Rows()
         scale = _scale(directory / ADAPTER_CONFIG)
         for (layer, path), parts in _parts(directory / ADAPTER_WEIGHTS).items():
@@ -75,7 +75,7 @@ class Lora:
             setattr(holder, name, _Adapted(base, down, up * scale, self._rows))
 
     def take(self, rows: torch.Tensor | None) -> None:
-        """From now on: which rows of a pass take the adapter, [rows] of 0 and 1 in the model's type; None for none."""
+        """Select the rows that use the adapter: [rows] of 0 and 1 in the model's dtype; None for none."""
         self._rows.taking = None if rows is None else rows[:, None]
 
 
@@ -94,7 +94,7 @@ def _scale(file: Path) -> float:
 
 
 def _parts(file: Path) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
-    """By layer and the path of a module within it, its two matrices."""
+    """The two matrices of each adapted module, by layer and the module's path within it."""
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError):

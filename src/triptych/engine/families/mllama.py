@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: states of tiles, to which the text after an image attends in layers of their own."""
+"""Llama 3.2 Vision: text after an image attends to the states of its tiles in cross-attention layers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -39,7 +39,7 @@ class MllamaEncoder:
         return {name: features[name][0] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """An image is always ``max_tiles`` tiles to the encoder; those that it has come first."""
+        """The encoder always takes ``max_tiles`` tiles per image; the image's own come first."""
         device, base = self._model.device, self._model.model
         stacked = {name: torch.stack([features[name] for features in batch])[:, None].to(device) for name in batch[0]}
         states = base.multi_modal_projector(base.vision_model(**stacked).last_hidden_state)[:, 0]
@@ -48,10 +48,10 @@ class MllamaEncoder:
 
 
 class MllamaDecoder:
-    """The states of a request's images lie one behind the other: all tiles, then all padding.
+    """The states of a request's images are concatenated: all tiles, then all padding.
 
-    So whatever a position may see is one run of them. Text in front of all images sees everything, padding included,
-    since transformers lifts a mask that leaves nothing.
+    So each position attends to one contiguous range. Text before all images attends to everything, padding included,
+    since transformers drops a mask that allows nothing.
     """
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
@@ -62,11 +62,11 @@ class MllamaDecoder:
         decoder: Any = self.decoder
         crossing = set(decoder.config.cross_attention_layers)
         layers = [layer.cross_attn for index, layer in enumerate(decoder.layers) if index in crossing]
-        for layer in layers:  # the others have the packed attention, by the configuration that they share
+        for layer in layers:  # the others use packed attention, by their shared configuration
             layer.config = copy(layer.config)
             layer.config._attn_implementation = CROSS_ATTENTION  # noqa: SLF001 - transformers' documented switch
         others = [layer.self_attn for index, layer in enumerate(decoder.layers) if index not in crossing]
-        for index, layer in enumerate(others):  # only these have keys and values of tokens, and memory for them
+        for index, layer in enumerate(others):  # only these use the KV cache
             layer.layer_idx = index
         decoder.config.num_hidden_layers = len(others)
         self._cache = CrossCache(layers=len(layers))
@@ -103,11 +103,11 @@ class MllamaDecoder:
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """What a position attends to of items is looked up in every pass."""
+        """No: the states that a position attends to are looked up in every pass."""
         return False
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
-        """Nothing in a pass without images: the decoder leaves its cross-attention layers out."""
+        """Empty in a pass without images: the decoder skips its cross-attention layers."""
         weights: Any = self._model.lm_head.weight
         sighted = torch.zeros(1, 1, rows, 1, dtype=weights.dtype, device=weights.device)
         found = []
@@ -130,10 +130,9 @@ class MllamaDecoder:
 
 
 def _zones(places: Sequence[int], ends: Sequence[int]) -> Iterator[Zone]:
-    """What is seen from each image on, as transformers' ``get_cross_attention_token_mask`` says: that image.
+    """What text attends to after each image, as in transformers' ``get_cross_attention_token_mask``: that image.
 
-    Images that follow each other at once are seen together, by what comes after them; ``ends`` are where their states
-    end.
+    Text after adjacent images attends to all of them. ``ends`` are the ends of the images' states.
     """
     begin = 0
     for index, place in enumerate(places):

@@ -1,4 +1,4 @@
-"""The decoder adapter of every family whose items are rows of embeddings and nothing else."""
+"""The decoder adapter of families whose items are only rows of embeddings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: one padded window per clip; the encoder masks the padding, and its rows are left out."""
+"""Qwen2-Audio: one padded window per clip; the encoder masks the padding, whose rows are dropped."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +27,12 @@ class Qwen2AudioEncoder:
         return {"input_features": made["input_features"], "frames": made["attention_mask"].sum()}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """As ``Qwen2AudioModel.forward`` does, which has no function for this part of it."""
+        """As in ``Qwen2AudioModel.forward``, which has no separate function for it."""
         encoder: Any = self._model.model.audio_tower
         spectra = torch.stack([features["input_features"] for features in batch])
         spectra = spectra.to(device=self._model.device, dtype=self._model.dtype)
         frames = torch.stack([features["frames"] for features in batch]).to(self._model.device)
-        positions, rows = encoder._get_feat_extract_output_lengths(frames)  # noqa: SLF001 - as the model itself asks it
+        positions, rows = encoder._get_feat_extract_output_lengths(frames)  # noqa: SLF001 - as the model itself does
         seen = torch.arange(encoder.config.max_source_positions, device=frames.device) < positions[:, None]
         mask = create_bidirectional_mask(
             config=encoder.config, inputs_embeds=spectra.new_zeros(*seen.shape, 1), attention_mask=seen.long()

@@ -1,7 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: items of any shape in one pass, rotary positions in time, height and width.
 
-Rotary positions are computed where an item is prepared and cross the boundary with it. So the decoder adapter only places
-them, and a shard of a video brings its own.
+Rotary positions are computed during preprocessing and transferred with the embedding. So the decoder adapter only
+places them, and a shard of a video brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class QwenEncoder:
         return self.prepare_shard(item, Shard(0, frames, frames))
 
     def prepare_shard(self, item: MediaItem, shard: Shard) -> Features:
-        """A unit is a patch in time; an image has one."""
+        """A unit is a temporal patch; an image has one."""
         info = item.info
         whole = self._family.grid(info)
         grid = whole._replace(frames=shard.count)
@@ -69,7 +69,7 @@ class QwenEncoder:
         return {"pixel_values": pixels, "grid": torch.tensor(grid), ROTARY: rotary}
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Images and videos alike: encoders tell them apart by their grids alone."""
+        """Images and videos alike: the encoder only needs their grids."""
         pixels = torch.cat([features["pixel_values"] for features in batch])
         grids = torch.stack([features["grid"] for features in batch])
         made = self._model.get_image_features(
@@ -78,7 +78,7 @@ class QwenEncoder:
             return_dict=True,
         )
         rows = [len(one) for one in made.pooler_output]
-        # By items; up to transformers 5.17 those of DeepStack are all in one.
+        # One tensor per item; up to transformers 5.17 DeepStack's are a single one.
         layers = [
             torch.split(layer, rows) if isinstance(layer, torch.Tensor) else layer
             for layer in getattr(made, "deepstack_features", ())
@@ -88,7 +88,7 @@ class QwenEncoder:
 
 
 class _FramePreparer:
-    """Frames of videos, preprocessed by the image processor of these families under the settings for videos."""
+    """Preprocesses video frames by the families' image processor with the settings for videos."""
 
     def __init__(self, files: ModelFiles, family: QwenVL) -> None:
         defaults: Json = {"image_mean": _HALVES, "image_std": _HALVES} if isinstance(family, Qwen3VL) else {}
@@ -102,7 +102,7 @@ class _FramePreparer:
                 "patch_size": self._patches.side,
                 "merge_size": self._patches.merge,
                 "temporal_patch_size": 1,  # ``prepare`` joins frames
-                "do_resize": False,  # the bounds are those of videos
+                "do_resize": False,  # resized by the bounds for videos
             },
         )
 
@@ -111,9 +111,9 @@ class _FramePreparer:
         return self._images.settings
 
     def prepare(self, frames: Iterable[Frame], grid: Grid) -> torch.Tensor:
-        """[patches, values of a patch], in the order in which the encoder takes them.
+        """[patches, values of a patch], in the encoder's order.
 
-        Each patch in time is finished before the frames of the next are looked at: memory is that of the result.
+        Each temporal patch is finished before the next frames are read, so that memory is bounded by the result.
         """
         side, length = self._patches.side, self._patches.frames
         size = (grid.columns * side, grid.rows * side)
@@ -124,19 +124,19 @@ class _FramePreparer:
         while patch := list(islice(resized, length)):
             patch += patch[-1:] * (length - len(patch))
             made = self._images.process(patch)["pixel_values"].view(length, places, len(_CHANNELS), side**2)
-            # Of each place, the frames of a patch in time are neighbours within a channel.
+            # Within a channel, the frames of a temporal patch are adjacent at each place.
             pixels[at] = made.permute(1, 2, 0, 3).flatten(1)
             at += 1
         return pixels.flatten(0, 1)
 
 
 def _rotary(family: QwenVL, info: MediaInfo, grid: Grid) -> torch.Tensor:
-    """[tokens, 3] of int32: each token's time, height and width, from 0 where its run of placeholders starts."""
+    """[tokens, 3] int32: each token's time, height and width, relative to the start of its placeholders."""
     times = torch.arange(grid.frames)
     if isinstance(family, Qwen3VL):
-        times = torch.zeros_like(times)  # each patch in time is a run of its own
+        times = torch.zeros_like(times)  # each temporal patch is a separate run
     elif family.tokens_per_second is not None and info.modality is Modality.VIDEO:
-        # In single precision, as transformers does: products that are nearly whole decide by their rounding.
+        # In single precision, as in transformers, since rounding decides for nearly integral products.
         seconds = torch.tensor(family.patch_seconds(info), dtype=torch.float32)
         times = (times * (family.tokens_per_second * seconds)).long()
     merge = family.patches.merge
@@ -145,7 +145,7 @@ def _rotary(family: QwenVL, info: MediaInfo, grid: Grid) -> torch.Tensor:
 
 
 class QwenDecoder:
-    """Places rotary positions; for Qwen3-VL, hands what enters at further layers to the decoder."""
+    """Places rotary positions; for Qwen3-VL, passes DeepStack features to the decoder's further layers."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         self._plain = PlainDecoder(model, checkpoint)
@@ -179,7 +179,7 @@ class QwenDecoder:
         return True
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
-        """Where items stand in a pass, and per layer what is added there; nothing for a family without DeepStack."""
+        """The positions of items in a pass, and the features added per layer; empty for families without DeepStack."""
         places = torch.zeros(1, rows, dtype=torch.bool)
         added: list[list[torch.Tensor]] = []
         for part in parts:
@@ -198,10 +198,10 @@ class QwenDecoder:
 
 
 def _positions(length: int, rotary: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """[3, length] for a prompt with items whose positions, by where each run starts, are ``rotary``.
+    """[3, length] for a prompt with items whose positions are ``rotary``, by the start of each run.
 
-    Text goes on behind the height and width of what is before it, whatever time that takes.
-    Raises InvalidRequest for positions that no item has.
+    Text continues after the height and width of what precedes it, whatever its time. Raises InvalidRequest for
+    impossible positions.
     """
     columns: list[torch.Tensor] = []
     at = following = 0

@@ -23,7 +23,7 @@ from triptych.families.model_files import BadModel
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """How to wrap the two parts of a loaded model."""
+    """The adapters of a family."""
 
     encoder: Callable[[PreTrainedModel, Checkpoint], EncoderAdapter]
     decoder: Callable[[PreTrainedModel, Checkpoint], DecoderAdapter]
@@ -45,7 +45,7 @@ ADAPTERS: Mapping[str, Adapters] = {
     "smolvlm": Adapters(encoder=Idefics3Encoder, decoder=PlainDecoder),
     "voxtral": Adapters(encoder=VoxtralEncoder, decoder=PlainDecoder),
 }
-"""By ``model_type``, as ``triptych.families.registry.FAMILIES``."""
+"""By ``model_type``, as in ``triptych.families.registry.FAMILIES``."""
 
 
 def adapters_of(checkpoint: Checkpoint) -> Adapters:

@@ -1,4 +1,4 @@
-"""Encoders that look at an image as tiles of one size, none of which sees another: one tile, or a grid of them."""
+"""Encoders that process an image as independent tiles of one size: a single tile, or a grid of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,10 +14,10 @@ from triptych.engine.media.item import MediaItem
 
 
 class TileEncoder:
-    """An item is its tiles [tiles, channels, height, width]; its embedding is their rows, one tile behind the other."""
+    """An item is its tiles [tiles, channels, height, width]; its embedding is the concatenation of their rows."""
 
     options: ClassVar[Mapping[str, Any]] = {}
-    """What the family's processor always tells its image processor."""
+    """Options that the family's processor always passes to its image processor."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         self._model: Any = model
@@ -55,7 +55,7 @@ class TileEncoder:
         return [(part.flatten(0, 1),) for part in torch.split(rows, tiles)]
 
     def _tiles(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The tiles of one image, from what the image processor made of it."""
+        """The tiles of one image, from the image processor's output."""
         return batch["pixel_values"]
 
     def _rows(self, pixels: torch.Tensor) -> torch.Tensor:

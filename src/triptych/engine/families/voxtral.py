@@ -1,4 +1,4 @@
-"""Voxtral: windows of a clip, which the encoder computes independently once their spectra are there."""
+"""Voxtral: windows of a clip, encoded independently once their spectra are computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from triptych.families.model_files import BadModel
 from triptych.families.voxtral import Voxtral
 
 _WINDOWS_PER_PASS = 8
-"""Bounds the memory that an hour of audio needs at once."""
+"""Bounds the memory for an hour of audio."""
 
 
 class VoxtralEncoder:
@@ -31,7 +31,7 @@ class VoxtralEncoder:
         return self._extractor.settings
 
     def prepare(self, item: MediaItem) -> Features:
-        """One spectrum over the whole clip, since its loudest part sets the level of all, then cut into windows."""
+        """One spectrum over the whole clip, whose maximum normalizes all of it, then cut into windows."""
         window = self._family.window
         made = self._extractor.extract(item, padding=True, truncation=False, pad_to_multiple_of=window.samples)
         spectrum = made["input_features"]

@@ -1,4 +1,4 @@
-"""Untrusted audio: decoded to one channel at the rate that a model listens at."""
+"""Decodes untrusted audio to one channel at the model's sample rate."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,19 +23,19 @@ _READERS = {
     "ogg": ("ogg", "opus,libopus,vorbis,libvorbis"),
     "m4a": ("mov", "aac,alac,flac,opus,libopus"),
 }
-"""By format: the demuxer, and the decoders that it may use."""
+"""By format: the demuxer, and the allowed decoders."""
 
 _SLACK_S = 0.2
-"""By so much may what a lossy codec makes differ from what its header says: packets, and what decoders swallow."""
+"""Largest difference between a lossy codec's output and the header's duration, from packets and decoder delay."""
 _EXACT = frozenset({"wav", "flac"})
 
 
 def decode_audio(media: bytes, info: MediaInfo, sample_rate_hz: int) -> Samples:
     """[info.samples_at(sample_rate_hz)]: the mean of all channels.
 
-    ``info`` was read from the header and is what all bounds were checked against: audio that turns out longer or
-    shorter is refused. What a lossy codec adds or swallows at the ends is cut off, or filled up with silence, so that
-    the length is always the one that was counted. Raises InvalidMedia; its text never quotes the decoder.
+    ``info`` is the header against which all limits were checked: audio that turns out longer or shorter is refused.
+    What a lossy codec adds or drops at the ends is cut off or filled with silence, so that the length is always the
+    counted one. Raises InvalidMedia; its text never quotes the decoder.
     """
     if info.modality is not Modality.AUDIO or info.format not in _READERS:
         raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
@@ -63,7 +63,7 @@ def _resampled(container: InputContainer, sample_rate_hz: int) -> Iterator[Sampl
     stream.codec_context.thread_count = 1
     resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
     for frame in container.decode(stream):
-        frame.pts = None  # what is heard is one block behind the other, whatever the timestamps say
+        frame.pts = None  # ignore timestamps: blocks are concatenated
         for part in resampler.resample(_mono(frame)):
             yield part.to_ndarray()[0]
     for part in resampler.resample(None):
@@ -71,7 +71,7 @@ def _resampled(container: InputContainer, sample_rate_hz: int) -> Iterator[Sampl
 
 
 def _mono(frame: av.AudioFrame) -> av.AudioFrame:
-    """The mean of all channels: a mixer would weigh those of surround sound, and only that."""
+    """The mean of all channels; ffmpeg's mixer would weight surround channels."""
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
@@ -83,7 +83,7 @@ def _mono(frame: av.AudioFrame) -> av.AudioFrame:
 
 
 def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Whole numbers scaled to -1 to 1."""
+    """Integers scaled to -1 to 1."""
     if samples.dtype == np.uint8:
         return (samples.astype(np.float64) - 128) / 128
     if np.issubdtype(samples.dtype, np.integer):

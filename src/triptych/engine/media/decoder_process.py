@@ -1,10 +1,10 @@
-"""``python -m triptych.engine.media.decoder_process``: a process that decodes untrusted items, one after the other.
+"""``python -m triptych.engine.media.decoder_process``: a process that decodes untrusted items one by one.
 
-Started by ``decoders.DecoderProcesses``. It can be killed at any time: nothing is lost but the item. Bytes cross in a
-file in memory that both have open, from its beginning, so that neither waits for the other's turn at a core in the middle
-of them: an item's, and then those of one raw array after the other. What is in the file is said on a socket. A request is
-two lengths and JSON. An answer is ``DATA`` for each array, for whose successor the file is free at ``NEXT``, and then
-``END``; or ``REFUSED``, a length and a text.
+Started by ``decoders.DecoderProcesses``. It can be killed at any time at the cost of its item. Bytes are passed in a
+memory file that both processes have open, so that neither waits for the other to be scheduled midway: an item's bytes,
+then one raw array at a time. A socket carries the control messages. A request is two lengths and JSON. The answer is
+``DATA`` for each array, ``NEXT`` from the parent when the file is free again, then ``END``; or ``REFUSED``, a length
+and a text.
 
 No torch: it starts in a few hundred milliseconds and takes some 20 MB of its own.
 """
@@ -27,18 +27,18 @@ from triptych.runtime.parent import end_with_parent
 
 READY, DATA, NEXT, END, REFUSED = b"R", b"D", b"N", b"E", b"X"
 LENGTHS = struct.Struct("!II")
-"""Of the JSON and of the item."""
+"""Lengths of the JSON and of the item."""
 TEXT_LENGTH = struct.Struct("!H")
 OUT_OF_MEMORY = 3
-"""Exit status: memory that one item may not take is not to be had for the next one either."""
+"""Exit status after exceeding the memory limit of an item, after which the process is not reused."""
 _MAX_TEXT_BYTES = 1000
 _LARGEST_KEPT_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
-"""Of the heap, from one item to the next: finding pages anew takes longer than decoding into them."""
+"""Heap kept between items: page faults take longer than decoding."""
 _INFO_FIELDS = ("width", "height", "frames", "duration_s", "samples", "sample_rate_hz", "rotation_deg")
 
 
 class Closed(Exception):
-    """The other side of the socket is gone."""
+    """The peer has closed the socket."""
 
 
 def receive_into(link: socket.socket, buffer: memoryview) -> None:
@@ -54,21 +54,21 @@ def receive_into(link: socket.socket, buffer: memoryview) -> None:
 
 
 def receive(link: socket.socket, nbytes: int) -> bytearray:
-    """So many bytes. Raises Closed."""
+    """Receive ``nbytes`` bytes. Raises Closed."""
     data = bytearray(nbytes)
     receive_into(link, memoryview(data))
     return data
 
 
 def write(file: int, data: memoryview) -> None:
-    """From the beginning of the file."""
+    """Write at the start of the file."""
     at = 0
     while at < len(data):
         at += os.pwrite(file, data[at:], at)
 
 
 def read_into(file: int, buffer: memoryview) -> None:
-    """From the beginning of the file. Raises Closed where it is too short."""
+    """Read from the start of the file. Raises Closed when it is too short."""
     at = 0
     while at < len(buffer):
         nbytes = os.preadv(file, [buffer[at:]], at)
@@ -78,7 +78,7 @@ def read_into(file: int, buffer: memoryview) -> None:
 
 
 def request_of(info: MediaInfo, **asked: object) -> bytes:
-    """What is asked for, to be sent in front of the item's bytes."""
+    """The request, sent before the item's bytes."""
     fields = {name: getattr(info, name) for name in _INFO_FIELDS}
     return json.dumps({"modality": info.modality.value, "format": info.format, **fields, **asked}).encode()
 
@@ -87,20 +87,20 @@ def main(argv: list[str]) -> None:
     descriptor, file, parent_pid, max_nbytes, max_cpu_s, cores = argv[1:]
     if not end_with_parent(int(parent_pid)):
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # noqa: TID251 - read by numpy when it is imported, which is below
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # noqa: TID251 - read by numpy on import, below
     from triptych.engine.media.item import LocalItem
 
     keep_freed(_LARGEST_KEPT_BYTES, _KEPT_BYTES)
     _bound_memory(int(max_nbytes))
-    link = socket.socket(fileno=int(descriptor))  # it closes with the process: its status is there then
+    link = socket.socket(fileno=int(descriptor))  # closes with the process, when its exit status is available
     link.sendall(READY)
     while True:
         json_nbytes, media_nbytes = LENGTHS.unpack(receive(link, LENGTHS.size))
         asked = json.loads(receive(link, json_nbytes))
         item = LocalItem(os.pread(int(file), media_nbytes, 0), _info(asked, media_nbytes))
-        signal.setitimer(signal.ITIMER_PROF, float(max_cpu_s))  # it kills: no decoder can be asked to end
+        signal.setitimer(signal.ITIMER_PROF, float(max_cpu_s))  # kills the process: decoders cannot be interrupted
         _answer(link, int(file), item, asked)
         signal.setitimer(signal.ITIMER_PROF, 0)
         del item
@@ -132,7 +132,7 @@ def _answer(link: socket.socket, file: int, item: Any, asked: dict[str, Any]) ->
         _refuse(link, error.message)
     except (Closed, ConnectionError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001 - decoders raise whatever their parsing runs into
+    except Exception:  # noqa: BLE001 - decoders raise many types
         _refuse(link, f"{what} cannot be decoded")
     else:
         link.sendall(END)

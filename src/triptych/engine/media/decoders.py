@@ -1,8 +1,8 @@
-"""Untrusted items are decoded in processes of their own, which are killed when nobody waits for what they do.
+"""Decodes untrusted items in separate processes, which are killed when their result is no longer needed.
 
-A decoder cannot be asked to stop, may take more time or memory than its item's header let expect, and may crash. Here
-that costs one item an error: the process is killed, or found dead, and the next item gets another. What comes from it is
-read as so many raw bytes as the header says, and nothing else of it is believed.
+A decoder cannot be interrupted, may take more time or memory than the header suggests, and may crash. Here that costs
+only the item: the process is killed or found dead, and the next item gets another. Its output is read as exactly the
+raw bytes that the header implies, and is not trusted otherwise.
 """
 
 import logging
@@ -52,12 +52,12 @@ logger = logging.getLogger(__name__)
 
 _MODULE = "triptych.engine.media.decoder_process"
 _KEPT_BYTES = 8 << 20
-"""Of a file that items cross in; what a larger one took is given back."""
+"""Size kept of a file for passing items; memory beyond it is freed."""
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Bounds on decoding one item, whatever its header says."""
+    """Limits of decoding one item, whatever its header says."""
 
     max_decode_s: Annotated[float, Between(0, 86_400, above=True)] = 120.0
     """Most CPU time that decoding one item may take; its decoder is killed then."""
@@ -69,7 +69,7 @@ class DecodeLimits:
 
 
 class _Decoder:
-    """One process. ``kill`` may be called by any thread, the rest by one at a time."""
+    """One process. Any thread may call ``kill``; the other methods are for one thread at a time."""
 
     def __init__(self, limits: DecodeLimits, cores: Cores) -> None:
         self._link, theirs = socket.socketpair()
@@ -83,11 +83,11 @@ class _Decoder:
                 limits.max_decode_s,
                 ",".join(map(str, cores)),
             )
-            self._process = subprocess.Popen(  # noqa: S603 - this very interpreter, and numbers
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
                 [sys.executable, "-m", _MODULE, *map(str, options)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                process_group=0,  # a terminal's signals are for the parent
+                process_group=0,  # a terminal's signals go to the parent only
             )
         self.cores = cores
         self.started = self.busy = self._read = self._ended = False
@@ -108,7 +108,7 @@ class _Decoder:
         self._send(LENGTHS.pack(len(request), len(media)) + request)
 
     def read(self, array: npt.NDArray[Any]) -> None:
-        """The next array, of the size that it has to have. Raises Closed, InvalidMedia."""
+        """Read the next array, of known size. Raises Closed, InvalidMedia."""
         if self._read:
             self._send(NEXT)
         self._expect(DATA)
@@ -145,7 +145,7 @@ class _Decoder:
         self._process.kill()
 
     def end(self) -> int:
-        """However it stands with it; the exit status, negative for a signal."""
+        """End it in any state; returns the exit status, negative for a signal."""
         if not self._ended:
             self._ended = True
             self._link.close()
@@ -155,7 +155,7 @@ class _Decoder:
 
 
 class DecoderProcesses:
-    """``Decoding``. There are as many processes as callers decode at the same time, so bound those; idle ones are kept."""
+    """``Decoding`` with one process per concurrent caller, whose number callers must bound; idle ones are kept."""
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self.limits = limits or DecodeLimits()
@@ -163,11 +163,11 @@ class DecoderProcesses:
         self._busy: set[_Decoder] = set()
         self._lock = Lock()
         self._closed = False
-        # They end with the thread that started them, so that is one that stays.
+        # Processes end with the thread that started them, so start them from a permanent one.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="decoders")
 
     def start(self) -> None:
-        """Have one ready, so that the first item does not wait for it. Raises EngineFailure."""
+        """Start one in advance, so that the first item does not wait. Raises EngineFailure."""
         with self.lease(None) as decoder:
             try:
                 decoder.wait_started()
@@ -175,7 +175,7 @@ class DecoderProcesses:
                 raise EngineFailure(f"a decoder process does not start: status {decoder.end()}") from None
 
     def close(self) -> None:
-        """End them all; what they decode fails."""
+        """End all processes; running decodes fail."""
         with self._lock:
             self._closed = True
             for decoder in self._busy:
@@ -191,7 +191,7 @@ class DecoderProcesses:
 
     @contextmanager
     def lease(self, stop: StopSignal | None) -> Iterator[_Decoder]:
-        """A process for one item: back among the idle ones afterwards, if the item is done, and killed if not."""
+        """A process for one item; kept as idle afterwards if the item is done, killed if not."""
         decoder = self._idle_one() or self._starter.submit(_Decoder, self.limits, usable_cores()).result()
         with self._lock:
             self._busy.add(decoder)
@@ -209,7 +209,7 @@ class DecoderProcesses:
                 decoder.end()
 
     def _idle_one(self) -> _Decoder | None:
-        """The one that was used last, of those that keep to the same cores as the calling thread."""
+        """The most recently used idle process with the same cores as the calling thread."""
         with self._lock:
             idle = self._idle.get(usable_cores(), [])
             while idle:
@@ -222,7 +222,7 @@ class DecoderProcesses:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """``MediaItem``: blocking."""
+    """A blocking ``MediaItem``."""
 
     processes: DecoderProcesses
     media: bytes
@@ -264,7 +264,7 @@ class _Item:
                 self._blame(decoder)
 
     def _blame(self, decoder: _Decoder) -> NoReturn:
-        """Its process is dead. The item is at fault, unless it was killed for the caller's sake or never started."""
+        """Raise the error for a dead process: the item's fault, unless it was stopped or never started."""
         status = decoder.end()
         if self.stop is not None and self.stop.stopped:
             raise Cancelled("nobody waits for the item any more") from None

@@ -1,4 +1,4 @@
-"""Images preprocessed as a checkpoint's own image processor does."""
+"""Preprocesses images as a checkpoint's own image processor does."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -13,10 +13,10 @@ from triptych.families.model_files import BadModel, ModelFiles
 
 
 class ImagePreparer:
-    """A checkpoint's image processor on Pillow: the same on every machine, where torchvision rounds another way."""
+    """A checkpoint's image processor on Pillow, which gives the same result everywhere; torchvision rounds differently."""
 
     def __init__(self, files: ModelFiles, options: Mapping[str, Any] | None = None) -> None:
-        """``options`` are what a family's processor tells its image processor on every call. Raises BadModel."""
+        """``options`` are those that a family's processor always passes to its image processor. Raises BadModel."""
         self._processor = _load_processor(files)
         self._options = dict(options or {})
 
@@ -40,10 +40,10 @@ class ImagePreparer:
 
 
 def _load_processor(files: ModelFiles) -> Any:
-    """By its class rather than through ``AutoImageProcessor``, which some releases refuse to import without torchvision.
+    """Load by class rather than through ``AutoImageProcessor``, which some releases cannot import without torchvision.
 
-    The class is that of its module: transformers 5.17 exports a placeholder in place of those whose docstrings name
-    torchvision, whether they need it or not.
+    The class is taken from its module: transformers 5.17 exports a placeholder for classes whose docstrings mention
+    torchvision, even if they do not need it.
     """
     settings = dict(files.image_processor)
     if "image_processor_type" not in settings:

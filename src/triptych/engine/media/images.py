@@ -1,7 +1,7 @@
-"""Untrusted images: decoded to upright RGB, whatever they are stored as.
+"""Decodes untrusted images to upright RGB.
 
-docs/models.md says how each kind is converted. Images are taken as they are stored: neither gamma nor colour profiles
-are applied, as nowhere in the field; towers were trained on such.
+docs/models.md describes each conversion. Gamma and colour profiles are not applied, as is usual: vision encoders were
+trained without them.
 """
 
 import struct
@@ -17,7 +17,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import InvalidMedia
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""What Pillow may decode, by its own names; each image only as the format that was sniffed."""
+"""Formats that Pillow may decode, in its names; each image only as the format found by its header."""
 
 Pixels = npt.NDArray[np.uint8]
 """[height, width, 3]."""
@@ -27,7 +27,7 @@ _OPAQUE = frozenset({"1", "L", "P", "RGB", "CMYK"})
 _WITH_ALPHA = frozenset({"LA", "PA", "RGBA"})
 _SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I"})
 _BAND_PIXELS = 1 << 20
-"""Converted at a time, so that what lies between one form and the other stays small."""
+"""Pixels converted at a time, which bounds intermediate memory."""
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
@@ -39,14 +39,14 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     7: lambda pixels: pixels.transpose(1, 0, 2)[::-1, ::-1],
     8: lambda pixels: pixels.transpose(1, 0, 2)[::-1],
 }
-"""By EXIF's orientation."""
+"""By EXIF orientation."""
 
 
 def decode_image(media: bytes, info: MediaInfo) -> Pixels:
     """The first frame, upright (EXIF orientation applied), in RGB over white.
 
-    ``info`` was read from the header and is what all bounds were checked against, so an image that opens with another
-    size is refused before its pixels are decoded. Raises InvalidMedia; its text never quotes the decoder.
+    ``info`` is the header against which all limits were checked, so an image that opens with another size is refused
+    before its pixels are decoded. Raises InvalidMedia; its text never quotes the decoder.
     """
     name = info.format.upper()
     if info.modality is not Modality.IMAGE or name not in FORMATS:
@@ -62,7 +62,7 @@ def decode_image(media: bytes, info: MediaInfo) -> Pixels:
             height, width = pixels.shape[:2]
     except (InvalidMedia, MemoryError):
         raise
-    except Exception as error:  # Pillow's decoders raise whatever their parsing runs into
+    except Exception as error:  # Pillow's decoders raise many types
         raise InvalidMedia(f"the {info.format} image cannot be decoded") from error
     if (width, height) != (info.width, info.height):
         raise InvalidMedia(f"the image is {width}x{height}, its header says {info.width}x{info.height}")
@@ -70,9 +70,9 @@ def decode_image(media: bytes, info: MediaInfo) -> Pixels:
 
 
 def to_rgb(image: Image.Image, form: str, bits: int = 8) -> Pixels:
-    """A loaded image as RGB of 8 bits; what is transparent shows white. ``bits`` are those of a stored sample.
+    """A loaded image as 8-bit RGB over white. ``bits`` are those of a stored sample.
 
-    Raises InvalidMedia for a mode whose meaning is not known.
+    Raises InvalidMedia for an unsupported mode.
     """
     transparency = image.info.get("transparency")
     if image.mode in _SIXTEEN_BITS:
@@ -97,7 +97,7 @@ def to_rgb(image: Image.Image, form: str, bits: int = 8) -> Pixels:
 
 
 def _sixteen_bits(image: Image.Image, form: str, transparency: Any) -> Pixels:
-    """Grey of 16 bits: the high byte of each value, as it is for colours."""
+    """16-bit grey: the high byte of each value, as for colours."""
     pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
     for begin, end in _bands(image):
         values = np.asarray(image.crop((0, begin, image.width, end)))
@@ -111,11 +111,11 @@ def _sixteen_bits(image: Image.Image, form: str, transparency: Any) -> Pixels:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[int, int]]:
-    """First and last row of parts of the image, in order."""
+    """Start and end rows of bands of the image, in order."""
     rows = max(1, _BAND_PIXELS // image.width)
     return ((begin, min(begin + rows, image.height)) for begin in range(0, image.height, rows))
 
 
 def _png_depth(media: bytes, form: str) -> tuple[int, ...]:
-    """Bits of a sample, which Pillow does not keep."""
+    """Bits per sample, which Pillow does not report."""
     return struct.unpack_from("B", media, 24) if form == "png" else ()

@@ -1,4 +1,4 @@
-"""One item on its way to being features: its bytes, and how they are decoded."""
+"""An item before preprocessing: its bytes, and how they are decoded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from triptych.ports import StopSignal
 
 
 class MediaItem(Protocol):
-    """What is asked for must be of the item's modality; raises InvalidMedia, and Cancelled when decoding was stopped."""
+    """Call the method of the item's modality. Raises InvalidMedia, and Cancelled when decoding was stopped."""
 
     @property
     def info(self) -> MediaInfo: ...
@@ -34,13 +34,13 @@ class Decoding(Protocol):
     """Where items are decoded."""
 
     def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:
-        """``stop`` ends a decode that runs, if it can be ended."""
+        """``stop`` ends a running decode, if possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalItem:
-    """Decoded in this process and thread, to the end: for bytes that can be trusted, or a process that may be lost."""
+    """Decoded in this process and thread without a way to stop: for trusted bytes, or a process that may be lost."""
 
     media: bytes
     info: MediaInfo
@@ -58,5 +58,5 @@ class LocalItem:
 class LocalDecoding:
     """``Decoding`` in the caller's own process: measurements at start, tests, benchmarks."""
 
-    def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:  # noqa: ARG002 - it cannot be ended
+    def item(self, media: bytes, info: MediaInfo, stop: StopSignal | None = None) -> MediaItem:  # noqa: ARG002 - cannot be stopped
         return LocalItem(media, info)

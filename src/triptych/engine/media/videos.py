@@ -1,4 +1,4 @@
-"""Untrusted videos: decoded to the frames that a model looks at."""
+"""Decodes untrusted videos to the frames that a model uses."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,20 +23,20 @@ _DECODERS = "h264,hevc,vp8,vp9,av1,libdav1d"
 
 
 def decode_video(media: bytes, info: MediaInfo, indices: Sequence[int]) -> Iterator[Frame]:
-    """The frames of these numbers in the order of presentation, [info.height, info.width, 3], upright, RGB.
+    """The frames with these indices in presentation order, [info.height, info.width, 3], upright, RGB.
 
-    ``indices`` ascend and may repeat. Frames come one by one, as they are decoded, so that memory is that of one frame
-    if callers keep none. ``info`` was read from the header and is what all bounds were checked against, so a video
-    whose frames turn out to have another size, or, at its end, another number, is refused: nothing that was made of
-    its frames may be used before the iterator has ended. Raises InvalidMedia; its text never quotes the decoder.
+    ``indices`` ascend and may repeat. Frames are yielded as they are decoded, so memory is that of one frame if callers
+    keep none. ``info`` is the header against which all limits were checked: a video with frames of another size, or, at
+    its end, of another number, is refused. So no result may be used before the iterator has ended. Raises InvalidMedia;
+    its text never quotes the decoder.
     """
     if info.modality is not Modality.VIDEO or info.format not in _DEMUXERS:
         raise InvalidMedia(f"{info.modality.value} of format {info.format!r} is not supported")
     if not indices or list(indices) != sorted(indices) or not 0 <= indices[0] <= indices[-1] < info.frames:
-        raise ValueError(f"frames are asked for that a video of {info.frames} frames does not have, or not in order")
+        raise ValueError(f"frame indices must ascend and be below {info.frames}")
     times = Counter(indices)
     demuxer = _DEMUXERS[info.format]
-    # Every frame of the track counts, also one that an edit list hides: so the header was read.
+    # Count all frames of the track, also those that an edit list hides, as the header's reader does.
     options = {"ignore_editlist": "1"} if demuxer == "mov" else {}
     found = 0
     with opened(media, demuxer, _DECODERS, f"{info.format} video", **options) as container:
@@ -53,7 +53,7 @@ def _decoded(container: InputContainer, info: MediaInfo) -> Iterator[av.VideoFra
     stream = container.streams.video[0]
     if stream.codec_context.codec.canonical_name not in _CODECS:
         raise InvalidMedia(f"the {info.format} video's codec is not taken")
-    stream.codec_context.thread_count = 1  # a pool of items keeps the cores busy
+    stream.codec_context.thread_count = 1  # items are decoded in parallel
     for number, frame in enumerate(container.decode(stream)):
         if (frame.width, frame.height) != stored:
             raise InvalidMedia(
@@ -70,9 +70,9 @@ def _upright(frame: av.VideoFrame, info: MediaInfo) -> Frame:
 
 @contextmanager
 def opened(media: bytes, demuxer: str, decoders: str, what: str, **options: str) -> Iterator[InputContainer]:
-    """One container, opened as what it was sniffed as, with these decoders and no other, and with no way out of the bytes.
+    """Open a container in the format found by its header, with these decoders only and no access beyond the bytes.
 
-    Whatever decoding runs into within the block becomes InvalidMedia.
+    Errors of decoding in the body become InvalidMedia.
     """
     options |= {"codec_whitelist": decoders, "format_whitelist": demuxer, "protocol_whitelist": "none"}
     try:
