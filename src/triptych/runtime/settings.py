@@ -193,9 +193,9 @@ class InstanceSettings(RpcServiceSettings):
     """How often expired leases and quarantined memory are checked for memory that can be reused."""
 
     load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
-    """Load reports to one watcher are at least this far apart."""
+    """Shortest time between two load reports to one watcher."""
     load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
-    """A watcher hears of the load at least this often."""
+    """Longest time between two load reports to one watcher."""
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

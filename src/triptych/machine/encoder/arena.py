@@ -72,7 +72,7 @@ class _Entry:
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
     max_lease_s: PositiveSeconds = 600.0
-    """Longest lease; a longer one that is asked for is cut to this."""
+    """Longest lease; a longer request is shortened to this."""
     max_leases: Annotated[int, Between(2)] = 65_536
     """Most leases at the same time."""
 
