@@ -13,18 +13,18 @@ from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
 from triptych.machine.router.cluster import ENCODE, TEXT, ClusterMachine
 from triptych.machine.router.cluster_events import (
-    AskAgain,
     ClusterEffect,
     ClusterEvent,
     Connect,
+    DescribeAgain,
     Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    Logged,
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Noticed,
     Tick,
     WakeAt,
 )
@@ -223,13 +223,13 @@ class Cluster:
                     self._open(name)
                 case Disconnect(name):
                     self._connections.pop(name).over.set()
-                case AskAgain(name):
+                case DescribeAgain(name):
                     if (connection := self._connections.get(name)) is not None:
                         connection.suspect.set()
                 case WakeAt(at_s, reason):
                     logger.debug("wake at %g s: %s", at_s, reason)
                     self._wake(at_s)
-                case Noticed(name, what):
+                case Logged(name, what):
                     logger.info("%s: %s", name, what)
 
     def _wake(self, at_s: float) -> None:

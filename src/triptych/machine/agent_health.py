@@ -1,14 +1,14 @@
-"""Memory of how a transport's agent does: when it has to be replaced, and when a replaced one can be taken down.
+"""The health of a transport's agent: when to replace it, and when to shut down a replaced one.
+
 
     IN USE -- Replace -> (the next one is made) -- Replaced -> RETIRED -- TakeDown -> gone
                                                                   ^------ NotDown ----+
 
-An agent is replaced when a transfer that was given up never ends, when a call into it does not return, or when call
-after call fails without one that works between. A replaced agent finishes what it has begun, and is taken down when
-that is over, or after ``linger_s``. What it could still write to stays out of use until it is gone.
+An agent is replaced when an abandoned transfer never ends, a call does not return, or several calls in a row fail. A
+replaced agent finishes its transfers and is shut down when they end, or after ``linger_s``. Memory that it could still
+write to is not reused until it is gone.
 
-Everything is bounded: replacements come at pauses that double, and while ``max_retired`` agents are not gone there is
-no further one.
+Replacements are separated by pauses that double, and stop while ``max_retired`` agents are not gone.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from enum import Enum
 
 class Cause(Enum):
     STUCK = "stuck"
-    """A transfer that was given up did not end."""
+    """An abandoned transfer did not end."""
     HANGING = "hanging"
     """A call did not return."""
     FAILING = "failing"
-    """One call after the other failed."""
+    """Several calls in a row failed."""
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -29,18 +29,20 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """A call to the agent in use did what it should."""
+    """A call to the current agent succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call to the agent in use failed in a way that need not be a peer's fault."""
+    """A call to the current agent failed, possibly not because of the peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Time has passed. Of the agent in use: for how long its oldest transfer that was given up, and its oldest call, are
-    not over; 0 when there is none. ``idle``: retired agents that have nothing under way any more.
+    """Periodic check.
+
+    For the current agent: the age of its oldest abandoned transfer and of its oldest call; 0 if none. ``idle``: retired
+    agents without transfers.
     """
 
     stuck_s: float
@@ -50,14 +52,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """There is a new agent; ``former`` is the number of the one that was in use until now."""
+    """A new agent is in use; ``former`` is the number of the previous one."""
 
     former: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotReplaced:
-    """A new agent could not be made: the old one stays in use."""
+    """No new agent could be made: the old one stays in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class NotDown:
-    """It cannot be taken down now: a call into it has not returned."""
+    """The agent cannot be shut down yet: a call has not returned."""
 
     number: int
 
@@ -89,7 +91,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class TakeDown:
-    """End a retired agent; ``Down`` or ``NotDown`` must follow."""
+    """Shut down a retired agent; ``Down`` or ``NotDown`` must follow."""
 
     number: int
     reason: str
@@ -101,20 +103,20 @@ Effect = Replace | TakeDown
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
     stuck_s: float
-    """How long a transfer may go on after it was given up."""
+    """How long an abandoned transfer may go on."""
     hanging_s: float
     """How long a call may take."""
     max_failures: int = 4
-    """So many failures in a row are the agent's."""
+    """Failures in a row that cause a replacement."""
     min_retired_s: float = 5.0
-    """A replaced agent is not taken down before: peers that read through it have to hear of the new one."""
+    """Shortest time before a replaced agent is shut down, so that peers learn of the new one."""
     linger_s: float = 30.0
-    """A replaced agent is taken down after so long, whatever is under way."""
+    """A replaced agent is shut down after this, even with transfers running."""
     max_retired: int = 3
     first_pause_s: float = 1.0
-    """Between two replacements; it doubles from there ..."""
+    """First pause between two replacements; it doubles from there ..."""
     longest_pause_s: float = 60.0
-    """... up to this, and starts over when an agent has worked for so long."""
+    """... up to this, and resets once an agent has worked for as long."""
 
 
 class AgentHealth:
@@ -127,7 +129,7 @@ class AgentHealth:
         self._replaced_s: float | None = None
         self._pause_s = limits.first_pause_s
         self._retired: dict[int, float] = {}
-        """Since when; of one that could not be taken down, since the last try."""
+        """By number: when it was retired, or when shutting it down last failed."""
         self._going_down: set[int] = set()
 
     @property

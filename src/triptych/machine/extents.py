@@ -1,14 +1,13 @@
-"""Byte extents: which parts of one block of memory are taken.
+"""An allocator of byte extents in one block of memory.
 
-Deterministic, so that a replayed run lays everything out the same way. Best fit, and large extents are cut from the
-top of the gap they are put into while small ones are cut from its bottom: mixed sizes (1 KB to 100 MB) then keep to
-their own ends and leave gaps that stay usable.
+It is deterministic, so that a replayed run has the same layout. Best fit; large extents are cut from the top of their
+gap and small ones from its bottom, so that mixed sizes (1 KB to 100 MB) leave usable gaps.
 """
 
 from bisect import bisect_left, insort
 
 ALIGNMENT = 64
-"""Every extent starts at a multiple of it and is a multiple of it long: one cache line, no false sharing."""
+"""Start and size of every extent are multiples of a cache line, to avoid false sharing."""
 
 _LARGE_NBYTES = 1 << 20
 
@@ -17,7 +16,7 @@ class Extents:
     """Allocator over the bytes ``[start, end)``."""
 
     def __init__(self, start: int, end: int) -> None:
-        """``start`` is rounded up and ``end`` down to ``ALIGNMENT``. Raises ValueError when nothing is left."""
+        """``start`` is rounded up and ``end`` down to ``ALIGNMENT``. Raises ValueError if nothing is left."""
         self._start = round_up(start)
         self._end = end // ALIGNMENT * ALIGNMENT
         if start < 0 or self._end <= self._start:
@@ -39,7 +38,7 @@ class Extents:
 
     @property
     def capacity(self) -> int:
-        """Bytes that can be allocated altogether."""
+        """Total bytes that can be allocated."""
         return self._end - self._start
 
     @property
@@ -48,11 +47,11 @@ class Extents:
 
     @property
     def largest_gap(self) -> int:
-        """Bytes of the largest extent that can be allocated now."""
+        """Largest extent that can be allocated now."""
         return self._gaps_by_size[-1][0] if self._gaps_by_size else 0
 
     def allocate(self, nbytes: int) -> int | None:
-        """Take an extent of at least ``nbytes`` (one byte or more) and return its offset; None when no gap holds it."""
+        """Allocate at least ``nbytes`` (one or more). Returns the offset, or None if no gap is large enough."""
         if nbytes <= 0:
             raise ValueError(f"an extent has at least one byte, got {nbytes}")
         size = round_up(nbytes)
@@ -71,7 +70,7 @@ class Extents:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give back the extent that starts at ``offset``. Raises ValueError when there is none."""
+        """Free the extent at ``offset``. Raises ValueError if there is none."""
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"no extent starts at {offset}")
@@ -87,11 +86,11 @@ class Extents:
         self._add_gap(start, end - start)
 
     def size(self, offset: int) -> int:
-        """Bytes of the extent that starts at ``offset``, rounding included."""
+        """Size of the extent at ``offset``, including rounding."""
         return self._taken[offset]
 
     def validate(self) -> None:
-        """Gaps and extents tile the whole range, aligned, without overlap, and no two gaps touch."""
+        """Check that gaps and extents are aligned and tile the whole range, and that no two gaps are adjacent."""
         pieces = sorted(
             [(offset, size, True) for offset, size in self._taken.items()]
             + [(offset, size, False) for offset, size in self._gap_at.items()]
@@ -125,5 +124,5 @@ class Extents:
 
 
 def round_up(nbytes: int) -> int:
-    """Bytes that an extent of ``nbytes`` takes."""
+    """``nbytes`` rounded up to ``ALIGNMENT``."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Which of a row of equal blocks are free, as runs of neighbours."""
+"""The free blocks among equal blocks, as runs of adjacent ones."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class FreeRun(NamedTuple):
 
 
 class FreeRuns:
-    """The free ones of blocks 0 to ``blocks``; at the beginning all of them."""
+    """The free blocks of 0 to ``blocks``, initially all."""
 
     def __init__(self, blocks: int) -> None:
         if blocks < 1:
@@ -30,7 +30,7 @@ class FreeRuns:
 
     @property
     def free(self) -> int:
-        """How many blocks are free."""
+        """Number of free blocks."""
         return self._free
 
     def __iter__(self) -> Iterator[FreeRun]:
@@ -41,7 +41,7 @@ class FreeRuns:
         return run is not None and block < run.end
 
     def take(self, start: int, count: int) -> None:
-        """Take blocks that are free. Raises ValueError when they are not."""
+        """Take free blocks. Raises ValueError if they are not free."""
         run = self._run_before(start)
         if run is None or start + count > run.end or count < 1:
             raise ValueError(f"blocks {start} to {start + count} are not free")
@@ -52,7 +52,7 @@ class FreeRuns:
             self._add(start + count, run.end - start - count)
 
     def take_any(self) -> int:
-        """Take one block, the last of all. Raises ValueError when none is free."""
+        """Take the last free block. Raises ValueError if none is free."""
         if not self._starts:
             raise ValueError("no block is free")
         last = self._starts[-1]
@@ -65,7 +65,7 @@ class FreeRuns:
         return block
 
     def give(self, block: int) -> FreeRun:
-        """Give a block back; returns the run that it is now part of. Raises ValueError when it is free already."""
+        """Free a block. Returns the run that it is now part of. Raises ValueError if it is free already."""
         if block in self or not 0 <= block < self._blocks:
             raise ValueError(f"block {block} is not taken")
         start, end = block, block + 1
@@ -81,7 +81,7 @@ class FreeRuns:
         return FreeRun(start, end - start)
 
     def validate(self) -> None:
-        """Raises AssertionError unless the runs are sorted, apart, inside and counted."""
+        """Raises AssertionError unless the runs are sorted, separate, within bounds and counted."""
         runs = list(self)
         assert all(run.length > 0 for run in runs), "an empty run"  # noqa: S101 - invariant
         assert all(a.end < b.start for a, b in pairwise(runs)), "runs touch"  # noqa: S101 - invariant
@@ -90,7 +90,7 @@ class FreeRuns:
         assert set(self._counts) == set(self._starts), "runs by start differ"  # noqa: S101 - invariant
 
     def _run_before(self, block: int) -> FreeRun | None:
-        """The run that starts last of those at or before ``block``."""
+        """The last run that starts at or before ``block``."""
         at = bisect_right(self._starts, block) - 1
         return FreeRun(self._starts[at], self._counts[self._starts[at]]) if at >= 0 else None
 

@@ -1,1 +1,1 @@
-"""Memory of the router."""
+"""State machines of the router."""

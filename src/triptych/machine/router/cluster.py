@@ -1,13 +1,12 @@
-"""The router's memory of its instances: who is there, how loaded they are, and what the router itself has given them.
+"""The router's state of its instances: membership, load, and the credits that it has granted.
 
-Members join and leave at any time. One that is leaving gets nothing new and is forgotten when nothing of this router is
-there any more; one that has left is forgotten at once, with whatever was there. Events about what is forgotten change
-nothing. Pools are queries: the instances that serve all stages that are asked for.
+Members join and leave at any time. A leaving member gets no new work and is forgotten once it has no credits; one that
+has left is forgotten at once, with its credits. Events about forgotten members are ignored. A pool is a query: the
+instances that serve certain stages.
 
-Load reports lag behind, so everything the router has assigned since the last one is added to it: a burst between two
-reports spreads as it should (ModServe section 4.3). Arena bytes are handed out as *credits*, for all items of a
-request at once or not at all; a request that cannot have them waits in a bounded queue, in the order that the policies
-say, and holds nothing meanwhile: no hold-and-wait.
+Load reports lag, so everything that the router has assigned since the last report is added: bursts between two reports
+spread evenly (ModServe section 4.3). Arena bytes are granted as *credits*, for all items of a request at once or for
+none. Until then a request waits in a bounded queue, ordered by the policies, and holds nothing (no hold-and-wait).
 """
 
 from bisect import insort
@@ -33,18 +32,18 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.cluster_events import (
-    AskAgain,
     ClusterEffect,
     ClusterEvent,
     Connect,
+    DescribeAgain,
     Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    Logged,
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Noticed,
     Tick,
     WakeAt,
 )
@@ -69,7 +68,7 @@ from triptych.policy.routing import Pool, Shortage, Why, assign_items, choose_te
 
 ENCODE: Stages = (Stage.ENCODE,)
 TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
-"""A request is prefilled and decoded by one instance; its credit is of the first of the two stages."""
+"""One instance prefills and decodes a request; its credit counts at the first of the two stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,11 @@ class _Credit:
     name: str
     stage: Stage
     content: Content | None
-    """Of the item; None for a place at a text instance."""
+    """The item's content; None for a request at a text instance."""
     tokens: int
     nbytes: int
     report: int = 0
-    """Number of the instance's last report when the credit was given."""
+    """The number of the instance's last report when the credit was granted."""
     working: bool = True
 
 
@@ -112,7 +111,7 @@ class _Waiting:
 
 
 class ClusterMachine:
-    """Single owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
+    """Owner of membership, load and credits as this router sees them. ``handle`` is the only mutator."""
 
     def __init__(
         self, limits: ClusterLimits, policies: Policies, rng: Rng, *, arena_retry_s: float, retry_after_s: float
@@ -125,7 +124,7 @@ class ClusterMachine:
         self._rng = rng
         self._arrivals = 0
         self._instances: dict[str, Instance] = {}
-        """In the order of their names."""
+        """Ordered by name."""
         self._pools: dict[Stages, list[Instance]] = {ENCODE: [], TEXT: []}
         self._turns: dict[Stages, int] = {ENCODE: 0, TEXT: 0}
         self._model: ModelInfo | None = None
@@ -141,16 +140,16 @@ class ClusterMachine:
         self._encoder_lost_s = float("-inf")
         self._has_text = False
 
-    # --- what it knows -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> ModelInfo | None:
-        """The model that the instances serve; None before the first was seen."""
+        """The model that the instances serve; None until one has been seen."""
         return self._model
 
     @property
     def kv_tokens(self) -> int:
-        """Most tokens that any usable text instance keeps for one request; 0 where one does not say, or there is none."""
+        """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
         kept = [text.info.kv_tokens for text in self._pools[TEXT] if text.info is not None and text.usable]
         return max(kept, default=0) if all(kept) else 0
 
@@ -161,31 +160,31 @@ class ClusterMachine:
 
     @property
     def outstanding(self) -> int:
-        """Credits, of items and of dispatches, that have not come back."""
+        """Number of credits, of items and of dispatches, not yet returned."""
         return len(self._credits)
 
     @property
     def credits(self) -> AbstractSet[int]:
-        """The credits that have not come back."""
+        """The credits not yet returned."""
         return self._credits.keys()
 
     @property
     def text_lost(self) -> bool:
-        """Whether there has been no text instance for the whole grace, and everyone was told."""
+        """Whether no text instance has been usable for the whole grace period, and TextPoolLost was sent."""
         return self._text_lost
 
     def pool(self, stages: Stages, now_s: float) -> Pool:
-        """The instances for these stages as the policies see them. For encoding, also those not seen yet: they may."""
+        """The instances for these stages, for policies. The encode pool includes instances not seen yet."""
         instances = self._pools[stages]
         candidates = tuple([instance.candidate(stages, now_s) for instance in instances])
         return Pool(candidates, self._turns[stages], MappingProxyType(self._hints))
 
     def states(self) -> dict[tuple[Role | None, str], int]:
-        """How many instances there are of each role (None: not seen yet) and in which state they are."""
+        """Number of instances by role (None: not seen yet) and state."""
         return dict(Counter((instance.role, instance.state.value) for instance in self._instances.values()))
 
     def readiness(self) -> Readiness:
-        """Whether every stage has a usable instance, and one line for each instance that was seen."""
+        """Whether every stage has a usable instance, and one line per instance seen."""
         lines = tuple(
             f"{one.info.instance_id}: {one.state}" for one in self._instances.values() if one.info is not None
         )
@@ -215,14 +214,14 @@ class ClusterMachine:
         assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
         assert len(self._hints) <= self._limits.max_embedding_hints, "hints above their bound"  # noqa: S101
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
-        """Take one event in and say what is to be done. Events about what is gone already change nothing."""
+        """Apply one event and return the effects. Events about what no longer exists are ignored."""
         effects = self._handle(event, now_s)
         if self._has_text and self._textless_s is None:
             return effects
-        return effects + self._mind_texts(now_s)
+        return effects + self._check_text_pool(now_s)
 
     def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
         match event:
@@ -281,7 +280,7 @@ class ClusterMachine:
         instance.leaving = True
         self._forget_hints(name)
         self._review(now_s)
-        return [Noticed(name, f"leaving, {instance.credits} credits are out")]
+        return [Logged(name, f"leaving, {instance.credits} credits in use")]
 
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
         if self._instances.pop(name, None) is None:
@@ -289,7 +288,7 @@ class ClusterMachine:
         self._forget_hints(name)
         self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
         self._review(now_s)
-        return [Noticed(name, what), Disconnect(name)]
+        return [Logged(name, what), Disconnect(name)]
 
     def _forget_hints(self, name: str) -> None:
         for content in [content for content, held_by in self._hints.items() if held_by == name]:
@@ -304,15 +303,15 @@ class ClusterMachine:
             self._forget_hints(name)
         followed = [other for other in self._instances.values() if other is not instance and other.reachable]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
-            # Nobody serves the model known so far any more: what is there now is the model.
+            # No other reachable instance serves the known model: adopt the new one's.
             self._model = info.model
         self._review(now_s)
-        return [Noticed(name, f"restarted, {instance.state}" if restarted else instance.state)]
+        return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
     def _reported(self, name: str, load: InstanceLoad, now_s: float) -> None:
         instance = self._instances.get(name)
         if instance is None or instance.info is None:
-            return  # a report is of the process that was seen
+            return  # a report without a description
         instance.reported(load)
         if instance.state is not instance.state_under(self._model):
             self._review(now_s)
@@ -323,10 +322,10 @@ class ClusterMachine:
             return []
         instance.reachable = False
         self._review(now_s)
-        return [Noticed(name, instance.state)]
+        return [Logged(name, instance.state)]
 
     def _review(self, now_s: float) -> None:
-        """Where one instance changed, the model may have, and with it all states. No other event looks at them all."""
+        """Update all states, as one instance's change may change the model. Only such events visit all instances."""
         instances = self._instances.values()
         for instance in instances:
             instance.review(self._model)
@@ -340,10 +339,10 @@ class ClusterMachine:
         self._ready_encoders = ready
         self._has_text = any(one.usable for one in self._pools[TEXT])
 
-    # --- what calls tell ---------------------------------------------------------------------------------------------
+    # --- results of calls --------------------------------------------------------------------------------------------
 
     def _failed(self, event: CallFailed, now_s: float) -> list[ClusterEffect]:
-        """What a failed call says of its instance: full, its engine at fault, or down until it is seen again."""
+        """What a failed call means for its instance: arena full, engine backoff, or suspected until described again."""
         self._stop_work(event.credit)
         credit, instance, error = self._credits.get(event.credit), self._instances.get(event.name), event.error
         if instance is None:
@@ -353,7 +352,7 @@ class ClusterMachine:
         elif isinstance(error, EngineFailure) and credit is not None:
             instance.engine_failed(credit.stage, now_s, self._limits.first_backoff_s, self._limits.longest_backoff_s)
         elif isinstance(error, Unavailable) and not isinstance(error, TransferFailed):
-            return [*self._suspected(event.name, now_s), AskAgain(event.name)]
+            return [*self._suspected(event.name, now_s), DescribeAgain(event.name)]
         return []
 
     def _encoded(self, number: int) -> None:
@@ -378,7 +377,7 @@ class ClusterMachine:
 
     def _wanted(self, event: CreditsWanted, now_s: float) -> list[ClusterEffect]:
         if any(waiting.wanted.request == event.request for waiting in self._waiting):
-            raise ValueError(f"request {event.request} waits already")
+            raise ValueError(f"request {event.request} is waiting already")
         if not event.wait:
             outcome = self._assign(event, now_s)
             return [outcome if isinstance(outcome, Granted) else Refused(event.request, self._error(outcome))]
@@ -396,7 +395,7 @@ class ClusterMachine:
         return self._serve_waiting(now_s)
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
-        """Grant from the head on; a head that has to wait stops all behind it, so that large requests get a turn."""
+        """Grant in queue order. If the head must wait, so do all behind it, so that large requests are not starved."""
         effects: list[ClusterEffect] = []
         while self._waiting:
             head = self._waiting[0]
@@ -406,7 +405,7 @@ class ClusterMachine:
             elif outcome is Shortage.NO_CREDIT:
                 times = [at_s for one in self._pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
                 full = [at_s for at_s in times if at_s > now_s]
-                return effects + (self._wake(min(full), "an encoder that refused may be tried again") if full else [])
+                return effects + (self._wake(min(full), "an encoder leaves its backoff") if full else [])
             elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
                 return effects + self._wake(until_s, "no encoder within the grace")
             else:
@@ -415,7 +414,7 @@ class ClusterMachine:
         return effects
 
     def _grace_until_s(self, waiting: _Waiting) -> float:
-        """Counted from when an encoder was lost, however long the request had waited for its turn before."""
+        """Counts from the loss of an encoder, however long the request has already waited."""
         return max(waiting.since_s, self._encoder_lost_s) + self._limits.pool_grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
@@ -433,7 +432,7 @@ class ClusterMachine:
     def _grant(self, credit: _Credit, item: int | None, reason: str) -> Grant:
         instance = self._instances[credit.name]
         if instance.info is None:
-            raise AssertionError("an instance that was chosen has been seen")
+            raise AssertionError("a chosen instance has been described")
         self._next_credit += 1
         credit.report = instance.reports
         self._credits[self._next_credit] = credit
@@ -466,8 +465,8 @@ class ClusterMachine:
         place = _Credit(chosen.name, TEXT[0], None, event.tokens, 0)
         return [Granted(event.request, (self._grant(place, None, Why.ROUTED.value),))]
 
-    def _mind_texts(self, now_s: float) -> list[ClusterEffect]:
-        """Tell everyone, once, when there has been no text instance for the whole grace."""
+    def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:
+        """Send TextPoolLost once when no text instance has been usable for the whole grace period."""
         if self._has_text:
             self._textless_s, self._text_lost = None, False
             return []

@@ -1,4 +1,4 @@
-"""What the router's memory of its instances is told, and what it says is to be done."""
+"""Events and effects of the router's cluster machine."""
 
 from dataclasses import dataclass
 
@@ -21,28 +21,28 @@ from triptych.machine.router.shared_events import (
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """There is one more, or the source knows more about one, or it stays after all."""
+    """A member was added or updated, or is no longer leaving."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """It gets nothing new. Once nothing of this router is there any more, it is forgotten."""
+    """The member gets no new work. It is forgotten once it has no credits."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """It is gone: its credits are returned, its calls are over."""
+    """The member is gone: its credits and calls are lost."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeen:
-    """An instance answered; it is reachable again."""
+    """An instance described itself, so it is reachable."""
 
     name: str
     info: InstanceInfo
@@ -56,14 +56,14 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSuspected:
-    """A call to it failed in a way that says it is down: it gets nothing more until it is seen again."""
+    """A call failed as if the instance were down: it gets no work until it is seen again."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time that a WakeAt named has come."""
+    """The time of a WakeAt has come."""
 
 
 ClusterEvent = (
@@ -89,39 +89,39 @@ ClusterEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Watch this member from now on."""
+    """Connect to this member and watch it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The member is forgotten: give up the calls to it that still run, then let go of the connection."""
+    """The member is forgotten: give up its calls, then close the connection."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskAgain:
-    """Ask the instance who it is, rather than wait until its load reports break off: a call to it failed."""
+class DescribeAgain:
+    """Describe the instance again at once, as a call to it failed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a Tick at that time; replaces the one asked for before."""
+    """Send a Tick at that time. Replaces any earlier WakeAt."""
 
     at_s: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
-    """For the log."""
+class Logged:
+    """A line for the log."""
 
     name: str
     what: str
 
 
-ClusterEffect = Answer | Connect | Disconnect | AskAgain | WakeAt | Noticed
+ClusterEffect = Answer | Connect | Disconnect | DescribeAgain | WakeAt | Logged

@@ -1,4 +1,4 @@
-"""One instance as a router sees it: what it said of itself, what it last reported, and what was given to it since."""
+"""One instance as seen by a router: its description, its last load report, and the credits granted since."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,11 +10,11 @@ from triptych.domain.stage import Role, Stage
 from triptych.policy.routing import Candidate
 
 Stages = tuple[Stage, ...]
-"""What a pool is asked for: instances that serve all of these."""
+"""The stages that every instance of a pool serves."""
 
 
 class InstanceState(StrEnum):
-    """Ready, or why it gets nothing."""
+    """Ready, or why it gets no work."""
 
     NOT_SEEN = "not seen yet"
     NOT_REACHABLE = "not reachable"
@@ -27,19 +27,19 @@ class InstanceState(StrEnum):
 
 @dataclass(slots=True)
 class StageCredits:
-    """One stage of an instance: what it reported, what the router has given to it, and until when it is left alone."""
+    """One stage of an instance: its reported load, the router's credits there, and its backoff."""
 
     load: StageLoad | None = None
-    # What the router itself has there now ...
+    # The router's own work there now ...
     own_tokens: int = 0
     own_pending: int = 0
     own_bytes: int = 0
-    # ... and how that has changed since the last report.
+    # ... and its change since the last report.
     new_tokens: int = 0
     new_pending: int = 0
     new_bytes: int = 0
     full_until_s: float = -inf
-    """It had no memory, although its credits said so."""
+    """It refused for lack of memory, although its credits said otherwise."""
     engine_failures: int = 0
     backoff_until_s: float = -inf
 
@@ -50,7 +50,7 @@ class StageCredits:
 
 @dataclass(slots=True)
 class Instance:
-    """A part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
+    """Part of ``machine.router.cluster.ClusterMachine``, which alone changes it."""
 
     member: Member
     info: InstanceInfo | None = None
@@ -60,10 +60,10 @@ class Instance:
     state: InstanceState = InstanceState.NOT_SEEN
     reports: int = 0
     credits: int = 0
-    """Credits that are out."""
+    """Credits not yet returned."""
     stages: dict[Stage, StageCredits] = field(default_factory=lambda: {stage: StageCredits() for stage in Stage})
     _candidates: dict[Stages, tuple[Candidate, float]] = field(default_factory=dict)
-    """Kept until something changes, or time has: how it looks in each pool, and until when."""
+    """Cached candidate per pool, and the time until which it is valid."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Instance:
 
     @property
     def role(self) -> Role | None:
-        """None before it was seen."""
+        """None until it has been seen."""
         return None if self.info is None else self.info.role
 
     @property
@@ -82,7 +82,7 @@ class Instance:
         return self.info is not None and self.info.role.serves(*stages)
 
     def state_under(self, model: ModelInfo | None) -> InstanceState:
-        """What its state is where ``model`` is the one that is served."""
+        """Its state if ``model`` is the served one."""
         info = self.info
         if info is None:
             return InstanceState.NOT_SEEN
@@ -101,7 +101,7 @@ class Instance:
         self._candidates.clear()
 
     def seen(self, info: InstanceInfo) -> bool:
-        """Whether it is another process than before: that one has reported nothing yet."""
+        """Store the description. Returns whether the process has restarted."""
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
             self.draining = False
@@ -121,7 +121,7 @@ class Instance:
     # --- credits -----------------------------------------------------------------------------------------------------
 
     def give(self, stage: Stage, tokens: int, nbytes: int) -> None:
-        """Work for a stage, and arena bytes."""
+        """Grant a credit: work for a stage, and arena bytes."""
         one = self.stages[stage]
         self.credits += 1
         one.own_tokens += tokens
@@ -133,11 +133,12 @@ class Instance:
         self._candidates.clear()
 
     def work_ended(self, stage: Stage, tokens: int, report: int) -> None:
-        """The work of a credit that was given when there had been so many reports; its bytes are still taken."""
+        """End a credit's work. Its bytes stay taken. ``report`` is the number of reports when it was granted."""
         one = self.stages[stage]
         one.own_tokens -= tokens
         one.own_pending -= 1
-        # A report of prefill or decode shrinks token by token: what it still counted of this work is not known.
+        # Reported load of prefill and decode shrinks token by token, so how much of this work it still counts is
+        # unknown.
         if stage is Stage.ENCODE or report == self.reports:
             one.new_tokens -= tokens
             one.new_pending -= 1
@@ -150,7 +151,7 @@ class Instance:
         one.new_bytes -= nbytes
         self._candidates.clear()
 
-    # --- what goes wrong there ---------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------------------
 
     def refused_memory(self, until_s: float) -> None:
         self.stages[Stage.ENCODE].full_until_s = until_s
@@ -159,7 +160,7 @@ class Instance:
     def engine_failed(self, stage: Stage, now_s: float, first_backoff_s: float, longest_backoff_s: float) -> None:
         one = self.stages[stage]
         if now_s < one.backoff_until_s:
-            return  # one bad pass fails many requests at once
+            return  # one failed batch fails many requests at once
         one.backoff_until_s = now_s + min(first_backoff_s * 2 ** min(one.engine_failures, 30), longest_backoff_s)
         one.engine_failures += 1
         self._candidates.clear()
@@ -171,11 +172,11 @@ class Instance:
             self._candidates.clear()
 
     def may_be_tried_s(self, stage: Stage) -> tuple[float, float]:
-        """When it has, or had, been left alone for long enough, for each reason."""
+        """When each of its backoffs ends or ended."""
         one = self.stages[stage]
         return one.full_until_s, one.backoff_until_s
 
-    # --- as the policies see it --------------------------------------------------------------------------------------
+    # --- for policies ------------------------------------------------------------------------------------------------
 
     def candidate(self, stages: Stages, now_s: float) -> Candidate:
         kept = self._candidates.get(stages)
@@ -185,10 +186,10 @@ class Instance:
         return made[0]
 
     def _candidate(self, stages: Stages, now_s: float) -> tuple[Candidate, float]:
-        """How it looks, and until when. Made for every decision, of an instance to which something has happened."""
+        """Compute the candidate, and the time until which it is valid."""
         info, encodes = self.info, Stage.ENCODE in stages
         tokens = pending = nbytes = 0
-        told_tokens = told_pending = told_nbytes = 0
+        estimated_tokens = estimated_pending = estimated_nbytes = 0
         reported = full = backoff = False
         until_s = inf
         for stage in stages:
@@ -196,22 +197,23 @@ class Instance:
             tokens += one.own_tokens
             pending += one.own_pending
             nbytes += one.own_bytes
-            told_tokens += one.new_tokens
-            told_pending += one.new_pending
-            told_nbytes += one.new_bytes
+            estimated_tokens += one.new_tokens
+            estimated_pending += one.new_pending
+            estimated_nbytes += one.new_bytes
             if (load := one.load) is not None:
                 reported = True
-                told_tokens += load.pending_tokens
-                told_pending += load.pending
-                told_nbytes += load.leased_bytes
+                estimated_tokens += load.pending_tokens
+                estimated_pending += load.pending
+                estimated_nbytes += load.leased_bytes
             if now_s < one.full_until_s:
                 full, until_s = True, min(until_s, one.full_until_s)
             if now_s < one.backoff_until_s:
                 backoff, until_s = True, min(until_s, one.backoff_until_s)
         if reported:
-            # Other routers' load is in the report alone; what is under way to the instance is in the own books alone.
-            tokens = max(tokens, told_tokens) if encodes else told_tokens
-            pending, nbytes = max(pending, told_pending), max(nbytes, told_nbytes)
+            # Only the report includes other routers' load; only the router's own counts include calls still on their
+            # way.
+            tokens = max(tokens, estimated_tokens) if encodes else estimated_tokens
+            pending, nbytes = max(pending, estimated_pending), max(nbytes, estimated_nbytes)
         arena_bytes = info.arena_bytes if info is not None and encodes else 0
         made = Candidate(
             self.name,

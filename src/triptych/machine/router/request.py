@@ -1,11 +1,12 @@
-"""One request's life in the router, from the first byte looked at to one of three ends.
+"""The state of one request in the router, from its arrival to one of three ends.
+
 
     PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
 
-What is lost on the way is redone at the smallest grain (docs/adr/0005): an item is encoded again elsewhere, a lease
-is renewed, a text instance is replaced, each a bounded number of times, and all of it only until the first token. An
-arena that refuses sends the whole request back to the queue, holding nothing; an encoder that is busy is asked again
-later for that item alone. Both go on until the deadline, with growing pauses.
+Losses are redone at the smallest grain (docs/adr/0005): an item is encoded again elsewhere, a lease renewed, a text
+instance replaced; each a bounded number of times, and only until the first token. If an arena is full, the whole
+request returns to the queue, holding nothing; if an encoder is busy, only that item is retried later. Both continue
+until the deadline, with growing pauses.
 """
 
 from collections.abc import Callable, Iterable
@@ -71,7 +72,7 @@ from triptych.policy.retrying import pause_s
 class Phase(Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
-    """For credits at encoders; nothing is held."""
+    """For credits at encoders; the request holds nothing."""
     ENCODING = "encoding"
     DISPATCHING = "dispatching"
     STREAMING = "streaming"
@@ -113,7 +114,7 @@ class RequestLimits:
 
 
 class RequestMachine:
-    """Single owner of a request's phase, items and attempts. ``handle`` is the only mutator."""
+    """Owner of a request's phase, items and attempts. ``handle`` is the only mutator."""
 
     def __init__(
         self,
@@ -128,9 +129,9 @@ class RequestMachine:
         choices: int = 1,
         priority: int = 0,
     ) -> None:
-        """``number`` is never used twice, unlike the id.
+        """``number`` is never reused, unlike the id.
 
-        The request is done when so many ``choices`` have finished. ``new_lease`` gives an id never used before.
+        The request is done when ``choices`` choices have finished. ``new_lease`` returns a fresh lease id.
         """
         self._number = number
         self._request_id = request_id
@@ -144,16 +145,16 @@ class RequestMachine:
         self._answer_tokens = 0
         self._alarm_s = inf
         """When ``LeasesDue`` will come."""
-        # Items whose credits are asked for and not yet answered.
+        # Items whose credits have been requested and not answered.
         self._reserving: frozenset[int] = frozenset()
         self._requeues = 0
-        # By number: the items that are asked for again when the pause is over; none where a text instance is.
+        # By number: the items to request again after the pause; empty when waiting for a text instance.
         self._pauses: dict[int, frozenset[int]] = {}
         self._pause_number = 0
         self._text = TextAttempts(limits.max_text_attempts)
         self._stats = RequestStats(request_id, model, started_s=now_s)
 
-    # --- what it knows -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
@@ -165,11 +166,11 @@ class RequestMachine:
 
     @property
     def holds(self) -> int:
-        """Credits of items that this request has and has not given back."""
+        """Number of items whose credits are held."""
         return sum(item.held is not None for item in self._items)
 
     def timeline(self, now_s: float, completion_tokens: int) -> Timeline:
-        """The request so far; of one that is over, for ever the same."""
+        """The timeline so far; constant once the request is over."""
         items = tuple(item.timeline(self._stats.ready) for item in self._items)
         return self._stats.timeline(now_s, self._phase.outcome, items, completion_tokens=completion_tokens)
 
@@ -194,10 +195,10 @@ class RequestMachine:
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
         assert not (self._phase.over and self._pauses), "pauses for nothing"  # noqa: S101
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: RequestEvent, now_s: float) -> list[RequestEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
-        """Take one event in and say what is to be done; an answer that nobody waits for any more gives its leases back."""
+        """Apply one event and return the effects. Late answers have their leases released."""
         match event:
             case ItemEncoded():
                 return self._item_encoded(event, now_s)
@@ -226,7 +227,7 @@ class RequestMachine:
                 sent = self._phase in {Phase.DISPATCHING, Phase.STREAMING}
                 return [] if sent else self._end(Phase.FAILED, error, now_s)
             case CallerLeft():
-                return self._end(Phase.CANCELLED, Cancelled("the caller went away"), now_s)
+                return self._end(Phase.CANCELLED, Cancelled("the client disconnected"), now_s)
             case DeadlinePassed():
                 error = DeadlineExceeded(f"not done within {self._deadline_s - self._stats.started_s:.3f} s")
                 return self._end(Phase.FAILED, error, now_s)
@@ -266,7 +267,7 @@ class RequestMachine:
         self._phase = Phase.ENCODING
         item = self._items[grant.item]
         item.attempts += 1
-        held = item.held = HeldTicket.asked(grant, self._new_lease, now_s, self._lease_s(now_s))
+        held = item.held = HeldTicket.requested(grant, self._new_lease, now_s, self._lease_s(now_s))
         return [
             Encode(
                 credit=grant.credit,
@@ -292,9 +293,9 @@ class RequestMachine:
         return self._requeue(error, now_s)
 
     def _pause(self, items: Iterable[int], refusals: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Ask again after a while, for these items' places or, without any, for a text instance.
+        """Retry after a pause: for these items' credits or, without items, for a text instance.
 
-        The request ends here where that would be too late.
+        Fails the request if that would be past its deadline.
         """
         limits = self._limits
         delay_s = pause_s(self._request_id, refusals, first_s=limits.arena_retry_s, longest_s=limits.longest_pause_s)
@@ -344,10 +345,10 @@ class RequestMachine:
         if isinstance(error, ArenaFull):
             return self._requeue(error, now_s)
         if isinstance(error, Overloaded):
-            # What it waits for comes free without any memory: the others may stay where they are.
+            # A busy encoder needs no memory: the other items keep their places.
             item.avoid |= {held.grant.name}
             item.refusals += 1
-            return item.let_go(error.message) + self._pause([item.index], item.refusals, error, now_s)
+            return item.release(error.message) + self._pause([item.index], item.refusals, error, now_s)
         if isinstance(error, EngineFailure) and item.engine_failure is None:
             item.engine_failure, item.exclude = error, frozenset({held.grant.name})
             return self._encode_again([item], error, now_s)
@@ -361,18 +362,18 @@ class RequestMachine:
             return [Release(event.name, None, (event.ticket.lease_id,), "came too late")]
         if item.held.renewed_as(event.ticket):
             return self._advance(now_s)
-        fault = InternalError(f"encoder {item.encoder_id} leased another embedding than the one asked for")
+        fault = InternalError(f"encoder {item.encoder_id} leased another embedding than requested")
         return self._end(Phase.FAILED, fault, now_s)
 
     def _leases_extended(self, event: LeasesExtended, now_s: float) -> list[RequestEffect]:
         item = self._holder_of(event.credit)
         if item is None or item.held is None:
-            return []  # they were given back, and stay so
-        item.held.extended(event.lease_ids, event.asked_s, event.lease_s, self._deadline_s)
+            return []  # released in the meantime
+        item.held.extended(event.lease_ids, event.requested_s, event.lease_s, self._deadline_s)
         return self._set_alarm(now_s)
 
     def _leases_due(self, now_s: float) -> list[RequestEffect]:
-        """A request may wait for minutes, for other items or at its text instance: what it has must not end meanwhile."""
+        """Extend leases, as a request may wait for minutes for other items or at its text instance."""
         self._alarm_s = inf
         due = [item.held for item in self._items if item.held is not None and item.held.extend_s <= now_s]
         return [*(held.extend(now_s, self._lease_s(now_s)) for held in due), *self._set_alarm(now_s)]
@@ -385,23 +386,23 @@ class RequestMachine:
         return [Alarm(max(0.0, due_s - now_s))]
 
     def _holder_of(self, credit: int) -> RequestItem | None:
-        """The item that has this credit, if any still does."""
+        """The item that holds this credit, if any."""
         for item in self._items:
             if item.held is not None and item.held.grant.credit == credit:
                 return item
         return None
 
     def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Give up these items' places and ask for others at once, the other items staying where they are."""
+        """Release these items and request other places at once. Other items keep theirs."""
         effects: list[RequestEffect] = []
         again: list[int] = []
         for item in items:
             if item.held is not None:
                 effects.append(EmbeddingGone(item.held.grant.credit))
                 if not isinstance(error, LeaseLost):
-                    # An evicted embedding says nothing against its encoder.
+                    # An eviction is no failure of the encoder.
                     item.avoid |= {item.held.grant.name}
-            effects += item.let_go(error.message)
+            effects += item.release(error.message)
             item.losses += 1
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
@@ -410,21 +411,21 @@ class RequestMachine:
         return [*effects, self._reserve(again, wait=False, reason=error.message)]
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Let go of everything and start over at the end of the queue."""
+        """Release everything and start over at the end of the queue."""
         self._requeues += 1
         self._reserving = frozenset()
         self._pauses.clear()
-        effects = self._let_go_of_all(error.message)
+        effects = self._release_all(error.message)
         self._phase = Phase.WAITING
         return effects + self._pause(range(len(self._items)), self._requeues, error, now_s)
 
-    def _let_go_of_all(self, reason: str) -> list[RequestEffect]:
-        return [effect for item in self._items for effect in item.let_go(reason)]
+    def _release_all(self, reason: str) -> list[RequestEffect]:
+        return [effect for item in self._items for effect in item.release(reason)]
 
     # --- text --------------------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
-        """Once every item is encoded: renew what leases are spent or short, then dispatch."""
+        """Once every item is encoded: renew used or short leases, then dispatch."""
         if not all(item.ready for item in self._items):
             return []
         needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
@@ -454,7 +455,7 @@ class RequestMachine:
         return [Generate(grant.credit, grant.name, placements)]
 
     def _text_refused(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """An instance that is away may be back within the grace; that it is not, TextPoolLost says."""
+        """No instance is usable: retry, as one may return within the grace period; TextPoolLost says if not."""
         if self._text.error is not None:
             return self._end(Phase.FAILED, self._text.error, now_s)
         self._phase = Phase.ENCODING
@@ -466,7 +467,7 @@ class RequestMachine:
             return []
         self._phase = Phase.STREAMING
         self._stats.first_token_s = now_s
-        return self._let_go_of_all("the text instance has what it needs")
+        return self._release_all("the text instance has what it needs")
 
     def _text_failed(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
         named = error.items if isinstance(error, TransferFailed) else ()
@@ -494,9 +495,9 @@ class RequestMachine:
             effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
-            # Which lease was lost is between the services; to the client its images did not arrive.
+            # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
-        effects += self._let_go_of_all(phase.value if error is None else error.message)
+        effects += self._release_all(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE:
             self._stats.first_token_s = now_s
         self._phase = phase
@@ -505,5 +506,5 @@ class RequestMachine:
         return [*effects, End(error)]
 
     def _lease_s(self, now_s: float) -> float:
-        """As long as the request may still take, but not longer than an encoder should promise."""
+        """The time that the request may still take, capped."""
         return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))

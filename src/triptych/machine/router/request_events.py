@@ -1,4 +1,4 @@
-"""What a request's machine is told, and what it says is to be done. Calls are known by their credit."""
+"""Events and effects of a request's machine. Calls are identified by their credit."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from triptych.machine.router.shared_events import (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Sniffed, tokenized, counted and admitted. ``answer_tokens`` is the most that the answer may have."""
+    """The request is inspected, tokenized and admitted. ``answer_tokens`` is the answer's limit."""
 
     items: tuple[ItemPlan, ...]
     prompt_tokens: int
@@ -32,7 +32,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """The answer to Renew."""
+    """Result of Renew."""
 
     credit: int
     name: str
@@ -41,16 +41,16 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeasesDue:
-    """The time is over that ``Alarm`` named."""
+    """The time of ``Alarm`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesExtended:
-    """The answer to Extend: these leases last ``lease_s`` from ``asked_s`` on; the router's own is among them."""
+    """Result of Extend: these leases, including the router's own, last ``lease_s`` from then on."""
 
     credit: int
     lease_ids: tuple[LeaseId, ...]
-    asked_s: float
+    requested_s: float
     lease_s: float
 
 
@@ -62,7 +62,7 @@ class TextReady:
 
 @dataclass(frozen=True, slots=True)
 class TextFinished:
-    """One choice is at its end."""
+    """One choice has finished."""
 
     credit: int
     finished: Finished
@@ -70,21 +70,21 @@ class TextFinished:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The pause of this number is over."""
+    """The pause of this number has ended."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request itself is at fault, or the router is."""
+    """The request is invalid, or the router failed."""
 
     error: TriptychError
 
 
 @dataclass(frozen=True, slots=True)
 class CallerLeft:
-    """The client went away, or the process is told to end."""
+    """The client disconnected, or the process is ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ RequestEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """``index`` is the item's among the request's, shards counted each."""
+    """Encode an item or shard. ``index`` counts shards too."""
 
     credit: int
     name: str
@@ -128,7 +128,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Get a fresh reader's lease from the instance that holds the embedding."""
+    """Request a new reader's lease from the holder."""
 
     credit: int
     name: str
@@ -141,7 +141,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Ask for more time for leases; LeasesExtended follows if the first of them has it, nothing if not."""
+    """Extend leases. LeasesExtended follows if the first one was extended, else nothing."""
 
     credit: int
     name: str
@@ -162,7 +162,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Cancel the call that runs for this credit, if it still does."""
+    """Cancel the running call of this credit, if any."""
 
     credit: int
     reason: str
@@ -170,14 +170,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Say LeasesDue after so long."""
+    """Send LeasesDue after this delay."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Say Resumed after so long."""
+    """Send Resumed after this delay."""
 
     number: int
     delay_s: float
@@ -186,12 +186,12 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The request is over; ``error`` is None when it is done."""
+    """The request is over; ``error`` is None on success."""
 
     error: TriptychError | None
 
 
 ToCluster = CreditsWanted | CreditsAbandoned | TextWanted | EmbeddingGone
-"""Effects that are events of the cluster's machine."""
+"""Effects that are events of the cluster machine."""
 
 RequestEffect = ToCluster | Encode | Renew | Extend | Generate | Abort | Alarm | Pause | Release | End

@@ -1,4 +1,4 @@
-"""One item of a request, or one shard of it: where it is encoded, and what was tried."""
+"""The state of one item, or shard, of a request."""
 
 from dataclasses import dataclass
 
@@ -15,22 +15,22 @@ from triptych.policy.routing import Want
 
 @dataclass(slots=True)
 class RequestItem:
-    """A part of ``machine.router.request.RequestMachine``, which alone changes it."""
+    """Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     index: int
-    """Among the request's items, shards counted each."""
+    """Its index, counting shards."""
     plan: ItemPlan
     held: HeldTicket | None = None
-    """Its place at an encoder, and what leases on its embedding there may be."""
+    """Its place at an encoder, and the leases it may hold there."""
     served: EncodeResult | None = None
-    """Of the embedding that was held last."""
+    """The result for the embedding held last."""
     attempts: int = 0
     losses: int = 0
-    """Attempts after which the item had to be encoded again."""
+    """Attempts whose embedding was lost or failed."""
     refusals: int = 0
     avoid: frozenset[str] = frozenset()
     engine_failure: EngineFailure | None = None
-    """An engine may fail an item once; it goes to another encoder then, or nowhere."""
+    """An engine may fail an item once; then only another encoder is tried."""
     exclude: frozenset[str] = frozenset()
     encoder_id: str = ""
 
@@ -40,7 +40,7 @@ class RequestItem:
 
     @property
     def ready(self) -> bool:
-        """Encoded, and no lease on its embedding is being renewed."""
+        """Encoded, with no lease being renewed."""
         return self.held is not None and not self.held.pending
 
     @property
@@ -50,14 +50,14 @@ class RequestItem:
 
     @property
     def placement(self) -> Placement:
-        """Where its embedding goes in the prompt, with a ticket that no text instance has had."""
+        """Where its embedding goes in the prompt, with an unsent ticket."""
         if self.held is None or self.held.unsent is None:
             raise AssertionError("dispatched without a ticket")
         shard = self.plan.shard
         return Placement(self.index, self.plan.start, self.held.unsent, shard is not None and shard.first > 0)
 
-    def let_go(self, reason: str) -> list[RequestEffect]:
-        """Give the item's place and leases back; nothing where it has none."""
+    def release(self, reason: str) -> list[RequestEffect]:
+        """Release the item's place and leases, if it has any."""
         if self.held is None:
             return []
         held, self.held = self.held, None
@@ -66,7 +66,7 @@ class RequestItem:
         return [Abort(grant.credit, reason), release] if held.pending else [release]
 
     def timeline(self, ready: Ready | None) -> ItemTimeline:
-        """``ready`` reports its pull."""
+        """``ready`` contains its pull report."""
         pull = next((pull for pull in ready.pulls if pull.item == self.index), None) if ready else None
         plan, served = self.plan, self.served
         return ItemTimeline(

@@ -1,4 +1,4 @@
-"""What a request's timeline needs and no decision does."""
+"""Data for a request's timeline that no decision needs."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 
 @dataclass(slots=True)
 class RequestStats:
-    """Kept by ``machine.router.request.RequestMachine``. Times are None until they are reached."""
+    """Part of ``machine.router.request.RequestMachine``. Times are None until reached."""
 
     request_id: str
     model: str
@@ -18,7 +18,7 @@ class RequestStats:
     first_token_s: float | None = None
     over_s: float | None = None
     instance_id: str = ""
-    """Of the text instance that was chosen last."""
+    """The text instance chosen last."""
     ready: Ready | None = None
     finished: dict[int, Finished] = field(default_factory=dict)
     """By choice."""
@@ -34,7 +34,7 @@ class RequestStats:
         *,
         completion_tokens: int,
     ) -> Timeline:
-        """The request so far; ``completion_tokens`` are those that were streamed, of a request that is not done."""
+        """The timeline so far. ``completion_tokens`` counts streamed tokens, for a request that is not done."""
         end_s = now_s if self.over_s is None else self.over_s
         prepared_s = end_s if self.prepared_s is None else self.prepared_s
         encoded_s = end_s if self.encoded_s is None else self.encoded_s

@@ -1,7 +1,7 @@
-"""What the router's two machines say to each other: an effect of the one is, as it stands, an event of the other.
+"""Events exchanged by the router's two machines: an effect of one is an event of the other.
 
-A request is known by its number, a call by the number of its credit: the place of an item at an encoder, or of the
-whole request at a text instance.
+A request is identified by its number, a call by the number of its credit (an item at an encoder, or the request at a
+text instance).
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,26 @@ from triptych.domain.encoding import EncodeResult
 from triptych.errors import TriptychError
 from triptych.policy.routing import Want
 
-# --- a request asks, the cluster answers -----------------------------------------------------------------------------
+# --- requests and answers
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CreditsWanted:
-    """A request asks for a place for each item. With ``wait`` False it is answered at once, for or against."""
+    """A request wants a credit for each item. Without ``wait`` it is answered at once."""
 
     request: int
     wants: tuple[Want, ...]
     wait: bool
     priority: int = 0
     deadline_s: float = inf
-    """By these two its place among requests that wait is told."""
+    """Priority and deadline order the waiting requests."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditsAbandoned:
-    """The request no longer waits."""
+    """The request no longer waits for credits."""
 
     request: int
     reason: str = ""
@@ -38,7 +39,9 @@ class CreditsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class TextWanted:
-    """A request asks for a text instance for ``tokens`` (prompt with images, and answer), whose embeddings ``holders`` hold.
+    """A request wants a text instance for ``tokens`` (prompt and answer).
+
+    ``holders`` hold its embeddings.
 
     It is answered at once.
     """
@@ -52,21 +55,21 @@ class TextWanted:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One place: where, why there, and the credit to return."""
+    """One credit: the instance, and why it was chosen."""
 
     credit: int
     item: int | None
     """None for the request's place at a text instance."""
     name: str
-    """What the router calls the instance."""
+    """The instance's address."""
     instance_id: str
-    """What it calls itself."""
+    """The id that the instance reports."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """All that was asked for."""
+    """All credits that the request wanted."""
 
     request: int
     grants: tuple[Grant, ...]
@@ -74,7 +77,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What the request asked for cannot be had: now, if it did not want to wait; at all, if it did."""
+    """The request cannot have what it wanted: not now if it did not wait, else not at all."""
 
     request: int
     error: TriptychError
@@ -82,19 +85,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TextPoolLost:
-    """There has been no text instance for the whole grace: whoever still needs one will not get it."""
+    """No text instance has been usable for the whole grace period: requests that need one fail."""
 
     error: TriptychError
 
 
 Answer = Granted | Refused | TextPoolLost
 
-# --- both are told of calls ------------------------------------------------------------------------------------------
+# --- results of calls
+# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ItemEncoded:
-    """An encoder has done the item of this credit and holds its embedding."""
+    """An encoder has encoded the item of this credit and holds its embedding."""
 
     credit: int
     name: str
@@ -103,7 +107,7 @@ class ItemEncoded:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """A call for this credit (an encode, a lease, an answer) failed at the instance ``name``."""
+    """A call for this credit (encode, lease or generate) failed at the instance ``name``."""
 
     credit: int
     name: str
@@ -112,7 +116,7 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The text instance of this credit has begun to answer."""
+    """The text instance of this credit has produced its first token."""
 
     credit: int
 
@@ -122,21 +126,21 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingGone:
-    """The encoder of this credit does not have the embedding that it was believed to hold."""
+    """The encoder of this credit no longer has the embedding."""
 
     credit: int
 
 
 @dataclass(frozen=True, slots=True)
 class CreditReturned:
-    """The leases of this credit are released, or it never had any; the call of a text instance's has ended."""
+    """The credit's leases are released or were never granted, or its text instance's call has ended."""
 
     credit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give leases back to the instance ``name``, then the credit. ``credit`` is None where it went back before."""
+    """Release leases at the instance ``name``, then return the credit. ``credit`` is None if already returned."""
 
     name: str
     credit: int | None

@@ -1,4 +1,4 @@
-"""A request's attempts at text instances: which one has it, and what the ones before came to."""
+"""A request's attempts at text instances."""
 
 from dataclasses import dataclass
 
@@ -16,28 +16,28 @@ from triptych.machine.router.shared_events import Grant
 
 @dataclass(slots=True)
 class TextAttempts:
-    """A part of ``machine.router.request.RequestMachine``, which alone changes it."""
+    """Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     most: int
     sent: int = 0
     expired: int = 0
-    """Of those, the ones that ended because leases had run out in the text instance's queue."""
+    """Attempts that ended because leases expired in the text instance's queue."""
     refusals: int = 0
-    """Times that there was no instance to send it to."""
+    """Times that no instance was available."""
     current: Grant | None = None
-    """Where the request is; None while it is nowhere."""
+    """The current attempt's grant, if any."""
     avoid: frozenset[str] = frozenset()
     error: TriptychError | None = None
-    """Why the last attempt failed: what the client is told when there is no other text instance."""
+    """Why the last attempt failed, for the client if there is no further one."""
     _engine_failed: bool = False
 
     @property
     def counted(self) -> int:
-        """Those that count against ``most``."""
+        """Attempts that count against ``most``."""
         return self.sent - self.expired
 
     def has(self, credit: int) -> bool:
-        """Whether the call of this credit is the one that the request waits for."""
+        """Whether this credit belongs to the current attempt."""
         return self.current is not None and self.current.credit == credit
 
     def send(self, grant: Grant) -> None:
@@ -45,12 +45,12 @@ class TextAttempts:
         self.sent += 1
 
     def expire(self, error: TriptychError) -> None:
-        """It waited at the text instance for longer than a lease lasts: nobody's fault, and fresh leases will do."""
+        """The leases expired while the request was queued: retry with new leases, without counting the attempt."""
         self.current, self.error = None, error
         self.expired += 1
 
     def fail(self, error: TriptychError) -> bool:
-        """Whether another attempt may follow. ``error`` becomes what the client would be told."""
+        """Record a failed attempt. Returns whether another may follow."""
         retryable = isinstance(error, Unavailable | Overloaded | LeaseLost)
         if isinstance(error, EngineFailure):
             retryable = not self._engine_failed

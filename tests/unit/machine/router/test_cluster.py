@@ -25,18 +25,18 @@ from triptych.errors import (
 )
 from triptych.machine.router.cluster import ENCODE, TEXT, ClusterLimits, ClusterMachine
 from triptych.machine.router.cluster_events import (
-    AskAgain,
     ClusterEffect,
     ClusterEvent,
     Connect,
+    DescribeAgain,
     Disconnect,
     InstanceSeen,
     InstanceSuspected,
     LoadReported,
+    Logged,
     MemberJoined,
     MemberLeaving,
     MemberLeft,
-    Noticed,
     Tick,
     WakeAt,
 )
@@ -183,7 +183,7 @@ def test_a_restarted_process_starts_from_nothing() -> None:
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     assert not granted_at_once(machine, 1)
     [noticed, *_] = machine.handle(InstanceSeen("a", info("a", epoch=2)), 0.1)
-    assert noticed == Noticed("a", "restarted, ready")
+    assert noticed == Logged("a", "restarted, ready")
     view = encoder(machine, "a", 0.1)
     assert (view.pending_tokens, view.available_bytes, view.backoff) == (0, 100, False)
     assert granted_at_once(machine, 2)
@@ -289,7 +289,7 @@ def test_what_is_missing_is_named() -> None:
 def test_losing_one_that_was_never_seen_or_is_lost_already_is_no_news() -> None:
     machine = cluster("b", "t")
     assert machine.handle(InstanceSuspected("a"), 0) == []
-    assert machine.handle(InstanceSuspected("b"), 0) == [Noticed("b", "not reachable")]
+    assert machine.handle(InstanceSuspected("b"), 0) == [Logged("b", "not reachable")]
     assert machine.handle(InstanceSuspected("b"), 0) == []
 
 
@@ -302,7 +302,7 @@ def test_a_report_of_one_that_was_not_seen_counts_for_nothing() -> None:
 def test_nobody_waits_twice() -> None:
     machine = cluster("t")
     machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
-    with pytest.raises(ValueError, match="waits already"):
+    with pytest.raises(ValueError, match="is waiting already"):
         machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
 
 
@@ -553,7 +553,7 @@ def test_one_that_leaves_with_work_gets_nothing_new_and_is_forgotten_when_it_is_
     dispatch = text_granted(machine.handle(TextWanted(1, 10), 0))
     for name in ("a", "t"):
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
-        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Noticed)], "once is enough"
+        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "once is enough"
     assert machine.readiness().instances == ("i-a: leaving", "i-t: leaving")
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
@@ -713,8 +713,8 @@ def test_hints_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("error", "usable", "effects"),
     [
-        (InstanceLost("gone"), False, [Noticed("a", "not reachable"), AskAgain("a")]),
-        (Unavailable("draining"), False, [Noticed("a", "not reachable"), AskAgain("a")]),
+        (InstanceLost("gone"), False, [Logged("a", "not reachable"), DescribeAgain("a")]),
+        (Unavailable("draining"), False, [Logged("a", "not reachable"), DescribeAgain("a")]),
         (TransferFailed("broken"), True, []),
         (InvalidRequest("bad"), True, []),
     ],

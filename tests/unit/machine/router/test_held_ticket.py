@@ -29,7 +29,7 @@ GRANT = Grant(7, 0, "e", "encoder-1", "least loaded")
 
 def asked(now_s: float = 0.0, lease_s: float = 10.0) -> HeldTicket:
     leases = iter((b"router", b"reader"))
-    return HeldTicket.asked(GRANT, lambda: next(leases), now_s, lease_s)
+    return HeldTicket.requested(GRANT, lambda: next(leases), now_s, lease_s)
 
 
 def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> HeldTicket:
@@ -44,10 +44,10 @@ def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0)
         ({}, None),
         ({"key": b"short"}, "a key of 5 bytes instead of 32"),
         ({"holder": "encoder-2"}, "a ticket of encoder-2"),
-        ({"tokens": 5}, "5 tokens for an item that was counted as 4"),
-        ({"tensors": ()}, "tensors that do not make up 128 bytes"),
-        ({"payload_nbytes": 127}, "tensors that do not make up 127 bytes"),
-        ({"lease_id": b"other"}, "other leases than those that were asked for"),
+        ({"tokens": 5}, "5 tokens for an item of 4"),
+        ({"tensors": ()}, "tensors that do not sum to 128 bytes"),
+        ({"payload_nbytes": 127}, "tensors that do not sum to 127 bytes"),
+        ({"lease_id": b"other"}, "other leases than those requested"),
     ],
 )
 def test_a_ticket_that_is_not_what_was_asked_for_is_told_by_its_fault(changes: Any, fault: str | None) -> None:

@@ -997,16 +997,16 @@ def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits
     world = World(1)
     call = world.up_to_text()
     assert alarms(world.effects) == [15.0]  # of 30 s
-    asked_s: list[float] = []
+    requested_s: list[float] = []
     while delays_s := alarms(world.effects):
         world.effects.clear()
         world.now_s += delays_s[-1]
         for extend in extends(world.feed(LeasesDue())):
             assert set(extend.lease_ids) == set(world.leases)
-            asked_s.append(world.now_s)
+            requested_s.append(world.now_s)
             world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
     # With 25 s left the lease that is asked for lasts as long as the request may.
-    assert asked_s == [15.0, 30.0, 45.0, 60.0, 75.0]
+    assert requested_s == [15.0, 30.0, 45.0, 60.0, 75.0]
     world.feed(failed(call, TransferFailed("the lease is over", items=(0,))))
     assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
 

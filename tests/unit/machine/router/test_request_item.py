@@ -20,7 +20,7 @@ TICKET = Ticket(bytes(32), "encoder-1", 1, 0, 128, 1, 1, TENSORS, 4, b"reader", 
 
 def held(*, answered: bool = True) -> RequestItem:
     leases = iter((b"router", b"reader"))
-    ticket = HeldTicket.asked(Grant(7, 0, "e", "encoder-1"), lambda: next(leases), 0.0, 10.0)
+    ticket = HeldTicket.requested(Grant(7, 0, "e", "encoder-1"), lambda: next(leases), 0.0, 10.0)
     if answered:
         ticket.granted(TICKET, b"router", 4, 60.0)
     result = EncodeResult(TICKET, b"router", cached=True, queue_s=0.5, encode_s=0.25)
@@ -30,14 +30,14 @@ def held(*, answered: bool = True) -> RequestItem:
 def test_letting_go_gives_place_and_leases_back_once() -> None:
     item = held()
     assert item.ready
-    assert item.let_go("over") == [Release("e", 7, (b"router", b"reader"), "over")]
-    assert item.let_go("over") == []
+    assert item.release("over") == [Release("e", 7, (b"router", b"reader"), "over")]
+    assert item.release("over") == []
     renewing = held()
     assert renewing.held is not None
     renewing.held.renew(lambda: b"second", 1.0, 1.0, "short")
     for under_way in (held(answered=False), renewing):
         assert not under_way.ready
-        assert [type(effect) for effect in under_way.let_go("over")] == [Abort, Release]
+        assert [type(effect) for effect in under_way.release("over")] == [Abort, Release]
 
 
 def test_its_embedding_goes_where_its_placeholders_are() -> None:

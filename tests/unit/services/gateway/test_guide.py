@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from services.gateway.keys import read_key_file
 from services.gateway.openai_api import parse_chat, parse_completion, parse_tokenize
 from services.gateway.settings import GatewaySettings
+from triptych.media.fetch import FetchLimits
+from triptych.media.remote_url import HostRules
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
 PARSERS = {"chat/completions": parse_chat, "v1/completions": parse_completion, "tokenize": parse_tokenize}
@@ -41,4 +44,5 @@ def test_the_key_file_in_the_guide_is_one(tmp_path: Path) -> None:
 
 def test_every_setting_in_the_guide_exists() -> None:
     named = set(re.findall(r"`((?:fetch|max)_[a-z_]+)`", GUIDE)) - {"max_tokens", "max_completion_tokens"}
-    assert named - {"max_model_len"} <= set(GatewaySettings.model_fields)
+    grouped = {one.name for group in (HostRules, FetchLimits) for one in fields(group)}
+    assert named - {"max_model_len"} <= grouped | set(GatewaySettings.model_fields)
