@@ -1,8 +1,8 @@
 """`make demo`: a cluster of separate processes on this machine, questions about images over REST, and where each ran.
 
-Two encoders, a router, a text process and a gateway serve the demo model. The answers to reading questions are checked
-against the file names (`3_a.png` shows a 3), and the images of the largest request must have been spread over both
-encoders: the exit status is 0 only if all of it is right and no process is left running.
+Two encoders, a router, a text process and a gateway serve the demo model. Answers to reading questions are checked
+against the file names (`3_a.png` shows a 3), and the images of the largest request must be spread over both
+encoders. The exit status is 0 only if all checks pass and no process is left running.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ DIGITS = Path(__file__).parent / "digits"
 ENCODERS = 2
 MAX_TOKENS = 96
 RDMA = ("--transports", "nixl,tcp")
-"""Embeddings go the way that they go between hosts: through NIXL, over TCP where it is not installed. By default
-processes of one host would rather map each other's memory."""
+"""The transports between hosts: NIXL, or TCP where it is not installed. By default processes on one host map each
+other's memory."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A question about some of the digits, and what a right answer ends with (empty: anything goes)."""
+    """A question about some of the digits, and how a correct answer ends (empty: any answer)."""
 
     question: str
     images: tuple[str, ...] = ()
     expected: str = ""
     strict: bool = False
-    """Whether the demo fails when the answer is another one."""
+    """Whether the demo fails on a different answer."""
 
 
 def read(question: str, *images: str) -> Case:
@@ -74,15 +74,15 @@ async def main() -> int:
     mistakes += [f"{name} (pid {pid}) is still running" for name, pid in pids.items() if is_running(pid)]
     console.print(Rule(style="dim"))
     console.print(
-        f"Embeddings were pulled over {', '.join(sorted(backends))}: the demo asks for the way between hosts. "
-        "`triptych up`, left to itself, takes shm, as processes of one machine can map each other's memory.",
+        f"Embeddings were pulled over {', '.join(sorted(backends))}: the demo uses the transports between hosts. "
+        "`triptych up` uses shm by default: processes on one machine map each other's memory.",
         soft_wrap=True,
     )
     for mistake in mistakes:
         console.print(f"WRONG: {mistake}", style="bold red")
     if not mistakes:
         console.print(
-            f"All answers are right, both encoders took part, and all {len(pids)} processes are gone, "
+            f"All answers are correct, both encoders were used, and all {len(pids)} processes have ended, "
             f"after {loop.time() - began_s:.1f} s.",
             style="bold green",
         )
@@ -90,9 +90,9 @@ async def main() -> int:
 
 
 async def ask(client: RestClient, model: str, case: Case, console: Console, backends: set[str]) -> list[str]:
-    """Ask one question, show its answer as it comes and where it was made; what was wrong about it.
+    """Ask one question, stream its answer and show where it was computed. Returns the mistakes.
 
-    Adds to ``backends`` what the images were pulled over.
+    Adds the transports of the pulls to ``backends``.
     """
     console.print(Rule(style="dim"))
     console.print(
@@ -116,7 +116,7 @@ async def ask(client: RestClient, model: str, case: Case, console: Console, back
 
 
 def misplaced(case: Case, items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the timeline says that should not be: an image that no encoder served, or one encoder that did it all."""
+    """Mistakes in the timeline: an image that no encoder served, or one encoder that served all images."""
     mistakes = [
         f"{case.question} image {item['item'] + 1} was not pulled from an encoder"
         for item in items

@@ -1,4 +1,4 @@
-"""Ask many questions at once, and change one's mind.
+"""Send many requests at once, and cancel a stream.
 
 Usage: python examples/sdk_async.py [HOST:PORT]
 """
@@ -26,13 +26,13 @@ async def main(target: str) -> None:
         for digit, task in asked.items():
             print(f"{digit}_a.png: {task.result().text}")
 
-        # Leaving a stream cancels what is still to come, at every stage.
+        # Leaving a stream cancels the request at every stage.
         async with client.stream("Who are you?", temperature=0) as stream:
             async for chunk in stream:
                 print("first words:", chunk.text)
                 break
 
-        # No call is without a deadline.
+        # Every call has a deadline.
         try:
             await client.chat("Who are you?", timeout_s=0.001)
         except DeadlineExceeded as error:

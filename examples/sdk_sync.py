@@ -16,7 +16,7 @@ target = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
 with Client(target) as client:
     print("models:", ", ".join(model.model_id for model in client.models()))
 
-    # A whole answer, and where it was made.
+    # A whole answer, and where it was computed.
     answer = client.chat(
         "What digits are shown?", images=[DIGITS / "3_a.png", DIGITS / "7_a.png"], temperature=0, max_tokens=64
     )
@@ -24,7 +24,7 @@ with Client(target) as client:
     for item in client.timeline(answer.request_id).items:
         print(f"image {item.item + 1}: {item.tokens} tokens on {item.encoder}, {item.pull_bytes} bytes pulled")
 
-    # The same, as it comes.
+    # The same, streamed.
     print("stream:", end=" ")
     with client.stream("Which is the largest digit?", images=[DIGITS / "3_a.png", DIGITS / "7_a.png"]) as stream:
         for chunk in stream:
@@ -39,10 +39,10 @@ with Client(target) as client:
     ]
     print("follow-up:", client.chat(turns, temperature=0, max_tokens=64).text)
 
-    # A raw prompt: no chat template, the text is gone on with as it stands.
+    # A raw prompt: text to continue, without a chat template.
     print("raw:", client.chat(RawPrompt("1 2 3"), temperature=0, max_tokens=8).text)
 
-    # Mistakes are errors of one tree.
+    # Every error is in triptych.errors.
     try:
         client.chat("What is it?", images=["https://example.org/cat.png"])
     except InvalidMedia as error:

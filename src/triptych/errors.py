@@ -15,14 +15,14 @@
     |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
     +-- RequestTooLarge         OUT_OF_RANGE         413  the body exceeds the server's limit
     +-- RequestTimeout          DEADLINE_EXCEEDED    408  the caller did not send its request in time
-    +-- Overloaded              RESOURCE_EXHAUSTED   429  a bound is reached; the same request may succeed later
+    +-- Overloaded              RESOURCE_EXHAUSTED   429  a limit is reached; the same request may succeed later
     |   +-- ArenaFull           RESOURCE_EXHAUSTED   429  no registered memory for this embedding now
     |   +-- RateLimited         RESOURCE_EXHAUSTED   429  the caller's own limit is reached
     +-- Cancelled               CANCELLED            499  the client disconnected
-    +-- InternalError           INTERNAL             500  a defect; details are in the server's log only
+    +-- InternalError           INTERNAL             500  a bug; details are in the server's log only
     |   +-- EngineFailure       INTERNAL             500  the engine failed on this request
     +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not started yet
-    |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the link to it broke
+    |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the connection to it broke
     |   +-- TransferFailed      UNAVAILABLE          503  embeddings could not be pulled; names the items
     +-- DeadlineExceeded        DEADLINE_EXCEEDED    504
 
