@@ -1,14 +1,14 @@
-"""What taking a small model apart costs and brings on one machine: the cluster against ``transformers`` in one process.
+"""Cost and gain of disaggregating a small model on one machine: the cluster against ``transformers`` in one process.
 
 Side by side in one run, same model, same weights, same images (each unique, so that no cache helps), greedy, float32,
 equal forced output lengths, one torch thread per process:
 
-- ``monolith``: one ``generate`` call after another in one process, without any server around it. It is given what a
-  server has to pay for (HTTP, gRPC, processes) for free, so at one request at a time it is expected to win.
+- ``monolith``: one ``generate`` call after another in one process, without any server around it. It does not pay
+  for HTTP, gRPC or processes, so it is expected to win at one request at a time.
 - ``1 encoder`` and ``2 encoders``: the cluster over REST with streaming, requests in a closed loop.
 
-The demo model is tiny: this measures the system around a model, not a model. Ratios are of the run itself; absolute
-times depend on the machine and on what else it does.
+The demo model is tiny: this measures the system around a model. Ratios are within the run; absolute times depend on
+the machine and its other load.
 """
 
 import argparse
@@ -58,11 +58,11 @@ class Result:
 
 
 Ask = Callable[[list[bytes]], Awaitable[float]]
-"""One request; answers with its time to first token, in seconds."""
+"""Sends one request; returns its time to first token, in seconds."""
 
 
 def unique_image(rng: random.Random) -> bytes:
-    """A digit with a little noise in one corner: as hard to encode as any, and like no other."""
+    """A digit with noise in one corner: unique, and as hard to encode as any."""
     image = Image.open(rng.choice(DIGITS)).convert("RGB")
     for _ in range(4):
         image.putpixel((rng.randrange(8), rng.randrange(8)), tuple(rng.randbytes(3)))
@@ -98,7 +98,7 @@ async def measure(system: str, ask: Ask, case: Case, seed: int) -> Result:
 
 
 def monolith() -> Ask:
-    """``transformers`` in this process: requests take turns, as the model is not reentrant."""
+    """``transformers`` in this process, one request at a time: the model is not reentrant."""
     torch.set_num_threads(1)
     hub: Any = transformers  # typed only in part
     model = hub.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
@@ -106,7 +106,7 @@ def monolith() -> Ask:
     turn = asyncio.Lock()
 
     class FirstToken(BaseStreamer):
-        """``generate`` hands over the prompt, then each token."""
+        """``generate`` passes the prompt first, then each token."""
 
         def __init__(self) -> None:
             self.at_s: list[float] = []
@@ -170,7 +170,7 @@ def over_rest(client: httpx.AsyncClient, url: str) -> Ask:
 
 
 async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
-    """All systems take turns within each round, so that a slow minute of the machine is slow for all of them."""
+    """All systems alternate within each round, so that a slow phase of the machine affects all."""
     results: list[Result] = []
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
@@ -192,7 +192,7 @@ async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
 
 
 def report(results: list[Result]) -> list[dict[str, Any]]:
-    """Medians over the rounds, with the ratio to the monolith of the same run."""
+    """Medians over the rounds, with the ratio to the same run's monolith."""
     rows: list[dict[str, Any]] = []
     groups: dict[tuple[int, int, str], list[Result]] = {}
     for result in results:

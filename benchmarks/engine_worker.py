@@ -1,6 +1,6 @@
-"""One system of ``benchmarks/engine.py`` in a process of its own: cases as lines of JSON in, figures as lines out.
+"""One system of ``benchmarks/engine.py`` in its own process: JSON lines of cases in, of figures out.
 
-It runs in another project's environment as well, so it imports nothing but what its system needs.
+It also runs in another project's environment, so it imports only what its system needs.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Request = tuple[list[int], int]
-"""Token ids of a prompt, and how many tokens to answer."""
+"""Token ids of a prompt, and the length of the answer."""
 
 
 class System(Protocol):
@@ -22,7 +22,7 @@ class System(Protocol):
     def add(self, name: str, prompt: list[int], answer: int) -> None: ...
 
     def step(self) -> list[tuple[str, bool]]:
-        """Per token that came: whose it is, and whether it was the last."""
+        """For each new token: its request, and whether it was the last."""
         ...
 
 
@@ -90,7 +90,7 @@ class Vllm:
             new = tokens - self._told.get(output.request_id, 0)
             self._told[output.request_id] = tokens
             if output.finished:
-                del self._told[output.request_id]  # names come again
+                del self._told[output.request_id]  # names are reused
             events += [(output.request_id, False)] * (new - 1) + [(output.request_id, output.finished)] * (new > 0)
         return events
 
@@ -119,7 +119,7 @@ class Generate:
 
 
 def throughput(system: System, requests: list[Request], concurrency: int) -> dict[str, float]:
-    """A new request arrives whenever one leaves, so that always ``concurrency`` are there."""
+    """A closed loop of ``concurrency`` requests."""
     left = [(f"r{number}", prompt, answer) for number, (prompt, answer) in enumerate(requests)][::-1]
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     running = 0
@@ -132,14 +132,14 @@ def throughput(system: System, requests: list[Request], concurrency: int) -> dic
 
 
 def _rates(requests: list[Request], began_s: float, began_cpu_s: float) -> dict[str, float]:
-    """Per second, and per second of this process's CPU time, in which others that share the machine count less."""
+    """Rates per second, and per second of this process's CPU time, which other load affects less."""
     tokens = sum(answer for _, answer in requests)
     took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     return {"tokens_per_s": tokens / took_s, "tokens_per_cpu_s": tokens / took_cpu_s}
 
 
 def first_token(system: System, prompt: list[int], others: list[Request]) -> dict[str, float]:
-    """Of one prompt, after each of the others has its first token; and the longest that these wait for a token then."""
+    """Time to first token of a prompt while the others decode, and the longest gap between their tokens meanwhile."""
     for number, (one, answer) in enumerate(others):
         system.add(f"other{number}", one, answer)
     decoding: set[str] = set()
@@ -179,7 +179,7 @@ def padded(system: Generate) -> Callable[[dict[str, Any]], dict[str, float]]:
             for at in range(0, len(requests), size):
                 system.batch(requests[at : at + size])
             return _rates(requests, began_s, began_cpu_s)
-        if case["others"]:  # a batch takes nobody in: the prompt waits until those before it are through
+        if case["others"]:  # batches are static: the prompt waits for the others
             system.batch(case["others"])
         system.batch([(case["prompt"], 1)])
         return {"ttft_s": time.perf_counter() - began_s, "ttft_cpu_s": time.process_time() - began_cpu_s}
@@ -196,7 +196,7 @@ def answers(run: Callable[[dict[str, Any]], dict[str, float]]) -> Iterator[dict[
 def main() -> None:
     name, directory, threads, most = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for the one who asked
+    os.dup2(2, 1)  # keep libraries' output out of the results
     if name == "generate":
         run = padded(Generate(directory, threads))
     else:

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: printed and written with every result."""
+"""Describes the machine of a benchmark, for its results."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Processor, cores, memory and the versions that decide speed."""
+    """Processor, cores, memory and versions that affect speed."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.processor() or "unknown",

@@ -1,10 +1,10 @@
-"""Processes that ``benchmarks.router_overhead`` runs: fake encoders and a fake text instance, and a bare relay.
+"""Processes of ``benchmarks.router_overhead``: fake encoders, a fake text instance, and a bare relay.
 
-``peers``: the real text service over ``FakeTextEngine`` with answers of the length that is asked for, one step every
-``step_s``; encoders that answer at once with a ticket. Nothing is pulled: what lies between is measured, not they.
+``peers``: the real text service over ``FakeTextEngine`` with answers of the requested length, one step every
+``step_s``; encoders that answer at once with a ticket. Nothing is pulled: only what lies between is measured.
 
-``relay``: what a router would be if it did nothing: one grpc.aio handler that encodes the items, all at once, sends
-the text request with their tickets, and hands each event on as it comes. Same calls, same messages, no decisions.
+``relay``: a router that does nothing: one grpc.aio handler that encodes all items in parallel, sends the text request
+with their tickets, and forwards each event. Same calls, same messages, no decisions.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, router_pb2, r
 
 HOST = "127.0.0.1"
 IMAGE_TOKENS = 16
-"""Of each item in what the relay sends; it counts nothing, so it has to be told."""
+"""Tokens per item in the relay's requests, which does not count them itself."""
 PROMPT_TOKENS = 16
 _ARENA_BYTES = 1 << 40
 _REPORT_S = 1.0
@@ -59,7 +59,7 @@ _WORD = 70
 
 
 class FixedLengthEngine(FakeTextEngine):
-    """Answers as long as they may be, a token for each running sequence every ``step_s``."""
+    """Answers of the maximum length, with one token per running sequence every ``step_s``."""
 
     def add(self, request: EngineRequest) -> None:
         super().add(request)
@@ -72,7 +72,7 @@ class FixedLengthEngine(FakeTextEngine):
 
 
 class TicketPrinter:
-    """``ports.Encoder`` whose answers are there at once."""
+    """``ports.Encoder`` that answers at once."""
 
     def __init__(self, instance_id: str) -> None:
         self._info = InstanceInfo(instance_id, 1, Role.E, FAKE_MODEL, _ARENA_BYTES, (), "fake-1")
@@ -109,7 +109,7 @@ class TicketPrinter:
 
 
 class NothingToPull:
-    """In place of the text service's receiver."""
+    """Replaces the text service's receiver."""
 
     def __init__(self) -> None:
         self.cache = SimpleNamespace(capacity_bytes=_ARENA_BYTES)
@@ -128,7 +128,7 @@ class NothingToPull:
 
 
 class Relay(router_pb2_grpc.RouterServicer):
-    """A router without a router in it."""
+    """A router that only forwards."""
 
     def __init__(self, encoders: Sequence[Any], text: Any) -> None:
         self._encoders = encoders
@@ -174,7 +174,7 @@ class Relay(router_pb2_grpc.RouterServicer):
 
 
 def encode_message(request_id: str, item: int, media: bytes) -> encoder_pb2.EncodeRequest:
-    """What a router would send, with a digest that nobody made."""
+    """The request that a router would send, with a made-up digest."""
     return encoder_pb2.EncodeRequest(
         request_id=request_id,
         item=item,
@@ -197,7 +197,7 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
             await stack.enter_async_context(_server(port, EncoderServicer(encoder), InstanceServicer(encoder)))
         files = ModelFiles.load(MODEL_DIR)
         tokenizer = Tokenizer.load(files)
-        # The router makes prompts of the demo model, the relay and who asks directly those of the fake one.
+        # The router builds the demo model's prompts, the relay and the direct client those of the fake model.
         placeholder_ids = frozenset({FAKE_PLACEHOLDER_ID, *load_family(files).placeholder_ids})
         scope = await stack.enter_async_context(TaskScope("peers"))
         text = TextService(

@@ -1,19 +1,19 @@
-"""What one image request costs in code: calls, files, records and types of records, from REST body to free leases.
+"""Cost of one image request in code: calls, files, records and record types, from REST body to released leases.
 
 Gateway, router, encoder and text instance run on one event loop with HTTP and gRPC between them; the engines are fake
-and the embedding is pulled from memory to memory. Requests come one at a time, each with a new image and ``--tokens``
-tokens of answer, after some that warm everything up. Counting begins when the client sends and ends when no service
-holds anything of the request; each figure is the median over ``--requests``.
+and the embedding is pulled from memory to memory. Requests run one at a time after a warm-up, each with a new
+image and an answer of ``--tokens`` tokens. Counting begins when the client sends and ends when no service holds
+anything of the request; each figure is the median over ``--requests``.
 
 Only code of this project counts (``src/triptych`` without generated code and test kit, ``services``):
 
 - ``calls``: of its functions, in all threads; a generator or coroutine counts once, however often it is resumed.
-- ``files``: in which these functions are.
-- ``objects``: made of its classes (dataclasses, NamedTuples, pydantic models and all others), and of how many classes.
-- ``messages``: of protobuf, each that is sent and each that is received, nested ones too, and of how many types.
-- ``displays``: dicts and tuples that may stand for a record, which are dict displays of at least two keys and tuple
-  displays of at least three values, and at how many places in the code.
-- ``records``: objects, messages and displays together, so that a record that becomes a dict counts as before.
+- ``files``: that contain these functions.
+- ``objects``: instances of its classes (dataclasses, NamedTuples, pydantic models, others), and the number of classes.
+- ``messages``: protobuf messages sent or received, including nested ones, and the number of types.
+- ``displays``: dicts and tuples that may serve as records (dict displays of at least two keys, tuple displays of at
+  least three values), and the number of places in the code.
+- ``records``: objects, messages and displays together, so that turning a record into a dict does not lower the count.
 """
 
 import argparse
@@ -69,7 +69,7 @@ QUICK = Settings(requests=1, warm_up=1, tokens=2)
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """What is known of a function's code: whether it counts, where it begins, where it makes dicts and tuples."""
+    """Properties of a function's code: whether it counts, its file, and where it makes dicts and tuples."""
 
     counts: bool
     begins_at: int
@@ -94,7 +94,7 @@ def _function(code: CodeType) -> _Function:
 
 
 class Tally:
-    """What is counted while ``on``. Objects are kept until the next ``start``, so that no identity comes twice."""
+    """Counts while ``on``. Objects are kept until the next ``start``, so that no id is reused."""
 
     def __init__(self) -> None:
         self.on = False
@@ -109,7 +109,7 @@ class Tally:
         self.on = True
 
     def profile(self, frame: FrameType, event: str, value: Any) -> None:
-        """Calls and what they make, for ``sys.setprofile``."""
+        """Count calls and the objects they create, for ``sys.setprofile``."""
         if not self.on:
             return
         code = frame.f_code
@@ -124,7 +124,7 @@ class Tally:
             self.calls[code] += function.counts and not resumed
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        """Dicts and tuples, for ``sys.settrace``."""
+        """Count dicts and tuples, for ``sys.settrace``."""
         if not (self.on and (function := _function(frame.f_code)).displays):
             return None
         if event == "call":
@@ -134,7 +134,7 @@ class Tally:
         return self.trace
 
     def message(self, message: Message) -> None:
-        """One that is sent or was received, with those in it."""
+        """Count a sent or received message and its nested ones."""
         if not self.on:
             return
         self.records[f"message {message.DESCRIPTOR.full_name}"] += 1
@@ -173,7 +173,7 @@ class Tally:
 
 
 def count_messages(tally: Tally) -> None:
-    """Show the tally all messages of stubs and servers that are made from here on."""
+    """Count all messages of stubs and servers created from here on."""
     for module in (common_pb2, encoder_pb2, router_pb2, text_pb2):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, Message):
@@ -198,7 +198,7 @@ def _show_messages(kind: Any, tally: Tally) -> None:
 
 
 async def ask(client: httpx.AsyncClient, site: Wired, number: int, tokens: int, tally: Tally) -> None:
-    """One request, from before its body is sent until nothing is held any more."""
+    """One request, from sending its body until no service holds anything of it."""
     image = png(_SIDE_PX, _SIDE_PX, seed=number)
     url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "w70 w71 w72"}]
@@ -222,7 +222,7 @@ async def ask(client: httpx.AsyncClient, site: Wired, number: int, tokens: int, 
 
 
 async def measure(settings: Settings) -> dict[str, Any]:
-    """The figures, with what of the last request they are made of."""
+    """The figures, with details of the last request."""
     tally = Tally()
     count_messages(tally)
     sys.setprofile(tally.profile)

@@ -1,15 +1,15 @@
-"""What router and gateway add to a request, against a bare grpc.aio relay of the same hops and messages.
+"""Overhead of router and gateway, against a bare grpc.aio relay of the same hops and messages.
 
-Side by side in one run, over fake engines in processes of their own (``benchmarks.relay_peers``), everything real
-gRPC and HTTP on loopback, everything on uvloop:
+Side by side in one run, over fake engines in separate processes (``benchmarks.relay_peers``), with real gRPC and HTTP
+on loopback, all on uvloop:
 
-- ``direct``: the client calls encoders and text instance itself: what nobody adds. Only for the time to first token.
+- ``direct``: the client calls encoders and text instance itself, the baseline. Only for the time to first token.
 - ``relay``: client -> relay -> encoders, text. No templates, no tokens, no hashes, no decisions, no timelines.
 - ``router``: client -> router -> encoders, text.
 - ``gateway``: REST client -> gateway -> router -> encoders, text.
 - ``mounted``: REST client -> gateway with a router in its process -> encoders, text.
 
-Time added to the first token is that of one request at a time, systems taking turns, less the median of ``direct``.
+Time added to the first token is that of one request at a time, systems alternating, less the median of ``direct``.
 At saturation a closed loop keeps ``concurrency`` requests open; requests per second *per core* are requests by the CPU
 seconds that the system's own processes took for them (not clients, not peers), so they hold however many cores there
 are. All of it without coalescing in the text service and with it (``--stream-interval-s``).
@@ -64,9 +64,9 @@ class Settings:
     outputs: tuple[int, ...] = (16, 128)
     images: tuple[int, ...] = (0, 4)
     first_tokens: int = 150
-    """Requests of each system for the time to first token."""
+    """Requests per system for the time to first token."""
     seconds: float = 4.0
-    """How long each system is kept busy."""
+    """Duration of saturation per system."""
     concurrency: int = 32
     step_s: float = 0.002
 
@@ -76,7 +76,7 @@ QUICK = Settings(stream_intervals_s=(0.0,), outputs=(4,), images=(0, 2), first_t
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Time added to the first token, in ms; ``ratio_p50`` is to the relay's."""
+    """Time added to the first token, in ms; ``ratio_p50`` is relative to the relay."""
 
     system: str
     images: int
@@ -89,7 +89,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """``cpu_ms``: of each process of the system, per request; ``ratio`` of requests per core to the relay's."""
+    """``cpu_ms``: per request, for each process of the system; ``ratio``: requests per core relative to the relay."""
 
     system: str
     images: int
@@ -101,15 +101,15 @@ class Saturation:
     cpu_ms: dict[str, float]
     ratio: float
     ratio_to_relay_per_token: float
-    """... to the relay's with a message per token, whatever the text service of this row coalesces."""
+    """The ratio to the relay with a message per token, whatever this row's coalescing."""
 
 
 Ask = Callable[[int, int], Awaitable[float]]
-"""(images, output tokens) -> seconds to the first token; returns when the whole answer is there."""
+"""(images, output tokens) -> seconds to the first token; returns after the whole answer."""
 
 
 class Grpc:
-    """A client of anything that has the router's API."""
+    """A client of any server with the router's API."""
 
     def __init__(self, port: int) -> None:
         self._stub = RouterStub(f"{HOST}:{port}")
@@ -136,7 +136,7 @@ class Grpc:
 
 
 class Direct:
-    """Does what a router does, without one."""
+    """Calls encoders and text instance itself."""
 
     def __init__(self, encoder_ports: Sequence[int], text_port: int) -> None:
         self._encoders = [InstanceStub(f"{HOST}:{port}") for port in encoder_ports]
@@ -186,7 +186,7 @@ class Direct:
 
 
 class Rest:
-    """Reads server-sent events with as little of an HTTP client as that takes, over connections that stay open."""
+    """Reads server-sent events with a minimal HTTP client over persistent connections."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -214,7 +214,7 @@ class Rest:
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
             reader, writer = self._idle.pop()
-            if not reader.at_eof():  # the server closes what was idle for some seconds
+            if not reader.at_eof():  # the server closes idle connections
                 return reader, writer
             writer.close()
         return await asyncio.open_connection(HOST, self._port)
@@ -236,23 +236,23 @@ class Rest:
 
 
 def _pictures() -> Iterator[bytes]:
-    """Different ones, over and over: a router knows where it has seen an image."""
+    """An endless cycle of different images, since a router remembers where it has seen an image."""
     made = [png(_SIDE_PX, _SIDE_PX, seed=seed) for seed in range(64)]
     return (made[number % len(made)] for number in count())
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a run talks to."""
+    """The systems of a run."""
 
     ask: dict[str, Ask]
     pids: dict[str, dict[str, int]]
-    """Of the processes of each system."""
+    """Pids of the processes of each system."""
 
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerator[Running]:
-    """Peers and all systems as processes of their own; gone when the context is left."""
+    """Start peers and all systems as processes; they end with the context."""
     encoder_1, encoder_2, text, relay, router, own_router, gateway, mounted = _free_ports(8)
     encoders = (encoder_1, encoder_2)
     numbers = ",".join(map(str, encoders))
@@ -333,7 +333,7 @@ def _free_ports(number: int) -> list[int]:
 
 
 async def first_tokens(on: Running, settings: Settings, images: int, interval_s: float) -> list[FirstToken]:
-    """One request at a time, systems in turn, each turn in another order."""
+    """One request at a time, systems alternating in varying order."""
     took: dict[str, list[float]] = {name: [] for name in on.ask}
     names = list(on.ask)
     for turn in range(settings.first_tokens):
@@ -358,7 +358,7 @@ async def first_tokens(on: Running, settings: Settings, images: int, interval_s:
 
 
 async def saturate(on: Running, settings: Settings, name: str, images: int, output_tokens: int) -> dict[str, Any]:
-    """Keep one system busy; requests, seconds, and the CPU seconds of each of its processes."""
+    """Keep one system busy. Returns requests, seconds, and CPU seconds per process."""
     processes = {process: psutil.Process(pid) for process, pid in on.pids[name].items()}
     ended = 0
 
@@ -386,11 +386,11 @@ def _cpu_s(process: psutil.Process) -> float:
 async def saturations(
     on: Running, settings: Settings, images: int, output_tokens: int, interval_s: float, relay: dict[Any, float]
 ) -> list[Saturation]:
-    """All systems, one after the other. ``relay`` keeps what the relay did with a message per token."""
+    """All systems, one after the other. ``relay`` records the relay's result with a message per token."""
     rows: list[Saturation] = []
     for name in SYSTEMS:
         got = await saturate(on, settings, name, images, output_tokens)
-        # A short run can end between two ticks of the kernel's accounts.
+        # A short run can end between two ticks of the kernel's CPU accounting.
         per_core_s = got["requests"] / max(sum(got["cpu_s"].values()), 0.01)
         if name == RELAY:
             own_relay = per_core_s
@@ -436,7 +436,7 @@ def _print_saturation(row: Saturation) -> None:
 
 
 async def measure(settings: Settings) -> dict[str, Any]:
-    """Everything, in the order in which it is printed."""
+    """Run all measurements, in the order of printing."""
     first: list[FirstToken] = []
     saturated: list[Saturation] = []
     relay: dict[Any, float] = {}

@@ -1,8 +1,8 @@
-"""Steps of the text engine in which 32 sequences are sampled: all in one batch, and row by row as the reference does.
+"""Steps of the text engine that sample 32 sequences: in one batch, and row by row as the reference does.
 
-The two take turns from step to step of one engine, which is possible since both choose the same tokens. Times are medians
-of CPU time on one thread, of whole steps and of sampling in them; ratios are of the run itself. Logits of random models are
-scaled to a standard deviation of 3, since a random head gives all tokens about the same.
+The two alternate from step to step of one engine, which is possible since both choose the same tokens. Times are
+medians of CPU time on one thread, of whole steps and of their sampling; ratios are within the run. Logits of random
+models are scaled to a standard deviation of 3, since a random head gives all tokens about the same.
 """
 
 import argparse
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds of CPU time of a step, and of sampling in it."""
+    """Milliseconds of CPU time of a step, and of its sampling."""
 
     model: str
     case: str
@@ -54,7 +54,7 @@ class Figures:
 
 
 class Rows:
-    """``sample`` with the reference, row by row."""
+    """``sample`` by the reference, row by row."""
 
     def __init__(self) -> None:
         self._samplers: dict[str, Sampler] = {}
@@ -90,7 +90,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
             enforce_eager=False,
         )
         if model != "demo":
-            _scale(engine._adapter)  # noqa: SLF001 - there is no other way to a model whose head is not trained
+            _scale(engine._adapter)  # noqa: SLF001 - the only way to scale an untrained head
         for case, fields in CASES.items():
             sampling = SamplingParams(max_tokens=2 * steps + 4, ignore_eos=True, seed=1, **fields)
             for row in range(ROWS):
@@ -104,7 +104,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
 
 
 def _times(engine: text_engine.TransformersTextEngine, steps: int) -> list[list[float]]:
-    """Seconds: steps in one batch, steps row by row, and of each the sampling (0 for greedy steps, which have none)."""
+    """Seconds of steps in one batch and row by row, and of the sampling in each (0 for greedy steps)."""
     times: list[list[float]] = [[], [], [], []]
     for at, how in ((0, sample), (1, Rows().sample)) * steps:
         spent_s = [0.0]

@@ -1,15 +1,15 @@
-"""What encoding costs those whose answers are on their way on the same device: in turns, and whenever items come.
+"""Cost of encoding for decodes on the same device: scheduled in turns, and on arrival.
 
-One process, one compute thread, a random LLaVA of some size, real services (no network, no router), one run:
+One process, one compute thread, a random LLaVA, real services (no network, no router), one run:
 
-- ``alone``: answers are decoded, and now and then a prompt comes; nothing is encoded.
-- ``whenever``: beside them images are encoded as fast as they can be, by an encoder with a loop of its own on the same thread:
-  its batches and the engine's steps go in the order in which they come.
+- ``alone``: answers are decoded, with an occasional prompt; nothing is encoded.
+- ``whenever``: also encodes images as fast as possible, by an encoder with its own loop on the same thread; batches and
+  engine steps run in order of arrival.
 - ``turns``: the same, as ``--role EPD`` does it: decodes first, then prompts, a batch of images only when no prompt can be
   computed, and no more of either than ``--tpot-slo-s`` allows (HydraInfer, algorithm 1).
 
-The systems take turns within each round, and each has the token budget that suits the objective. The objective is what a full
-step of decodes and two images take here, measured at start.
+The systems alternate within each round, each with the token budget for the objective. The objective is the time of a full
+decode step and two images here, measured at start.
 """
 
 import argparse
@@ -63,29 +63,29 @@ SYSTEMS = ("alone", "whenever", "turns")
 @dataclass(frozen=True, slots=True)
 class Load:
     answers: int
-    """That are decoded at the same time."""
+    """Concurrent answers."""
     tokens: int
-    """Of each."""
+    """Tokens per answer."""
     callers: int
-    """Who each have one image encoded after the other."""
+    """Callers that encode one image after the other."""
     prompt_tokens: int
     prompt_every_s: float
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one round of one system showed."""
+    """Results of one round of one system."""
 
     gaps_s: list[float] = field(default_factory=list)
-    """Between two tokens of an answer."""
+    """Gaps between two tokens of an answer."""
     first_s: list[float] = field(default_factory=list)
-    """From a prompt to its first token."""
+    """Times to first token."""
     images: int = 0
     took_s: float = 0.0
 
 
 def make(directory: Path, layers: int, hidden: int) -> None:
-    """A random LLaVA whose tower and language model are of one size, with the demo model's tokenizer."""
+    """A random LLaVA with a vision encoder and a language model of one size, and the demo model's tokenizer."""
     torch.manual_seed(0)
     size = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": hidden // 64}
     config = transformers.LlavaConfig(
@@ -115,7 +115,7 @@ def make(directory: Path, layers: int, hidden: int) -> None:
 
 
 def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, float]:
-    """What a full step of decodes and two images take together, and each of the two parts."""
+    """Time of a full decode step and two images together, and of each part."""
     checkpoint = open_checkpoint(model)
     encoder = TransformersEncoderEngine(
         checkpoint, model_id="random", device=settings.device, dtype=settings.dtype, threads=settings.torch_threads
@@ -143,7 +143,7 @@ def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, floa
 
 
 def picture(rng: random.Random) -> bytes:
-    """One like no other."""
+    """A unique image."""
     out = BytesIO()
     Image.frombytes("RGB", (16, 16), rng.randbytes(768)).resize((IMAGE_PX, IMAGE_PX)).save(out, "JPEG")
     return out.getvalue()
@@ -226,7 +226,7 @@ class Play:
             await asyncio.sleep(self._load.prompt_every_s)
 
     async def _generate(self, *, prompt_tokens: int, tokens: int) -> list[float]:
-        """When each token came."""
+        """Times of the tokens."""
         prompt = tuple(self._rng.randrange(8, VOCABULARY) for _ in range(prompt_tokens))
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         request = TextRequest(f"r{next(self._names)}", "random", prompt, (), sampling, 600.0)
@@ -263,7 +263,7 @@ async def run(settings: TextSettings, load: Load, rounds: int) -> dict[str, list
 
 
 def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, Any]]:
-    """All rounds of a system together, but for the times of answers: medians over rounds."""
+    """All rounds of a system together, except the times of answers: medians over rounds."""
     rows: list[dict[str, Any]] = []
     for system, rounds in results.items():
         gaps_s = [gap for one in rounds for gap in one.gaps_s]

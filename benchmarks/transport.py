@@ -1,16 +1,16 @@
-"""How fast embeddings get from one process's memory into another's, against memcpy and against a gRPC stream.
+"""Transfer rate of embeddings between two processes' memory, against memcpy and a gRPC stream.
 
 Side by side in one run, round after round, on one machine:
 
-- ``memcpy``: the same bytes copied inside the reader, one call per pull: what the memory can do.
+- ``memcpy``: the same bytes copied inside the reader, one call per pull: the limit of the memory.
 - ``memory``, ``shm``, ``nixl``, ``tcp``: the backends of ``triptych.transport``, each pull awaited.
-- ``socket``: blocking ``sendall`` and ``recv_into`` on one connection, without event loop, checks or deadlines: what
-  TCP on this machine can do at all. ``sockets``: the same on four, with a thread each at either end.
-- ``grpc``: a grpc.aio stream of 1 MB chunks, copied to their place: what one would do without a transport.
+- ``socket``: blocking ``sendall`` and ``recv_into`` on one connection, without event loop, checks or deadlines: the
+  limit of TCP here. ``sockets``: the same on four connections, with a thread each at both ends.
+- ``grpc``: a grpc.aio stream of 1 MB chunks, copied to their place: the alternative to a transport.
 
-Holders are processes of their own (but for ``memcpy`` and ``memory``), everything runs on uvloop. Pulls walk over
-``SLOTS`` places in both arenas. Ratios are of the run itself, each to the memcpy of its own round and case; absolute
-figures depend on the machine and on what else it does.
+Holders are separate processes (except for ``memcpy`` and ``memory``), all on uvloop. Pulls cycle over ``SLOTS`` places
+in both arenas. Ratios are to the memcpy of the same round and case; absolute figures depend on the machine and its
+other load.
 """
 
 import argparse
@@ -52,17 +52,17 @@ CONNECTIONS = {SOCKET: 1, SOCKETS: 4}
 HOST = "this-host"
 SLOTS = 8
 TOGETHER = 32
-"""Small pulls that are started in one turn of the event loop."""
+"""Small pulls started in one turn of the event loop."""
 MAX_PULL_S = 60.0
 _WORD_NBYTES = 16
-"""What a slot has around its payload."""
+"""Bytes of a slot around its payload."""
 _CHUNK_NBYTES = 1 << 20
 _KB_NBYTES = 1 << 10
 _METHOD = "/benchmark/read"
 _RANGE = struct.Struct("<QQ")
 
 Pull = Callable[[int, int], Awaitable[None]]
-"""Pull so many payload bytes from a slot, to the reader's slot of the same number."""
+"""(slot, payload bytes): pull from a holder's slot to the reader's slot of the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Settings:
     sizes: tuple[int, ...] = tuple(kib << 10 for kib in (64, 256, 1024, 4096, 16384, 65536))
     rounds: int = 5
     nbytes: int = 64 << 20
-    """Pulled in a measurement at least, but no fewer than 16 pulls."""
+    """Least bytes pulled per measurement, with at least 16 pulls."""
     small_pulls: int = 2000
     idle_s: float = 2.0
     holders: int = 4
@@ -81,7 +81,7 @@ QUICK = Settings(sizes=(64 << 10, 1 << 20), rounds=1, nbytes=1 << 20, small_pull
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``at_once`` pulls are under way at a time, spread over ``holders`` processes."""
+    """``at_once`` concurrent pulls, spread over ``holders`` processes."""
 
     nbytes: int
     at_once: int
@@ -94,14 +94,14 @@ class Sample:
     system: str
     gb_per_s: float
     cpu_s_per_gb: float
-    """Of reader and holders together."""
+    """CPU time of reader and holders together."""
 
 
-# --- what a holder has -----------------------------------------------------------------------------------------------
+# --- the holder's side ------------------------------------------------------------------------------------------------
 
 
 def make_arena(settings: Settings, instance_id: str) -> HostArena:
-    """Room for ``SLOTS`` slots of the largest size, filled with a pattern."""
+    """An arena of ``SLOTS`` slots of the largest size, filled with a pattern."""
     nbytes = SLOTS * stride(max(settings.sizes))
     arena = HostArena(4096 + nbytes, instance_id=instance_id, epoch=1)
     pattern = bytes(range(251)) * (nbytes // 251 + 1)
@@ -114,7 +114,7 @@ def stride(nbytes: int) -> int:
 
 
 def ticket(arena: HostArena, holder: str, slot: int, nbytes: int) -> Ticket:
-    """Of a slot that nobody sealed: only its place matters here."""
+    """A ticket of an unsealed slot: only its place matters here."""
     return Ticket(
         key=b"k",
         holder=holder,
@@ -161,7 +161,7 @@ def over_grpc(arena: HostArena) -> tuple[grpc.aio.Server, int]:
 
 
 def over_sockets(arena: HostArena, connections: int) -> int:
-    """A thread for each connection that sends ranges of the arena; returns their port."""
+    """Start one thread per connection that sends ranges of the arena; returns their port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -177,7 +177,7 @@ def over_sockets(arena: HostArena, connections: int) -> int:
 
 
 async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> None:
-    """What a holder process does: says what it offers, then its CPU time whenever it is asked, until its input ends."""
+    """The holder process: print the offers, then the CPU time on each request, until its input ends."""
     arena = make_arena(settings, instance_id)
     async with contextlib.AsyncExitStack() as stack:
         offers: dict[str, str | int] = {}
@@ -197,12 +197,12 @@ async def hold(systems: Sequence[str], settings: Settings, instance_id: str) -> 
             print(time.process_time(), flush=True)
 
 
-# --- what reads them -------------------------------------------------------------------------------------------------
+# --- the reader's side -----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Holder:
-    """A holder process, as the reader sees it."""
+    """A holder process, seen from the reader."""
 
     process: asyncio.subprocess.Process
     instance_id: str
@@ -254,7 +254,7 @@ class Reader:
         await self._stack.aclose()
 
     def copy_inside(self, source: HostArena) -> None:
-        """``memcpy`` and ``memory``: the holder is this process."""
+        """Set up ``memcpy`` and ``memory``, whose holder is this process."""
         target, network = self.arena, MemoryNetwork()
 
         async def memcpy(slot: int, nbytes: int) -> None:
@@ -311,7 +311,7 @@ class Reader:
         return pull
 
     def _blocking(self, port: int, number: int) -> Pull:
-        """One connection is read by this thread, several by a thread each, a part of the bytes over each."""
+        """Read one connection in this thread; several in a thread each, with a part of the bytes."""
         connections = [self._stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(number)]
         for connection in connections:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -339,7 +339,7 @@ class Reader:
         ctypes.memset(self.arena.address + self.arena.base, 0, self.arena.nbytes - self.arena.base)
 
     def check(self, source: HostArena, nbytes: int) -> None:
-        """Everything that was pulled is what the holder has: all holders have the same."""
+        """Check that the pulled bytes equal the holder's; all holders have the same."""
         for slot in range(SLOTS):
             at = place(self.arena, slot, nbytes)
             end = at + nbytes + _WORD_NBYTES
@@ -380,7 +380,7 @@ async def sample(reader: Reader, system: str, holders: Sequence[Holder], case: C
 
 
 async def latencies_us(pull: Pull, count: int) -> list[float]:
-    """Of pulls of 8 bytes of payload, one after the other."""
+    """Latencies of consecutive pulls of 8 payload bytes."""
     found: list[float] = []
     for _ in range(count):
         began_s = time.perf_counter()
@@ -390,7 +390,7 @@ async def latencies_us(pull: Pull, count: int) -> list[float]:
 
 
 async def lone_and_together_us(pull: Pull, count: int) -> list[tuple[float, float]]:
-    """A pull of 1 KB alone, and ``TOGETHER`` of them started in one turn of the event loop, by turns; the first goes uncounted."""
+    """Alternately time a pull of 1 KB alone, and ``TOGETHER`` started in one turn of the loop; skips the first."""
     found: list[tuple[float, float]] = []
     for _ in range(1 + count):
         began_s = time.perf_counter()
@@ -402,7 +402,7 @@ async def lone_and_together_us(pull: Pull, count: int) -> list[tuple[float, floa
 
 
 async def idle_cores(system: str, settings: Settings) -> float:
-    """Share of a core that a reader and a holder use together while they are connected and nothing is asked."""
+    """Cores used by a connected reader and holder while idle."""
     small = Settings(**{**asdict(settings), "sizes": (64 << 10,)})
     async with holder_process([system], small, 0) as holder, Reader(make_arena(small, "reader")) as reader:
         await reader.connect(system, holder)
@@ -418,13 +418,13 @@ class Measured:
     samples: list[Sample]
     small_us: dict[str, list[float]]
     together_us: dict[str, list[tuple[float, float]]]
-    """Of one pull of 1 KB, and of ``TOGETHER``."""
+    """Times of one pull of 1 KB, and of ``TOGETHER``."""
     idle: dict[str, float]
 
 
 async def run(settings: Settings, systems: Sequence[str]) -> Measured:
-    """All systems take turns within each round, so that a slow minute of the machine is slow for all of them."""
-    # NIXL last: its agents leave threads behind that would be counted for the others.
+    """All systems alternate within each round, so that a slow phase of the machine affects all."""
+    # NIXL last: threads left by its agents would count against the others.
     idle = {system: await idle_cores(system, settings) for system in sorted(systems, key=lambda one: one == NIXL)}
     everyone = (MEMCPY, MEMORY, *systems)
     cases = [
@@ -466,7 +466,7 @@ async def run(settings: Settings, systems: Sequence[str]) -> Measured:
 
 
 def report(measured: Measured) -> list[dict[str, Any]]:
-    """One row per case and system: medians over the rounds, of the figures and of their ratios within a round."""
+    """One row per case and system: medians over the rounds, of figures and of ratios within a round."""
     groups: dict[tuple[Case, str], list[Sample]] = {}
     for one in measured.samples:
         groups.setdefault((one.case, one.system), []).append(one)
@@ -488,7 +488,7 @@ def report(measured: Measured) -> list[dict[str, Any]]:
 
 
 def small(measured: Measured) -> list[dict[str, Any]]:
-    """Latency of small pulls, alone and together, and what an idle pair costs."""
+    """Latency of small pulls, alone and together, and the CPU use of an idle pair."""
     return [
         {
             "system": system,

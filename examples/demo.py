@@ -1,4 +1,4 @@
-"""`make demo`: a cluster of separate processes on this machine, questions about images over REST, and where each ran.
+"""`make demo`: a cluster of processes on this machine, questions about images over REST, and their timelines.
 
 Two encoders, a router, a text process and a gateway serve the demo model. Answers to reading questions are checked
 against the file names (`3_a.png` shows a 3), and the images of the largest request must be spread over both

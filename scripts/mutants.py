@@ -1,14 +1,14 @@
-"""Mutation test of the layers that decide and remember: each mutant is one small change that some test should notice.
+"""Mutation tests of policies and machines: each mutant is one small change that some test should detect.
 
-cosmic-ray finds the places and makes the changes. Tests are collected once; then every mutant lives in a process that is
-forked from there, where the changed function gets its code, and no file is touched. What is not inside of a function is
-imported anew, changed, by a process of its own. A mutant meets the tests of its own module and, when it survives these,
-others that the caller names. Run by ``scripts/mutants.sh``; the samples are the same on every run.
+cosmic-ray generates the mutants. Tests are collected once; each mutant then runs in a forked process in which the changed
+function's code is replaced, without touching a file. For changes outside of functions a new process imports the changed
+module. A mutant is run against the tests of its module and, if it survives, against others that the caller names. Run by
+``scripts/mutants.sh``; the samples are the same on every run.
 
-Not mutated: annotations, decorators, assertions and ``validate`` (they check, and nothing checks them), messages.
+Not mutated: annotations, decorators, assertions, ``validate`` and messages.
 """
 
-# ruff: noqa: ARG002, INP001, T201 - a script, which says what it found through interfaces of others
+# ruff: noqa: ARG002, INP001, T201 - a script that implements foreign interfaces and prints
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import argparse
@@ -44,11 +44,11 @@ SOURCE = ROOT / "src"
 LAYERS = ("policy", "machine")
 PLUGINS = (_hypothesis_pytestplugin, pytest_asyncio.plugin, pytest_timeout)
 MAX_MEMORY_BYTES = 4 << 30
-"""A mutant may loop for ever, and collect while it does."""
+"""A mutant may loop for ever and allocate memory."""
 MAX_CPU_S = 600
-"""Processor time of the tests without a mutant ..."""
+"""Limit of CPU time of the tests without a mutant."""
 MAX_TIMES_CPU = 4
-"""... and with one so many times of that, and two seconds more."""
+"""Limit with a mutant, as a multiple of the time without; two seconds are added."""
 
 CHANGES = {
     "ReplaceComparisonOperator": "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq "
@@ -61,8 +61,8 @@ CHANGES = {
 }
 
 
-class RemoveStatement(Operator):  # type: ignore[misc]  # untyped where it comes from
-    """Leaves out a call made for its effect, a deletion, or a change of something that was there before."""
+class RemoveStatement(Operator):  # type: ignore[misc]  # untyped base
+    """Removes a call made for its effect, a deletion, or a change of existing state."""
 
     def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         if node.parent is not None and node.parent.type == "simple_stmt" and self._acts(node):
@@ -106,7 +106,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Of its module, for people."""
+        """Display name of its module."""
         return str(self.path.relative_to(SOURCE / "triptych").with_suffix(""))
 
     @cached_property
@@ -115,7 +115,7 @@ class Mutant:
 
     @property
     def tests(self) -> str:
-        """The file of its module's own tests, or of the module that it is a part of by name: request_events, request."""
+        """The test file of its module, or of the module whose name is its prefix (request_events, request)."""
         folder, stem = Path("tests/unit") / self.path.parent.relative_to(SOURCE / "triptych"), self.path.stem
         while stem and not (ROOT / folder / f"test_{stem}.py").exists():
             stem = stem.rpartition("_")[0]
@@ -129,7 +129,7 @@ class Mutant:
 
 
 def mutants_of(path: Path) -> list[Mutant]:
-    """All of a module, in the order of the file."""
+    """All mutants of a module, in file order."""
     tree = parso.parse(path.read_text())
     seen: Counter[str] = Counter()
     found: list[Mutant] = []
@@ -173,7 +173,7 @@ class _Mutated(importlib.abc.InspectLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, as the mutant has it."""
+    """Finds the mutated module."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -187,7 +187,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _functions(owner: ModuleType | type, module: str) -> Iterator[FunctionType]:
-    """What a module defines, methods and properties included."""
+    """A module's functions, including methods and properties."""
     for value in vars(owner).values():
         if isinstance(value, type) and value.__module__ == module:
             yield from _functions(value, module)
@@ -204,15 +204,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def change(mutant: Mutant) -> None:
-    """Give the functions of the module, which is imported already, the mutant's code."""
+    """Replace the code of the imported module's functions by the mutant's."""
     codes = {code.co_qualname: code for code in _codes(compile(mutant.code, str(mutant.path), "exec"))}
     for function in _functions(sys.modules[mutant.module], mutant.module):
-        if function.__qualname__ in codes:  # a dataclass makes some of its own
+        if function.__qualname__ in codes:  # dataclasses generate some
             function.__code__ = codes[function.__qualname__]
 
 
 def fork(cpu_s: int) -> int:
-    """As ``os.fork``; the child is bounded and says nothing."""
+    """As ``os.fork``; the child has resource limits and no output."""
     process = os.fork()
     if process == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
@@ -224,7 +224,7 @@ def fork(cpu_s: int) -> int:
 
 
 class _Pool:
-    """Processes that each try one mutant, so many at a time."""
+    """Processes that each run one mutant, at most ``jobs`` at a time."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
@@ -248,14 +248,14 @@ class _Pool:
 
 
 class _Forks:
-    """Runs the collected tests in one process per mutant instead of in this one, after one without any."""
+    """Runs the collected tests in one process per mutant, after one run without a mutant."""
 
     def __init__(self, mutants: Sequence[Mutant], pool: _Pool) -> None:
         self._mutants = mutants
         self._pool = pool
         self._in_child = False
         self.cpu_s = 0
-        """What a mutant may take; 0 where the tests fail without one."""
+        """CPU time of a mutant; 0 if the tests fail without one."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> bool | None:
@@ -295,7 +295,7 @@ def _run_anew(mutant: Mutant, tests: Sequence[str]) -> int:
 
 
 def meet(mutants: Sequence[Mutant], tests: Sequence[str], jobs: int) -> list[Mutant]:
-    """The ones that survive these tests, in their order. Raises RuntimeError where the tests fail without a mutant."""
+    """The mutants that survive these tests, in order. Raises RuntimeError when the tests fail without a mutant."""
     pool = _Pool(jobs)
     forks = _Forks([mutant for mutant in mutants if mutant.in_function], pool)
     _run(tests, forks)
@@ -326,7 +326,7 @@ def main() -> None:
     options = parser.parse_args()
 
     os.chdir(ROOT)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # noqa: TID251  # three are needed, far more are installed
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # noqa: TID251  # only three plugins are needed
     sys.path[:0] = [str(SOURCE), str(ROOT)]
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
@@ -339,7 +339,7 @@ def main() -> None:
         mutants = mutants_of(path) if any(fnmatch.fnmatch(name, one) for one in options.modules) else []
         all_of[name] = len(mutants)
         if 0 < options.samples < len(mutants):
-            drawn = random.Random(name).sample(range(len(mutants)), options.samples)  # noqa: S311  # the same each time
+            drawn = random.Random(name).sample(range(len(mutants)), options.samples)  # noqa: S311  # reproducible
             mutants = [mutants[index] for index in sorted(drawn)]
         tried[name] = len(mutants)
         if mutants:

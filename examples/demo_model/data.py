@@ -1,7 +1,7 @@
-"""What the demo model learns from: handwritten digits, questions about them, and small talk.
+"""Training data of the demo model: handwritten digits, questions about them, and small talk.
 
-The digits are the 1,797 images of 8 x 8 pixels that scikit-learn bundles (UCI optical recognition of handwritten
-digits). The split is a constant of this module, so that training, evaluation and the tests agree on it.
+The digits are the 1,797 images of 8 x 8 pixels in scikit-learn (UCI optical recognition of handwritten digits). The
+split is fixed in this module, so that training, evaluation and tests agree.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def render(pixels: NDArray[np.uint8], size_px: int = IMAGE_SIZE_PX) -> Image.Ima
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of question about digits: how it may be asked, its answer, and how often it is trained."""
+    """One kind of question about digits: its phrasings, its answer, and its share in training."""
 
     name: str
     questions: tuple[str, ...]
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer; the images that come with it stand around `text`, `images_before` in front."""
+    """A question and its answer; its images surround `text`, `images_before` of them in front."""
 
     text: str
     answer: str
@@ -228,7 +228,7 @@ def small_talk(rng: Random) -> Turn:
 
 
 def _casually(text: str, rng: Random) -> str:
-    """Now and then, type as people do: without the closing mark, or in lower case."""
+    """Sometimes drop the closing mark or use lower case, as people do."""
     if rng.random() < 0.15:
         text = text.rstrip("?.!")
     return text.lower() if rng.random() < 0.15 else text
@@ -239,13 +239,13 @@ def _typed(turn: Turn, rng: Random) -> Turn:
 
 
 def _about_digits(digits: Sequence[int], rng: Random) -> Turn:
-    """A question about digits that were shown, or about none: then the answer says so."""
+    """A question about the digits shown; if there are none, the answer says so."""
     task = rng.choices(TASKS, [task.share for task in TASKS])[0]
     return Turn(rng.choice(task.questions), task.answer(digits) if digits else NO_IMAGES)
 
 
 def _showing(count: int, turn: Turn, rng: Random) -> Turn:
-    """Put `count` images around the turn's text: mostly all in front, sometimes behind or on both sides."""
+    """Put `count` images around the turn's text: mostly in front, sometimes behind or on both sides."""
     before = count if rng.random() < 0.75 else rng.randint(0, count)
     return Turn(turn.text, turn.answer, before, count - before)
 

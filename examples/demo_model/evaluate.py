@@ -51,7 +51,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said, and the smallest lead (in logits) that a chosen token had over the next best."""
+    """The model's answer, and the smallest margin (in logits) of a chosen token over the next best."""
 
     text: str
     lead: float
@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares of right answers over requests of one number of images."""
+    """Fractions of right answers to requests with one number of images."""
 
     images: int
     whole: float
@@ -79,7 +79,7 @@ class Reader:
         self.processor = hf.AutoProcessor.from_pretrained(directory)
 
     def ask(self, queries: Sequence[Query]) -> list[Answer]:
-        """Answer queries of one number of images together."""
+        """Answer a batch of queries with the same number of images."""
         answers: list[Answer] = []
         for start in range(0, len(queries), BATCH_SIZE):
             answers += self._ask(queries[start : start + BATCH_SIZE])
@@ -147,7 +147,7 @@ def measure(reader: Reader, images: int, settings: Settings) -> Accuracy:
 
 
 def digits_right(text: str, digits: Sequence[int]) -> float:
-    """The share of `digits` that `text` has in its place."""
+    """The fraction of `digits` that `text` has at the right place."""
     said = text.split()
     return sum(place < len(said) and said[place] == str(digit) for place, digit in enumerate(digits)) / len(digits)
 

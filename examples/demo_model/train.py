@@ -2,8 +2,8 @@
 
     python examples/demo_model/train.py --out DIR [--steps N] [--threads T] [--seed S]
 
-Two stages. First the vision tower and the projector learn to classify digits, every image token by itself through an
-auxiliary head that is thrown away: without this the second stage stays on a plateau for a long time. Then the whole
+Two stages. First the vision encoder and the projector learn to classify digits, each image token through an
+auxiliary head that is then dropped: without this the second stage stays on a plateau for a long time. Then the whole
 model learns to answer (`data.py`), the loss taken on answers only. Weights are stored in float16.
 """
 
@@ -30,7 +30,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from examples.demo_model import data
 
-# The annotations of transformers are incomplete and change between versions, so its objects go unchecked here.
+# The annotations of transformers are incomplete and change between versions, so its objects are not type-checked here.
 hf: Any = transformers
 HfTokenizer: TypeAlias = Any
 HfProcessor: TypeAlias = Any
@@ -94,7 +94,7 @@ def build_tokenizer(rng: Random) -> HfTokenizer:
 
 
 def build_processor(tokenizer: HfTokenizer) -> HfProcessor:
-    """Join the tokenizer with an image processor that needs Pillow only."""
+    """Combine the tokenizer with an image processor that needs only Pillow."""
     side = {"height": data.IMAGE_SIZE_PX, "width": data.IMAGE_SIZE_PX}
     image_processor = CLIPImageProcessorPil(
         size=side,
@@ -154,7 +154,7 @@ def build_model(tokenizer: HfTokenizer) -> HfModel:
 
 
 def rendered_digits(digits: data.Digits) -> torch.Tensor:
-    """Render every digit as the processor sees it from files of several sizes: `uint8 [sizes, digits, 56, 56]`."""
+    """Render every digit as the processor receives it from files of several sizes: `uint8 [sizes, digits, 56, 56]`."""
     side = (data.IMAGE_SIZE_PX, data.IMAGE_SIZE_PX)
     rendered = [
         [np.asarray(data.render(pixels, size).resize(side, Image.Resampling.BICUBIC)) for pixels in digits.pixels]
@@ -216,7 +216,7 @@ class Examples:
         return batch
 
     def answers_only(self, ids: torch.Tensor) -> torch.Tensor:
-        """Labels that keep what the assistant says, its end token included, and mask (-100) the rest."""
+        """Labels of the assistant's tokens, including end tokens; the rest is masked (-100)."""
         place = torch.arange(1, ids.shape[1] + 1).expand_as(ids)
         last_user = (place * (ids == self._user_id)).cummax(dim=1).values
         last_assistant = (place * (ids == self._assistant_id)).cummax(dim=1).values
@@ -292,7 +292,7 @@ def save(model: HfModel, processor: HfProcessor, out: Path) -> None:
 
 
 def published_key(key: str) -> str:
-    """The name of a weight in published LLaVA checkpoints, which is the one vLLM looks for."""
+    """The name of a weight in published LLaVA checkpoints, which vLLM expects."""
     return key if ".vision_model." in key else key.replace("vision_tower.", "vision_tower.vision_model.")
 
 

@@ -82,7 +82,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     for name in ("one", "other"):
         write_identity(tmp_path / name, authority)
     one, other = tmp_path / "one", tmp_path / "other"
-    with pytest.raises(ValueError, match="of no use"):
+    with pytest.raises(ValueError, match="cannot be used"):
         TlsIdentity.load(one / FILES["cert"], other / FILES["key"], one / FILES["ca"])
     with pytest.raises(ValueError, match="cannot be read"):
         TlsIdentity.load(tmp_path / "missing.pem", one / FILES["key"], one / FILES["ca"])
