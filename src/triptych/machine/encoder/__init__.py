@@ -1,1 +1,1 @@
-"""Memory of an encoder."""
+"""State machines of an encoder."""

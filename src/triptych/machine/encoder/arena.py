@@ -1,19 +1,19 @@
-"""Memory of a holder: which embeddings lie where in its arena, who may read them and until when (docs/adr/0002).
+"""A holder's arena: where embeddings are stored, who may read them, and until when (docs/adr/0002).
 
 One entry per embedding key:
 
-    Reserve -> WRITING -- Commit -> READY -- no room for another, least recently used -> gone
+
+    Reserve -> WRITING -- Commit -> READY -- room is needed, least recently used -> gone
                   +------ Abandon -> gone
 
-Every reader has a lease of its own, under an id that the one who asks has chosen: so it can be given back by who never
-saw the answer, even before it was granted. An id that was given back is not granted again, as far as memory of it goes.
+Every reader has its own lease, whose id the caller chooses. So the caller can release it without having seen the
+answer, even before it is granted: a released id is not granted again while it is remembered.
 
-A lease is LIVE until it is released or its time is over; then it has *lapsed*
-and still holds the slot for ``max_pull_s``, because a read that began in time may still be running. A slot with a
-lease of either kind is never reused; a release gives it back at once. Memory that is reserved again always gets
-another generation, so that a reader can tell a recycled slot from the one it was promised.
+A lease is LIVE until it is released or expires. An expired lease has *lapsed*: it still holds the slot for
+``max_pull_s``, as a read that began in time may be running. A slot with either kind of lease is never reused; a release
+frees it at once. Reused memory always gets a new generation, so that a reader detects a recycled slot.
 
-A refusal is an effect that carries the error for the caller. Nothing waits here: whoever is refused holds nothing.
+A refusal is an effect with an error for the caller. Nothing waits here: a refused caller holds nothing.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ from triptych.machine.encoder.arena_events import (
 from triptych.machine.extents import Extents, round_up
 
 _HEAP_SLACK = 64
-"""So much of the heap of ends may be of leases that are gone, beyond as much as is of those that are out."""
+"""Stale entries allowed in the heap of expiry times, beyond the number of live leases."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Entry:
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
     max_lease_s: PositiveSeconds = 600.0
-    """Longest lease; a longer request is shortened to this."""
+    """Longest lease; longer requests are cut to this."""
     max_leases: Annotated[int, Between(2)] = 65_536
     """Most leases at the same time."""
 
@@ -107,12 +107,12 @@ class ArenaMachine:
         self._max_given_back = max_given_back
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
-        """Those that can be reclaimed, the one that came to rest first before the others."""
+        """Reclaimable entries, least recently used first."""
         self._ready = 0
         self._leased_bytes = 0
         self._leases: dict[LeaseId, _Lease] = {}
         self._by_expiry: list[tuple[float, LeaseId]] = []
-        """A heap; what it says of a lease that is gone or was given more time no longer counts."""
+        """A heap; entries of released or extended leases are stale and skipped."""
         self._given_back: dict[LeaseId, None] = {}
         """Oldest first."""
         self._generation = 0
@@ -123,7 +123,7 @@ class ArenaMachine:
 
     @property
     def leased_bytes(self) -> int:
-        """Bytes that cannot be reclaimed now: being written, leased, or lapsed but perhaps still being read."""
+        """Bytes that cannot be reclaimed: being written, leased, or lapsed and perhaps still being read."""
         return self._leased_bytes
 
     @property
@@ -132,12 +132,12 @@ class ArenaMachine:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that are taken and can be reclaimed: embeddings that nobody needs now."""
+        """Bytes that can be reclaimed: cached embeddings without leases."""
         return self.capacity_bytes - self._extents.free_bytes - self.leased_bytes
 
     @property
     def cached(self) -> int:
-        """Embeddings that can be granted at once."""
+        """Number of embeddings that can be granted at once."""
         return self._ready
 
     @property
@@ -150,7 +150,7 @@ class ArenaMachine:
         return entry.slot if entry is not None and entry.state is SlotState.READY else None
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int, now_s: float) -> bool:
-        """Whether a live lease covers these bytes of the arena: what a transport asks before it serves a read."""
+        """Whether a live lease covers these bytes of the arena; called by transports before they serve a read."""
         lease = self._leases.get(lease_id)
         if lease is None or now_s >= lease.expires_s:
             return False
@@ -198,7 +198,7 @@ class ArenaMachine:
         return [*effects, Reserved(slot)]
 
     def _make_room(self, nbytes: int) -> list[Effect]:
-        """Evict the least recently used until ``nbytes`` fit in one piece; nothing at all when they could not."""
+        """Evict the least recently used until ``nbytes`` fit contiguously; evict nothing if they never would."""
         if not self._could_fit(nbytes):
             return []
         effects: list[Effect] = []
@@ -209,7 +209,7 @@ class ArenaMachine:
         return effects
 
     def _could_fit(self, nbytes: int) -> bool:
-        """Whether there is a gap for ``nbytes`` once everything is evicted that can be."""
+        """Whether ``nbytes`` fit once everything reclaimable is evicted."""
         if self.available_bytes < nbytes:
             return False
         fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._entries.values() if e.pinned]
@@ -268,7 +268,7 @@ class ArenaMachine:
         return [Granted(ticket)]
 
     def _lease_until(self, lease_id: LeaseId, entry: _Entry, expires_s: float) -> None:
-        """A new lease, or more time: never less."""
+        """Grant or extend a lease; never shorten it."""
         known = self._leases.get(lease_id)
         if known is not None:
             known.expires_s = max(known.expires_s, expires_s)
@@ -321,7 +321,7 @@ class ArenaMachine:
         self._extents.free(entry.slot.offset)
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         self._extents.validate()
         slots = sorted((e.slot.offset, e.slot.slot_nbytes) for e in self._entries.values())
         for (offset, nbytes), (following, _) in pairwise(slots):

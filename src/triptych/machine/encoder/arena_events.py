@@ -1,4 +1,4 @@
-"""What a holder's memory is told, what it says is to be done, and the slots that both speak of."""
+"""Events and effects of a holder's arena, and its slots."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ti
 from triptych.errors import TriptychError
 
 Key = bytes
-"""Whole digest of an embedding's identity."""
+"""Full digest of an embedding's identity."""
 
 
 class SlotState(Enum):
@@ -39,7 +39,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory for an embedding that is about to be made. Answer: Reserved, Present or Refused."""
+    """Reserve memory for an embedding to be computed. Answered by Reserved, Present or Refused."""
 
     key: Key
     tensors: tuple[TensorSpec, ...]
@@ -48,7 +48,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The embedding stands in its slot, sealed."""
+    """The embedding is written to its slot and sealed."""
 
     key: Key
     generation: int
@@ -65,10 +65,12 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease for one more reader, or more time for one that is out. Answer: Granted or Refused.
+    """A lease for another reader, or an extension.
 
-    ``lease_id``: 16 random bytes from outside. ``generation`` is what a further reader's old ticket says; None for
-    whatever is there.
+    Answered by Granted or Refused.
+
+    ``lease_id``: 16 random bytes chosen by the caller. ``generation`` comes from the reader's old ticket; None accepts
+    any.
     """
 
     key: Key
@@ -79,14 +81,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Readers are done; ids that are unknown or over are fine."""
+    """Readers are done. Unknown or expired ids are ignored."""
 
     lease_ids: tuple[LeaseId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: sweep the leases."""
+    """Time has passed: expire leases."""
 
 
 Event = Reserve | Commit | Abandon | Grant | Release | Tick
@@ -96,14 +98,14 @@ Event = Reserve | Commit | Abandon | Grant | Release | Tick
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The slot is the caller's to fill; Commit or Abandon must follow."""
+    """The caller may fill the slot; Commit or Abandon must follow."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The key has a slot already: READY to be granted, or still WRITING by somebody else."""
+    """The key already has a slot: READY, or still WRITING by another caller."""
 
     slot: Slot
     state: SlotState
@@ -124,7 +126,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The embedding is no longer here: hints about it can be withdrawn."""
+    """The embedding is gone: withdraw hints about it."""
 
     slot: Slot
     reason: str
@@ -132,7 +134,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """A reader never gave its lease back: it died, or lost the ticket."""
+    """A lease expired without a release: its reader died or lost the ticket."""
 
     key: Key
     reason: str

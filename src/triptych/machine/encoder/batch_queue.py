@@ -1,14 +1,14 @@
-"""Memory of an encoder's queue: which items wait, are being prepared or are in the encoder's batch, and who wants them.
+"""An encoder's queue: which items wait, are being prepared or encoded, and which callers want them.
 
-Equal items (same embedding key) are one entry with several waiters, so each is encoded once. An entry lives from its
-first ``Arrive`` until ``Done``:
+Equal items (same embedding key) share one entry with several waiters, so each is encoded once. An entry exists from its
+first ``Arrive`` to ``Done``:
+
 
     Arrive -> ARRIVED -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
 
-Both turns, to be prepared and to be encoded, are given in the order of ``policy.queueing``; an item has the turn of the most
-urgent caller who wants it. Bounds are on entries and on bytes: a full queue refuses at the door and never makes anyone wait. An entry that nobody
-wants any more leaves at once while it waits; while a thread works on it, it stays (its memory is still in use) and
-goes with that thread's outcome.
+Both preparing and encoding follow the order of ``policy.queueing``; an item has the turn of its most urgent waiter.
+Entries and bytes are limited: a full queue refuses and never blocks. An entry without waiters is dropped at once while
+it waits; while a thread works on it, its memory is in use, so it is dropped when the thread is done.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn, batch_length, longest_waits, turn
 
 Key = bytes
-"""Whole digest of an embedding's identity."""
+"""Full digest of an embedding's identity."""
 
 
 class Phase(Enum):
@@ -34,7 +34,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """A caller (``waiter``) wants an item until ``deadline_s``; ``nbytes`` is the most that preparing it may take."""
+    """A caller (``waiter``) wants an item until ``deadline_s``; ``nbytes`` is the peak memory of preparing it."""
 
     key: Key
     waiter: int
@@ -55,7 +55,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A caller went away, or has its answer."""
+    """A caller left, or has its answer."""
 
     key: Key
     waiter: int
@@ -63,14 +63,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The tower is free and takes the next batch, within ``budget`` too where there is one."""
+    """The encoder is free and takes the next batch, within ``budget`` if given."""
 
     budget: ImageBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing works on the item any more, whether it succeeded or not."""
+    """The item is no longer being worked on, whether it succeeded or not."""
 
     key: Key
 
@@ -87,7 +87,7 @@ class StartPreparing:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The caller is not taken in, and there is no entry. ``fits`` tells whether it ever could be."""
+    """The caller is refused, and there is no entry. ``fits`` tells whether the item could ever be accepted."""
 
     key: Key
     fits: bool
@@ -96,7 +96,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The entry is gone without an embedding: give back what was reserved for it, answer who still waits."""
+    """The entry ends without an embedding: release its reservation and answer its remaining waiters."""
 
     key: Key
     expired: bool
@@ -105,7 +105,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Run these through the tower as one batch, in this order."""
+    """Encode these items as one batch, in this order."""
 
     keys: tuple[Key, ...]
 
@@ -153,15 +153,15 @@ class BatchLimits:
 
 
 class BatchQueue:
-    """``handle`` is the only mutator. ``now_s`` is on the clock on which deadlines are given."""
+    """``handle`` is the only mutator. ``now_s`` and deadlines use the same clock."""
 
     def __init__(self, limits: BatchLimits, *, max_preparing: int) -> None:
-        """``max_preparing``: entries that are PREPARING at a time."""
+        """``max_preparing`` limits the entries in PREPARING."""
         self._limits = limits
         self._max_preparing = max_preparing
         self._entries: dict[Key, _Entry] = {}
         self._queue: dict[Key, float] = {}
-        """When each WAITING entry became so, in that order."""
+        """When each entry became WAITING, in that order."""
         self._preparing = 0
         self._arrivals = 0
 
@@ -179,11 +179,11 @@ class BatchQueue:
 
     @property
     def waiting_since_s(self) -> float | None:
-        """When the first of those that wait for the tower began to; None where none waits."""
+        """Since when the first WAITING entry waits; None if there is none."""
         return next(iter(self._queue.values()), None)
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
-        """By priority, how long a caller has waited for an item that is not being encoded."""
+        """By priority, the longest wait of a caller for an item that is not being encoded."""
         entries = (entry for entry in self._entries.values() if entry.phase is not Phase.ENCODING)
         waiters = (waiter for entry in entries for waiter in entry.waiters.values())
         return longest_waits((waiter.turn.priority, now_s - waiter.arrived_s) for waiter in waiters)
@@ -290,7 +290,7 @@ class BatchQueue:
             self._preparing -= 1
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"  # noqa: S101 - invariant
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"  # noqa: S101 - invariant

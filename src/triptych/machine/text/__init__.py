@@ -1,1 +1,1 @@
-"""Memory of a text instance."""
+"""State machines of a text instance."""

@@ -1,13 +1,13 @@
 """The block manager of the KV cache: which blocks belong to which sequence, which are cached, which are free.
 
-A sequence (an *owner*) has a table of blocks. A full block may be registered under its prefix hash, which stands for its
-tokens and all before them; it can then be found, shared, and stays cached when it has no owner any more. Cached blocks
-are evicted, least recently used first, when blocks are needed: they count as available.
+A sequence (an *owner*) has a block table. A full block may be registered under its prefix hash, which covers its tokens
+and all before them. It can then be found and shared, and stays cached without an owner. Cached blocks count as
+available: they are evicted, least recently used first, when blocks are needed.
 
-Two layouts, fixed when the machine is made. *Scattered*: any free block will do (a kernel follows the table).
-*Contiguous*: an owner's blocks are neighbours wherever possible, since on a CPU attention over one run of memory is two
-to four times faster than over gathered blocks (ADR 13). An owner is placed with room to grow; where its neighbour is in
-the way it moves once to a larger place, and only when there is no such place does it go on in pieces.
+There are two layouts. *Scattered*: any free block will do, as a kernel follows the table. *Contiguous*: an owner's
+blocks are adjacent where possible, as CPU attention over contiguous memory is two to four times faster than over
+gathered blocks (ADR 13). An owner is placed with room to grow. If a neighbour is in the way, the owner moves once to a
+larger gap; only without such a gap does it continue in pieces.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from triptych.machine.free_runs import FreeRun, FreeRuns
 
 
 class Copy(NamedTuple):
-    """Contents to be copied, block by block, before anything else is written; in the order in which they are told."""
+    """Blocks to copy before anything else is written, in the given order."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -30,12 +30,12 @@ class Copy(NamedTuple):
 class _Owner:
     table: list[int] = field(default_factory=list)
     room: int = 0
-    """Blocks that it was placed for: what lies behind its table up to so many is left to it while there is other room."""
+    """Blocks that it is expected to need; the blocks after its table are left free for it while there are others."""
     is_contiguous: bool = True
 
 
 class KvBlocks:
-    """All blocks of one KV cache. Owners are named by the caller."""
+    """All blocks of one KV cache. Owners are identified by names."""
 
     def __init__(self, blocks: int, *, contiguous: bool) -> None:
         self.blocks = blocks
@@ -44,7 +44,7 @@ class KvBlocks:
         self._references = [0] * blocks
         self._owners: dict[str, _Owner] = {}
         self._ending_at: dict[int, _Owner] = {}
-        """By the block after its last, the contiguous owner of the blocks before."""
+        """Contiguous owners, by the block after their last."""
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -52,16 +52,16 @@ class KvBlocks:
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now, cached ones without an owner included."""
+        """Blocks that can be allocated now, including cached ones."""
         return self._unused.free + len(self._cached)
 
     @property
     def cached(self) -> int:
-        """Blocks without an owner that are kept for their contents."""
+        """Cached blocks without an owner."""
         return len(self._cached)
 
     def table(self, owner: str) -> Sequence[int]:
-        """The owner's blocks, in order; none for an owner that is not known. To be read only."""
+        """The owner's blocks, in order; empty for an unknown owner. Read-only."""
         known = self._owners.get(owner)
         return known.table if known is not None else ()
 
@@ -70,10 +70,10 @@ class KvBlocks:
         return known is None or known.is_contiguous
 
     def is_owned(self, block: int) -> bool:
-        """Whether anybody has it, so that it is not among those available."""
+        """Whether the block has an owner."""
         return self._references[block] > 0
 
-    # --- by contents -------------------------------------------------------------------------------------------------
+    # --- prefix cache ------------------------------------------------------------------------------------------------
 
     def find(self, prefix_hashes: Sequence[bytes]) -> tuple[int, ...]:
         """The blocks of the longest run of ``prefix_hashes``, from the first on, that are all here."""
@@ -86,14 +86,14 @@ class KvBlocks:
         return tuple(found)
 
     def register_hash(self, owner: str, index: int, prefix_hash: bytes) -> None:
-        """Make a full block of an owner findable by its prefix hash. Of blocks with equal hashes the first stays."""
+        """Register an owner's full block under its prefix hash. If the hash is registered already, that block stays."""
         block = self._owners[owner].table[index]
         if prefix_hash not in self._block_of and block not in self._hash_of:
             self._block_of[prefix_hash] = block
             self._hash_of[block] = prefix_hash
 
     def evict_hashes(self, owner: str) -> None:
-        """The contents of an owner's blocks are not to be trusted: they cannot be found any more."""
+        """Evict all hashes of an owner's blocks, whose contents are invalid."""
         for block in self.table(owner):
             prefix_hash = self._hash_of.pop(block, None)
             if prefix_hash is not None:
@@ -102,7 +102,7 @@ class KvBlocks:
     # --- allocating and freeing -------------------------------------------------------------------------------------------
 
     def share(self, owner: str, blocks: Sequence[int]) -> None:
-        """Begin a new owner's table with blocks that have their contents already; they may be others' as well."""
+        """Start a new owner's table with existing blocks, which may have other owners too."""
         if self.contiguous or self.table(owner):
             raise ValueError(f"{owner} cannot begin with others' blocks")
         for block in blocks:
@@ -127,10 +127,12 @@ class KvBlocks:
         return (Copy(rest, tuple(own[: len(rest)])),) if rest else ()
 
     def allocate(self, owner: str, count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
-        """Append ``count`` blocks to the owner's table, or None and nothing changes where so many are not available.
+        """Append ``count`` blocks to the owner's table.
 
-        ``room``: how many it is likely to come to have in all, to place it well. The copies that are returned move
-        what it has to a better place; its table says so already.
+        Returns None, changing nothing, if too few are available.
+
+        ``room`` is the number of blocks it is expected to need, which guides placement. The returned copies move its
+        contents to the new place, which its table already shows.
         """
         if count > self.available:
             return None
@@ -147,7 +149,7 @@ class KvBlocks:
             self._append(known, range(behind, behind + count))
             return ()
         known.room = max(room, wanted)
-        # A mover frees its old blocks only when it has its new ones.
+        # A moving owner frees its old blocks only once it has the new ones.
         start = self._place(wanted, known.room) if wanted <= self.available else None
         if start is not None:
             self._unused.take(start, wanted)
@@ -156,7 +158,7 @@ class KvBlocks:
         return ()
 
     def copy_in(self, owner: str, blocks: Sequence[int], count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
-        """``allocate`` for a new owner, whose first blocks get the contents of ``blocks``; None where that is not possible."""
+        """``allocate`` for a new owner, whose first blocks are copies of ``blocks``; None if not possible."""
         for block in blocks:
             self._reference(block)
         copies = self.allocate(owner, count, room=room)
@@ -167,13 +169,13 @@ class KvBlocks:
         return (*copies, Copy(tuple(blocks), tuple(self.table(owner)[: len(blocks)])))
 
     def transfer(self, owner: str, heir: str) -> None:
-        """Give an owner's table to another one, whose own blocks are freed."""
+        """Give an owner's table to another, whose own blocks are freed."""
         self.free(heir)
         if owner in self._owners:
             self._owners[heir] = self._owners.pop(owner)
 
     def free(self, owner: str) -> None:
-        """Forget an owner. Its blocks with a hash stay cached; those at the end of its table are evicted first."""
+        """Remove an owner. Its blocks with a hash stay cached; those at the end of its table are evicted first."""
         known = self._owners.pop(owner, None)
         if known is not None:
             self._clear_end(known)
@@ -181,7 +183,7 @@ class KvBlocks:
                 self._unreference(block)
 
     def validate(self) -> None:
-        """Raises AssertionError unless every block is in exactly one state and everything adds up."""
+        """Raises AssertionError unless every block is in exactly one state and all counts are consistent."""
         self._unused.validate()
         counts = [0] * self.blocks
         for owner in self._owners.values():
@@ -199,13 +201,13 @@ class KvBlocks:
         ends = {owner.table[-1] + 1: owner for owner in self._owners.values() if owner.table and owner.is_contiguous}
         assert not self.contiguous or set(ends) == set(self._ending_at), "ends differ"  # noqa: S101 - invariant
 
-    # --- placing -----------------------------------------------------------------------------------------------------
+    # --- placement ---------------------------------------------------------------------------------------------------
 
     def _place(self, wanted: int, room: int) -> int | None:
-        """Where ``wanted`` neighbours are free, or can be made so, with ``room`` in all if that costs nothing needed.
+        """Find ``wanted`` adjacent blocks, and ``room`` in all if no needed block is evicted for it.
 
-        Most to least liked: room beside what others may grow into; the same after evicting cached blocks; no room;
-        what others may have grown into, from its far end.
+        In order of preference: room outside what others may grow into; the same after evicting cached blocks; without
+        room; inside what others may grow into, from its far end.
         """
         fitting = [(rest.length, rest.start) for run in self._unused if (rest := self._unclaimed(run)).length >= room]
         if fitting:
@@ -221,13 +223,13 @@ class KvBlocks:
         return whole.end - wanted if whole.length >= wanted else None
 
     def _unclaimed(self, run: FreeRun) -> FreeRun:
-        """What of a free run the owner before it is not likely to grow into."""
+        """The part of a free run that the owner before it is not expected to grow into."""
         owner = self._ending_at.get(run.start)
         claimed = min(run.length, max(0, owner.room - len(owner.table))) if owner is not None else 0
         return FreeRun(run.start + claimed, run.length - claimed)
 
     def _clear(self, start: int, count: int) -> bool:
-        """Whether these blocks are free, cached ones evicted."""
+        """Free these blocks by evicting cached ones. Returns whether all are free."""
         blocks = range(start, start + count)
         if start + count > self.blocks or any(self._references[block] for block in blocks):
             return False
@@ -254,7 +256,7 @@ class KvBlocks:
         return (Copy(tuple(old), tuple(new[: len(old)])),)
 
     def _append(self, known: _Owner, blocks: Sequence[int]) -> None:
-        """Add blocks that are out of ``_unused`` and have no owner."""
+        """Append blocks that are removed from ``_unused`` and have no owner."""
         self._clear_end(known)
         for block in blocks:
             self._references[block] += 1
@@ -271,7 +273,7 @@ class KvBlocks:
         if known.table and self._ending_at.get(known.table[-1] + 1) is known:
             del self._ending_at[known.table[-1] + 1]
 
-    # --- one block ---------------------------------------------------------------------------------------------------
+    # --- single blocks -----------------------------------------------------------------------------------------------
 
     def _any(self) -> int:
         if not self._unused.free:
@@ -295,7 +297,7 @@ class KvBlocks:
             self._unused.give(block)
 
     def _evict(self) -> FreeRun:
-        """Evict the least recently used cached block; returns the free run that it is now part of."""
+        """Evict the least recently used cached block. Returns the free run that it is now part of."""
         block, _ = self._cached.popitem(last=False)
         return self._forget(block)
 

@@ -1,4 +1,4 @@
-"""Prefix hashes of the blocks of a sequence: equal hashes, equal keys and values in the KV cache."""
+"""Prefix hashes of a sequence's blocks: equal hashes mean equal keys and values in the KV cache."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,17 +9,17 @@ _DIGEST_BYTES = 32
 
 
 class KeyedItem(NamedTuple):
-    """An item of a prompt: its whole identity and the positions that it fills, in order."""
+    """An item of a prompt: its full identity, and the positions that it fills, in order."""
 
     key: bytes
     positions: tuple[int, ...]
 
 
 class PrefixHashes:
-    """The hashes of a sequence's full blocks, each over the one before, its own tokens, and the items in it.
+    """The hashes of a sequence's full blocks, each over the previous hash, the block's tokens, and its items.
 
-    A hash thereby stands for everything from the first token on. An item counts with its whole identity, which has the
-    tenant's salt in it; ``salt`` keeps text apart as well.
+    So a hash covers everything from the first token on. An item is hashed by its full identity, which includes the
+    tenant's salt; ``salt`` separates text of different tenants.
     """
 
     def __init__(self, block_tokens: int, token_ids: Sequence[int], items: Sequence[KeyedItem], *, salt: bytes) -> None:
@@ -49,7 +49,7 @@ class PrefixHashes:
             self._tail = []
 
     def fork(self) -> Self:
-        """One more at the same place, that goes its own way."""
+        """An independent copy."""
         other = object.__new__(type(self))
         other._block_tokens = self._block_tokens
         other._tail, other._items, other._last = list(self._tail), dict(self._items), self._last

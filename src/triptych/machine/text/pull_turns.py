@@ -1,8 +1,10 @@
-"""Which pulls wait for their turn and which are under way (ModServe section 4.3, many-to-one). Part of ``TensorCache``.
+"""Schedules pulls: which wait and which are running (ModServe section 4.3, many-to-one).
 
-Turns are given by ``policy.queueing.after_share``. Bytes under way are bounded, all together and for each holder; a
-pull that is larger than a bound has it for itself. A pull that is too large for now is not overtaken by smaller ones
-behind it, unless what it waits for is its own holder: a holder that hangs keeps nobody from others.
+Part of ``TensorCache``.
+
+``policy.queueing.after_share`` orders them. Running bytes are limited in total and per holder; a pull above a limit
+runs alone. A pull too large to start now is not overtaken by smaller ones, unless it waits for its own holder: a
+hanging holder does not block pulls from others.
 """
 
 from collections import Counter
@@ -17,12 +19,12 @@ from triptych.policy.queueing import Turn, after_share
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Limits of the pulls that are under way."""
+    """Limits of running pulls."""
 
     max_pulling_bytes: Positive = 64 << 20
     """Most bytes of embeddings being pulled at the same time; a larger one goes alone."""
     max_encoder_share: Annotated[float, Between(0, 1, above=True)] = 0.5
-    """Largest share of these bytes for one encoder, so that one that hangs leaves room for others."""
+    """Largest share of these bytes for one encoder, so that a hanging one leaves room for others."""
     max_pulls_per_encoder: Annotated[int, Between(1, 1024)] = 8
     """Most pulls from one encoder at the same time."""
 
@@ -43,7 +45,7 @@ class _Pull:
 
 
 class PullTurns:
-    """Pulls are known by number."""
+    """Pulls are identified by number."""
 
     def __init__(self, limits: PullLimits) -> None:
         self._limits = limits
@@ -52,9 +54,9 @@ class PullTurns:
         self._pulls: Counter[HolderRef] = Counter()
         self._nbytes: Counter[HolderRef] = Counter()
         self._here: Counter[str] = Counter()
-        """Pulls of each request, waiting or under way."""
+        """Number of pulls per request, waiting or running."""
         self._had: dict[str, int] = {}
-        """Bytes of pulls that have begun for a request, for as long as it has pulls here."""
+        """Bytes of pulls started for a request, kept while it has pulls here."""
         self._nbytes_under_way = 0
 
     @property
@@ -73,12 +75,12 @@ class PullTurns:
         return pull_id in self._waiting
 
     def want(self, pull_id: int, request_id: str, turn: Turn, holder: HolderRef, nbytes: int) -> None:
-        """A pull for a request, in the request's turn."""
+        """Add a pull for a request, with the request's turn."""
         self._waiting[pull_id] = _Pull(request_id, turn, holder, nbytes)
         self._here[request_id] += 1
 
     def hasten(self, pull_id: int, request_id: str, turn: Turn) -> None:
-        """A request with another turn needs the same. Nothing changes for a pull that is under way, or for a later turn."""
+        """Another request needs the same pull: use its turn if the pull is waiting and the turn is earlier."""
         pull = self._waiting.get(pull_id)
         if pull is not None and turn < pull.turn:
             former, pull.request_id, pull.turn = pull.request_id, request_id, turn
@@ -86,11 +88,11 @@ class PullTurns:
             self._settle(former)
 
     def drop(self, pull_id: int) -> None:
-        """A pull that waits shall not begin."""
+        """Remove a waiting pull."""
         self._settle(self._waiting.pop(pull_id).request_id)
 
     def end(self, pull_id: int) -> None:
-        """A pull was under way and is over, well or not."""
+        """A running pull has ended, successfully or not."""
         pull = self._under_way.pop(pull_id)
         self._pulls[pull.holder] -= 1
         self._nbytes[pull.holder] -= pull.nbytes
@@ -100,7 +102,7 @@ class PullTurns:
         self._settle(pull.request_id)
 
     def begin(self) -> list[int]:
-        """All whose turn it is now."""
+        """Start every pull that may run now."""
         begun: list[int] = []
         while (pull_id := self._next()) is not None:
             pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
@@ -112,14 +114,14 @@ class PullTurns:
         return begun
 
     def _settle(self, request_id: str) -> None:
-        """A pull less; what a request had is forgotten with its last one."""
+        """Count one pull less; a request's total is forgotten with its last pull."""
         self._here[request_id] -= 1
         if self._here[request_id] == 0:
             del self._here[request_id]
             self._had.pop(request_id, None)
 
     def _next(self) -> int | None:
-        """The most urgent pull whose holder has a turn for it, if its bytes fit."""
+        """The most urgent pull whose holder is below its limits, if its bytes fit."""
         ready = (
             (after_share(pull.turn, self._had.get(pull.request_id, 0)), pull_id)
             for pull_id, pull in self._waiting.items()
@@ -138,7 +140,7 @@ class PullTurns:
         return nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         limits, here = self._limits, self._under_way.values()
         assert self.under_way <= 1 or self.nbytes_under_way <= limits.max_pulling_bytes, "too many bytes"  # noqa: S101 - invariant
         assert self.nbytes_under_way == sum(pull.nbytes for pull in here), "bytes do not add up"  # noqa: S101 - invariant

@@ -1,15 +1,16 @@
 """The scheduler of the text engine: which sequences run, which wait, and which KV blocks they have.
 
+
     add -> WAITING -- (blocks for its tokens so far) -> RUNNING -- remove -> gone
               ^------- preempted: no block is free -------/
 
-A sequence starts when there are blocks for its tokens so far and one more, or waits holding none; its caller's turn
-(``policy.queueing``) says which is next. It gets blocks as it grows. When none is free, the last in that order of those that run is
-preempted: it keeps its tokens, frees all its blocks, and is computed again from the start when its turn comes. The first of
-those that run is never preempted, so it gets to its end. Whoever runs keeps its place: one that waits takes no blocks from it.
+A sequence starts when there are blocks for its tokens so far and one more; until then it holds none. The callers' turns
+(``policy.queueing``) order the queue. A sequence gets blocks as it grows. When none is free, the last running sequence
+in that order is preempted: it keeps its tokens, frees its blocks, and is recomputed when its turn comes. The first is
+never preempted, so it runs to its end. Waiting sequences never take blocks from running ones.
 
-The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives the others its
-blocks; from then on each is on its own.
+The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
+the others, which are then independent.
 """
 
 from bisect import insort
@@ -32,9 +33,9 @@ class BatchLimits:
     token_budget: int
     max_sequences: int
     fixed_blocks: int = 0
-    """Blocks that a sequence takes beside those of its tokens; prefixes are not shared then."""
+    """Blocks of a sequence beside those of its tokens; prefixes are not shared then."""
     growth_tokens: int = 256
-    """A sequence's blocks are placed with room for so many more tokens than it has, where there is."""
+    """Sequences are placed with room for this many more tokens, if there is any."""
     is_cuttable: bool = True
     """Whether a prompt may be computed in chunks."""
 
@@ -52,9 +53,9 @@ class Part(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S]):
-    """One pass: first the copies, in their order, then all parts, those that decode first.
+    """One forward pass: first the copies, in order, then all parts, decodes first.
 
-    ``preempted`` are the sequences that have lost what was computed of them.
+    ``preempted`` sequences have lost their computed state.
     """
 
     parts: tuple[Part[S], ...]
@@ -63,8 +64,6 @@ class Step(Generic[S]):
 
 
 class RunningBatch(Generic[S]):
-    """See the module."""
-
     def __init__(self, blocks: KvBlocks, limits: BatchLimits) -> None:
         self.blocks = blocks
         self.limits = limits
@@ -73,12 +72,12 @@ class RunningBatch(Generic[S]):
         """By request and choice, followers included."""
         self._running: list[S] = []
         self._waiting: list[S] = []
-        """Leaders and sequences on their own, each in the order of their turns."""
+        """Leaders and single sequences, in the order of their turns."""
         self.preemptions = 0
         self.prefix_queries_tokens = 0
-        """Tokens of sequences that were looked up in what is kept, when they started first."""
+        """Tokens looked up in the prefix cache, counted once per sequence ..."""
         self.prefix_hits_tokens = 0
-        """... and were found."""
+        """... and found there."""
 
     @property
     def has_work(self) -> bool:
@@ -95,7 +94,7 @@ class RunningBatch(Generic[S]):
 
     @property
     def prefill_ready(self) -> bool:
-        """Whether there is a prompt, or one that is computed again, that the next step could work on."""
+        """Whether the next step could compute part of a prompt, or of a preempted sequence."""
         if any(not one.is_decoding for one in self._running):
             return True
         return bool(self._waiting) and self._has_place(self._waiting[0]) and self._has_room(self._waiting[0])
@@ -106,14 +105,14 @@ class RunningBatch(Generic[S]):
 
     @property
     def running(self) -> int:
-        """Sequences that have memory."""
+        """Number of sequences with blocks."""
         return sum(1 + len(one.followers) for one in self._running)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._known
 
     def choices(self, request_id: str) -> list[S]:
-        """The sequences of a request that are not over."""
+        """The request's unfinished sequences."""
         return list(self._known.get(request_id, {}).values())
 
     def blocks_for(self, tokens: int) -> int:
@@ -135,9 +134,11 @@ class RunningBatch(Generic[S]):
         insort(self._waiting, leader, key=_order)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
-        """Forget a request or one choice of it, and free its blocks; returns the sequences that are no more.
+        """Remove a request or one of its choices, and free the blocks.
 
-        The blocks of one that is not sound cannot be found by others.
+        Returns the removed sequences.
+
+        With ``is_sound=False`` its blocks are not found by others.
         """
         known = self._known.get(request_id, {})
         gone = [one for one in known.values() if choice is None or one.choice == choice]
@@ -152,14 +153,16 @@ class RunningBatch(Generic[S]):
         return gone
 
     def plan(self, *, prefill: bool = True) -> Step[S]:
-        """Decide on the next pass and allocate its blocks. The step is to be run before the next event.
+        """Plan the next forward pass and allocate its blocks.
 
-        Without ``prefill`` only sequences that decode take part.
+        The step must run before the next event.
+
+        Without ``prefill`` it contains decodes only.
         """
         copies: list[Copy] = []
         preempted: list[S] = []
         at = 0
-        while at < len(self._running):  # whoever is preempted stands behind
+        while at < len(self._running):  # preempted sequences come later in the list
             if self._running[at].is_decoding:
                 self._grow(self._running[at], copies, preempted)
             at += 1
@@ -196,7 +199,7 @@ class RunningBatch(Generic[S]):
         return followers, tuple(copies)
 
     def validate(self) -> None:
-        """Raises AssertionError unless the invariants hold."""
+        """Raises AssertionError if an invariant is violated."""
         self.blocks.validate()
         running, waiting = self._running, self._waiting
         for line in (running, waiting):
@@ -218,7 +221,7 @@ class RunningBatch(Generic[S]):
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def _grow(self, one: S, copies: list[Copy], preempted: list[S]) -> None:
-        """Blocks for the next token of a sequence that decodes; preempts those behind it, at last itself, where none is free."""
+        """Allocate a block for a decode's next token. If none is free, preempt later sequences, and finally itself."""
         while True:
             missing = self.blocks_for(one.length) - len(self.blocks.table(one.sequence_id))
             if missing <= 0:
@@ -244,7 +247,7 @@ class RunningBatch(Generic[S]):
         return everyone
 
     def _starting(self, units: dict[str, S], copies: list[Copy]) -> Iterator[Prefill]:
-        """Start waiting sequences, one at each call, while there are places and blocks."""
+        """Start waiting sequences, one per iteration, while there are batch slots and blocks."""
         while self._waiting:
             one = self._waiting[0]
             if not self._has_place(one) or not self._start(one, copies):
@@ -257,18 +260,18 @@ class RunningBatch(Generic[S]):
         return self.running + 1 + len(one.followers) <= self.limits.max_sequences
 
     def _has_room(self, one: S) -> bool:
-        """Whether it could start, by numbers of blocks."""
+        """Whether enough blocks are available for it to start."""
         wanted, shared = self._wanted(one)
         in_all = wanted + len(one.followers) * (wanted - shared)
         return in_all + len(self._running) <= self.blocks.available + self._found_here(one)
 
     def _wanted(self, one: S) -> tuple[int, int]:
-        """Blocks for the tokens that are there and one more, and how many of them all its choices share."""
+        """Number of blocks for its tokens and one more, and how many of them its choices share."""
         shared = 0 if self.blocks.contiguous else one.length // self.limits.block_tokens
         return self.blocks_for(one.length + 1), shared
 
     def _start(self, one: S, copies: list[Copy]) -> bool:
-        """Allocate blocks for its tokens and one more, for all choices, or none."""
+        """Allocate blocks for its tokens and one more, for all choices or for none."""
         if not self._has_room(one):
             return False
         wanted, shared = self._wanted(one)
@@ -289,12 +292,12 @@ class RunningBatch(Generic[S]):
         return True
 
     def _found_here(self, one: S) -> int:
-        """Blocks that it does not have to allocate, since others own them and it can share them."""
+        """Number of blocks that it can share with current owners."""
         found = () if self.blocks.contiguous else self._found(one)
         return sum(self.blocks.is_owned(block) for block in found)
 
     def _found(self, one: S) -> tuple[int, ...]:
-        """Cached blocks of its prefix: before its last token, and not ending inside a bidirectional span."""
+        """Cached blocks of its prefix, before its last token and not ending inside a bidirectional span."""
         if one.prefix_hashes is None:
             return ()
         size = self.limits.block_tokens
@@ -306,14 +309,14 @@ class RunningBatch(Generic[S]):
         return found[: end // size]
 
     def _take_with_prefix(self, one: S, wanted: int) -> tuple[Copy, ...] | None:
-        """Allocate blocks, beginning with those of its prefix that are cached."""
+        """Allocate blocks, starting with the cached ones of its prefix."""
         found = self._found(one)
         if found and self.blocks.contiguous:
             copies = self.blocks.copy_in(one.sequence_id, found, wanted, room=self._room(one))
             if copies is not None:
                 one.computed = len(found) * self.limits.block_tokens
                 return copies
-            found = ()  # source and target together are too much: compute it
+            found = ()  # source and copy together need too many blocks: recompute
         if found:
             self.blocks.share(one.sequence_id, found)
         one.computed = len(found) * self.limits.block_tokens
@@ -328,7 +331,7 @@ class RunningBatch(Generic[S]):
         return Prefill(one.sequence_id, one.length - one.computed, one.computed, bidirectional, 1 + len(one.followers))
 
     def _leave(self, one: S) -> None:
-        """Leave the queue; the next of the choices that wait for its prompt becomes their leader, with its blocks."""
+        """Leave the queue. The next choice waiting for its prompt becomes the leader and gets its blocks."""
         for standing in (self._running, self._waiting):
             if one in standing:
                 standing.remove(one)

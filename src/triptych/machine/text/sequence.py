@@ -10,7 +10,7 @@ from triptych.policy.queueing import FIRST_COME, Turn
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """Prompt, answer so far, and how much of it is in the KV cache. ``RunningBatch`` alone changes it."""
+    """Prompt, answer so far, and how much of it is in the KV cache. Only ``RunningBatch`` changes it."""
 
     request_id: str
     choice: int = 0
@@ -21,16 +21,16 @@ class Sequence:
     """Most tokens of the answer."""
     bidirectional: tuple[Span, ...] = ()
     prefix_hashes: PrefixHashes | None = None
-    """Of its full blocks; None where the prefix cannot be shared."""
+    """Of its full blocks; None if the prefix cannot be shared."""
     turn: Turn = FIRST_COME
-    """Its caller's."""
+    """The caller's queue position."""
     arrival: int = 0
     computed: int = 0
     """Tokens whose keys and values are in the KV cache."""
     was_looked_up: bool = False
-    """Whether its prefix counts in the statistics of the prefix cache already."""
+    """Whether its prefix has been counted in the prefix cache's statistics."""
     followers: list[Self] = field(default_factory=list)
-    """The other choices of its request, until its prompt is computed."""
+    """The other choices of its request, until the prompt is computed."""
 
     @property
     def sequence_id(self) -> str:
@@ -58,13 +58,13 @@ class Sequence:
 
     @property
     def pending_tokens(self) -> int:
-        """To be computed before the next token, and to be generated, by this one and its followers."""
+        """Tokens to compute before the next one, and to generate, for this sequence and its followers."""
         first = max(0, self.length - self.computed - (self.generated > 0))
         return first + self.left_tokens + sum(one.left_tokens for one in self.followers)
 
     @property
     def left_tokens(self) -> int:
-        """To be generated at most."""
+        """Most tokens still to generate."""
         return self.max_tokens - self.generated
 
     def append(self, token: int) -> None:

@@ -1,20 +1,21 @@
-"""A reader's memory of what it pulls: which tensor sets are here, on their way or in line, and who needs them.
+"""A reader's cache of pulled tensor sets: which are present, being pulled or queued, and which requests need them.
 
-A tensor set is what one ticket leads to: the tensors of an embedding, or of anything else that lies in a slot of a
-holder's arena. There is one entry per key, shared by all requests that need it: one pull per instance.
+A tensor set is the content of one ticket's slot: the tensors of an embedding, or others. There is one entry per key,
+shared by all requests that need it, so an instance pulls it once.
 
-    Acquire -> WAITING (for its turn to pull) -> PULLING -- Pulled -> READY -- nobody needs it, room is needed -> gone
-                  ^                                 |
-                  +-- a ticket of another request --+-- PullFailed -> gone
 
-A request gets memory for all its tensor sets or for none; until then it stands in line and holds nothing (no
-hold-and-wait). The same order (``policy.queueing``) says who is let in and whose pull is next (``pull_turns``). A pull
-belongs to the instance, not to the request that asked first: once it has begun it goes on when that request leaves.
-Every ticket that comes in goes out exactly once as ``ReleaseLease``, as soon as nothing reads through it.
+    Acquire -> WAITING (to be pulled) -> PULLING -- Pulled -> READY -- unused, and room is needed -> gone
+                  ^                         |
+                  +-- another's ticket -----+-- PullFailed -> gone
 
-A request of which one pull failed is refused; it is told so once its other pulls have ended too, or after a grace, so that
-one answer names everything that failed. Memory that a late write of the transport may still reach is set aside until the
-transport says that it is over.
+A request gets memory for all its tensor sets or for none; until then it is queued and holds nothing (no hold-and-wait).
+``policy.queueing`` orders both admission and pulls (``pull_turns``). A pull serves the instance, not the request that
+caused it: once started, it continues when that request leaves. Every ticket that comes in goes out exactly once as
+``ReleaseLease``, as soon as nothing reads through it.
+
+A request with a failed pull is refused once its other pulls have ended too, or after a grace period, so that one error
+names all failures. Memory that a late write of the transport may still reach is quarantined until the transport says
+that it is safe.
 """
 
 from collections.abc import Iterable
@@ -54,15 +55,15 @@ from triptych.policy.queueing import Turn
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Limits of the requests that wait for their embeddings, and of what is held for those that run."""
+    """Limits of requests that wait for embeddings, and of the bytes held for running ones."""
 
     max_waiting_requests: Positive = 1024
     """Most requests that wait for their embeddings or for the engine; one more is refused."""
     max_embedding_bytes: Positive = 1 << 30
-    """Most bytes of embeddings that the engine holds for requests that run or wait for a place in a step; further requests
-    wait before they pull, a larger one is refused."""
+    """Most bytes of embeddings held for requests that run or wait for the engine; further requests wait before they
+    pull, a larger one is refused."""
     failure_grace_s: Annotated[float, Between(0, 60)] = 0.5
-    """After the first failed pull of a request: how long to wait for others to fail, to report them all at once."""
+    """After a request's first failed pull: how long to wait for others to fail, to report them all at once."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -84,9 +85,9 @@ class _Entry:
     state: CacheState = CacheState.WAITING
     pins: set[str] = field(default_factory=set)
     tickets: dict[str, Ticket] = field(default_factory=dict)
-    """Before it is READY: by request, what it came with, not yet given back."""
+    """Until READY: each request's ticket, not yet released."""
     orphan: Ticket | None = None
-    """Before it is READY: the ticket in use, when its request has left."""
+    """Until READY: the ticket in use, if its request has left."""
     stats: TransferStats | None = None
 
 
@@ -95,7 +96,7 @@ class _Request:
     tickets: tuple[Ticket, ...]
     turn: Turn
     missed: frozenset[Key] = frozenset()
-    """What was not here, nor on its way, when it was let in."""
+    """Keys that were neither present nor being pulled at admission."""
 
     @property
     def nbytes(self) -> int:
@@ -112,18 +113,18 @@ class _Request:
 
 @dataclass(slots=True)
 class _Failing:
-    """A request that was refused and not told yet."""
+    """A request that failed and has not been told yet."""
 
     error: TriptychError
     failed: set[int]
-    """Places of tickets."""
+    """Indices of tickets."""
     pulls: dict[int, set[int]]
-    """Those that go on, each with the places of its tickets."""
+    """Its running pulls, each with the indices of its tickets."""
     until_s: float
 
 
 class TensorCache:
-    """``handle`` is the only mutator. ``start`` and ``end`` bound the memory it gives out, in bytes."""
+    """``handle`` is the only mutator. ``start`` and ``end`` bound its memory, in bytes."""
 
     def __init__(self, limits: CacheLimits, pulls: PullLimits, *, start: int, end: int) -> None:
         self._limits = limits
@@ -138,11 +139,11 @@ class TensorCache:
         self._ready = 0
         self._pinned_bytes = 0
         self._requests: dict[str, _Request] = {}
-        """Those that were let in and read."""
+        """Admitted requests."""
         self._held: dict[str, int] = {}
-        """Bytes of each that was let in and is not over."""
+        """Bytes of each admitted request that is not over."""
         self._waiting: dict[str, _Request] = {}
-        """Those in line, in the order in which they came."""
+        """Queued requests, in order of arrival."""
         self._set_aside: dict[int, int] = {}
         """Offset and size of extents that a late write may reach."""
         self._pulls: dict[int, Key] = {}
@@ -154,12 +155,12 @@ class TensorCache:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes that cannot be reclaimed now: needed by a request, being pulled, or set aside."""
+        """Bytes that cannot be reclaimed: needed by a request, being pulled, or in quarantine."""
         return self._pinned_bytes
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that are taken and can be reclaimed: embeddings that nobody needs now."""
+        """Bytes that can be reclaimed: cached tensor sets that no request needs."""
         return self.capacity_bytes - self._extents.free_bytes - self.pinned_bytes
 
     @property
@@ -168,7 +169,7 @@ class TensorCache:
 
     @property
     def held_bytes(self) -> int:
-        """Of requests that were let in and are not over."""
+        """Bytes of admitted requests that are not over."""
         return sum(self._held.values())
 
     @property
@@ -177,7 +178,7 @@ class TensorCache:
 
     @property
     def turns(self) -> PullTurns:
-        """Of pulls, to be read only."""
+        """Running and waiting pulls. Read-only."""
         return self._turns
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -198,7 +199,7 @@ class TensorCache:
         effects += self._tell_failed(now_s)
         return effects + self._begin_pulls()
 
-    # --- coming in ---------------------------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------------------------
 
     def _acquire(self, event: Acquire) -> list[Effect]:
         if any(event.request_id in known for known in (self._held, self._waiting, self._failing)):
@@ -233,7 +234,7 @@ class TensorCache:
         return None
 
     def _admit(self) -> list[Effect]:
-        """Let the most urgent in for as long as there is room. Smaller ones behind do not overtake: nobody starves."""
+        """Admit the most urgent requests while there is room. Smaller ones do not overtake, so nothing starves."""
         effects: list[Effect] = []
         while self._waiting:
             request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
@@ -256,7 +257,7 @@ class TensorCache:
         return effects
 
     def _drop_conflicts(self, request: _Request, effects: list[Effect]) -> tuple[int, ...]:
-        """Entries that a ticket contradicts are no hits: evict them; the items for which that is impossible return."""
+        """Evict entries that contradict a ticket. Returns the items for which that is impossible."""
         conflicts: list[int] = []
         for item, ticket in enumerate(request.tickets):
             entry = self._entries.get(ticket.key)
@@ -269,7 +270,10 @@ class TensorCache:
         return tuple(conflicts)
 
     def _place(self, request: _Request, effects: list[Effect]) -> dict[Key, int] | None:
-        """Memory for everything that is missing, evicting the least recently used; None, and nothing held, if not."""
+        """Allocate memory for everything missing, evicting the least recently used.
+
+        Returns None, changing nothing, if it cannot.
+        """
         keys = request.keys
         missing = {key: ticket.slot_nbytes for key, ticket in keys.items() if key not in self._entries}
         spared = sum(self._extents.size(self._idle[key].offset) for key in keys if key in self._idle)
@@ -311,7 +315,7 @@ class TensorCache:
         return effects + self._report(request_id)
 
     def _want(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> None:
-        """It waits for its turn to be pulled, with the ticket of this request."""
+        """Queue the entry's pull, with the ticket of this request."""
         entry.pull_id, entry.ticket, entry.reason = self._next_pull_id, ticket, reason
         entry.state = CacheState.WAITING
         self._next_pull_id += 1
@@ -355,7 +359,7 @@ class TensorCache:
         return effects
 
     def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
-        """A pull was under way and is over: those who look on whether it fails hear of it."""
+        """A pull has ended: update the failing requests that wait for it."""
         self._turns.end(pull_id)
         for one in self._failing.values():
             places = one.pulls.pop(pull_id, set())
@@ -382,7 +386,7 @@ class TensorCache:
         return effects + self._pull_again(entry, now_s) + self._admit()
 
     def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
-        """Another request has another ticket for the same embedding: use it, in memory that nothing else writes to."""
+        """Retry with another request's ticket for the same embedding, in memory that nothing else writes to."""
         effects: list[Effect] = []
         request_id = min(entry.tickets, key=lambda one: self._requests[one].turn)
         ticket = entry.tickets[request_id]
@@ -399,7 +403,7 @@ class TensorCache:
         return effects
 
     def _fail(self, request_id: str, key: Key, error: TriptychError, now_s: float) -> list[Effect]:
-        """A request that cannot have ``key`` is refused as a whole and gives up all that it held."""
+        """Refuse a request that cannot get ``key``, and release all that it holds."""
         failed, pulls = set[int](), dict[int, set[int]]()
         for place, ticket in enumerate(self._requests[request_id].tickets):
             entry = self._entries[ticket.key]
@@ -428,7 +432,7 @@ class TensorCache:
         entry.tickets, entry.orphan = {}, None
         return tickets
 
-    # --- going out ---------------------------------------------------------------------------------------------------
+    # --- leaving -----------------------------------------------------------------------------------------------------
 
     def _leave(self, request_id: str) -> list[Effect]:
         self._failing.pop(request_id, None)
@@ -444,7 +448,7 @@ class TensorCache:
         return [*effects, *dropped, *self._admit()] if dropped else effects
 
     def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
-        """What waits for its turn and is needed by nobody any more is not pulled."""
+        """Cancel waiting pulls that no request needs any more."""
         effects: list[Effect] = []
         for key in keys:
             entry = self._entries.get(key)
@@ -460,7 +464,7 @@ class TensorCache:
         return effects
 
     def _withdraw(self, request_id: str, *, failed: Key | None) -> list[Effect]:
-        """Unpin everything of a request. A ticket that a pull is reading through is kept until the pull ends."""
+        """Unpin everything of a request. A ticket in use by a pull is kept until the pull ends."""
         effects: list[Effect] = []
         for key in self._requests.pop(request_id).keys:
             entry = self._entries[key]
@@ -476,7 +480,7 @@ class TensorCache:
         return effects
 
     def _rest(self, key: Key, entry: _Entry) -> None:
-        """From now on it can be reclaimed, unless somebody needs it."""
+        """Make the entry reclaimable, unless a request needs it."""
         if not self._is_pinned(entry):
             self._idle[key] = entry
             self._pinned_bytes -= self._extents.size(entry.offset)
@@ -500,7 +504,7 @@ class TensorCache:
         return bool(entry.pins) or entry.state is not CacheState.READY
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         self._extents.validate()
         sizes = [self._extents.size(e.offset) for e in self._entries.values()] + list(self._set_aside.values())
         assert sum(sizes) + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"  # noqa: S101 - invariant
@@ -532,10 +536,10 @@ class TensorCache:
 
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:
-    """Whether two tickets of one key agree on what the embedding is: count, names, shapes, dtypes (vllm#57696)."""
+    """Whether two tickets of one key agree on the embedding: count, names, shapes, dtypes (vllm#57696)."""
     return (a.tokens, a.tensors, a.payload_nbytes) == (b.tokens, b.tensors, b.payload_nbytes)
 
 
 def other_slot(a: Ticket, b: Ticket) -> bool:
-    """Whether two tickets of one key lead to different memory."""
+    """Whether two tickets of one key point to different memory."""
     return (a.holder, a.epoch, a.offset, a.generation) != (b.holder, b.epoch, b.offset, b.generation)

@@ -1,4 +1,4 @@
-"""What a reader's tensor cache is told, and what it says is to be done. Pulls are known by number."""
+"""Events and effects of a reader's tensor cache. Pulls are identified by number."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from triptych.errors import TriptychError
 from triptych.policy.queueing import Turn
 
 Key = bytes
-"""Whole digest of the identity of what a ticket leads to."""
+"""Full digest of the identity of a ticket's content."""
 
 Range = tuple[int, int]
 """(offset, nbytes)"""
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """How a tensor set came here."""
+    """How a tensor set was pulled."""
 
     backend: str
     nbytes: int
@@ -24,14 +24,14 @@ class TransferStats:
 
 @dataclass(frozen=True, slots=True)
 class CachedSlot:
-    """A whole tensor set in the reader's own arena, laid out as its ticket says."""
+    """A complete tensor set in the reader's own arena, in its ticket's layout."""
 
     key: Key
     offset: int
     ticket: Ticket
-    """The one it was pulled with."""
+    """The ticket it was pulled with."""
     stats: TransferStats | None
-    """None where it was here, or on its way, before the request came."""
+    """None if it was present or being pulled before the request came."""
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -39,12 +39,12 @@ class CachedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """A request needs these tensor sets, one ticket each. Answer: Acquired (now or later), Waiting, Refused."""
+    """A request needs these tensor sets, one ticket each. Answered by Acquired (now or later), Waiting or Refused."""
 
     request_id: str
     tickets: tuple[Ticket, ...]
     turn: Turn
-    """Who is let in first, and whose pulls go first."""
+    """Orders admission and pulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """``quarantined``: what ``Transport.quarantined()`` says now."""
+    """``quarantined``: the current value of ``Transport.quarantined()``."""
 
     pull_id: int
     error: TriptychError
@@ -66,7 +66,9 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The request reads its tensor sets no more, whatever became of it. Unknown ids are fine.
+    """The request no longer reads its tensor sets.
+
+    Unknown ids are ignored.
 
     Until ``CopiesGone`` their bytes count as held elsewhere.
     """
@@ -76,14 +78,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class CopiesGone:
-    """What was copied of the request's tensor sets when it left is gone too. Unknown ids are fine."""
+    """The copies of the request's tensor sets are freed too. Unknown ids are ignored."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. ``quarantined``: what ``Transport.quarantined()`` says now."""
+    """Time has passed. ``quarantined``: the current value of ``Transport.quarantined()``."""
 
     quarantined: tuple[Range, ...]
 
@@ -95,7 +97,7 @@ Event = Acquire | Pulled | PullFailed | Leave | CopiesGone | Tick
 
 @dataclass(frozen=True, slots=True)
 class StartPull:
-    """Pull and verify, now; ``Pulled`` or ``PullFailed`` must follow."""
+    """Pull and verify now; ``Pulled`` or ``PullFailed`` must follow."""
 
     pull_id: int
     ticket: Ticket
@@ -105,7 +107,7 @@ class StartPull:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """Everything is there and stays until ``Leave``; one slot per ticket of the request, in its order."""
+    """Everything is present until ``Leave``; one slot per ticket of the request, in order."""
 
     request_id: str
     slots: tuple[CachedSlot, ...]
@@ -113,7 +115,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No room now: the request stands in line and holds nothing."""
+    """No room now: the request is queued and holds nothing."""
 
     request_id: str
     reason: str
@@ -121,7 +123,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request is not, or no longer, known here. TransferFailed names its tickets by their places."""
+    """The request is rejected or removed. TransferFailed names its tickets by index."""
 
     request_id: str
     error: TriptychError
@@ -129,7 +131,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease:
-    """Nothing reads through this ticket any more: give its lease back to its holder."""
+    """Nothing reads through this ticket any more: release its lease."""
 
     ticket: Ticket
     reason: str
@@ -143,7 +145,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """``Tick`` is wanted at this time."""
+    """Send ``Tick`` at this time."""
 
     at_s: float
     reason: str
