@@ -31,24 +31,19 @@ class Ours:
         import torch
 
         from triptych.domain.sampling import SamplingParams
+        from triptych.engine.decoder.options import EngineOptions
         from triptych.engine.decoder.text_engine import TransformersTextEngine
         from triptych.ports import EngineRequest
 
         self._request, self._sampling = EngineRequest, SamplingParams
         self._engine = TransformersTextEngine(
             directory / "multimodal",
+            EngineOptions(kv_cache_bytes=1 << 30, max_sequences=most, cross_cache_bytes=0),
             model_id="benchmark",
-            kv_cache_bytes=1 << 30,
-            max_sequences=most,
-            token_budget=2048,
-            tpot_slo_s=None,
             max_embedding_bytes=0,
-            cross_cache_bytes=0,
-            packed_weight_bytes=2 << 30,
             device="cpu",
             dtype="float32",
             threads=threads,
-            enforce_eager=False,
         )
         assert torch.get_num_threads() == threads
 

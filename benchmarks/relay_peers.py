@@ -203,7 +203,7 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
         text = TextService(
             FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids),
             cast("TensorReceiver", NothingToPull()),
-            TextSettings(model=Path(), max_sequences=256, stream_interval_s=stream_interval_s),
+            TextSettings(model=Path(), stream_interval_s=stream_interval_s),
             offers=lambda: (),
             new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
             new_grammar=Grammars(tokenizer).start,

@@ -23,6 +23,7 @@ from benchmarks.engine import make
 from tests.unit.engine.decoder.reference_sampling import Sampler
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder import text_engine
+from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence
 from triptych.ports import EngineRequest
@@ -76,18 +77,12 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
         vocabulary = make(model, Path(directory))
         engine = text_engine.TransformersTextEngine(
             Path(directory) / "multimodal",
+            EngineOptions(kv_cache_bytes=256 << 20, max_sequences=ROWS, cross_cache_bytes=0),
             model_id=model,
-            kv_cache_bytes=256 << 20,
-            max_sequences=ROWS,
-            token_budget=2048,
-            tpot_slo_s=None,
             max_embedding_bytes=0,
-            cross_cache_bytes=0,
-            packed_weight_bytes=2 << 30,
             device="cpu",
             dtype="float32",
             threads=1,
-            enforce_eager=False,
         )
         if model != "demo":
             _scale(engine._adapter)  # noqa: SLF001 - the only way to scale an untrained head

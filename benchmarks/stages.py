@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from itertools import count, pairwise
 from pathlib import Path
@@ -45,6 +45,7 @@ from triptych.domain.generation import TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
+from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import fastest_s
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
@@ -122,18 +123,12 @@ def objective_s(model: Path, settings: TextSettings) -> tuple[float, float, floa
     )
     text = TransformersTextEngine(
         checkpoint,
+        replace(settings.engine, token_budget=settings.engine.max_sequences, tpot_slo_s=None),
         model_id="random",
-        kv_cache_bytes=settings.kv_cache_bytes,
-        max_sequences=settings.max_sequences,
-        token_budget=settings.max_sequences,
-        tpot_slo_s=None,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-        cross_cache_bytes=settings.cross_cache_bytes,
-        packed_weight_bytes=settings.packed_weight_bytes,
         device=settings.device,
         dtype=settings.dtype,
         threads=settings.torch_threads,
-        enforce_eager=settings.enforce_eager,
     )
     media = picture(random.Random(0))
     item = encoder.prepare(media, inspect_media(media, MediaLimits()))
@@ -305,19 +300,24 @@ def main() -> None:
             model_id="random",
             role=Role.EPD,
             port=0,
-            kv_cache_bytes=64 * MIB,
+            engine=EngineOptions(kv_cache_bytes=64 * MIB, max_sequences=16),
             image_cache_bytes=16 * MIB,
-            max_sequences=16,
             transports=("shm",),
         )
         tpot_slo_s, decode_s, two_images_s = objective_s(Path(name), settings)
-        results = asyncio.run(run(settings.model_copy(update={"tpot_slo_s": tpot_slo_s}), load, options.rounds))
+        results = asyncio.run(
+            run(
+                settings.model_copy(update={"engine": replace(settings.engine, tpot_slo_s=tpot_slo_s)}),
+                load,
+                options.rounds,
+            )
+        )
     said = {
         "rounds": options.rounds,
         "layers": options.layers,
         "hidden": options.hidden,
         "load": asdict(load),
-        "max_sequences": settings.max_sequences,
+        "max_sequences": settings.engine.max_sequences,
         "encode_patience_s": settings.encode_patience_s,
         "tpot_slo_ms": round(1e3 * tpot_slo_s, 2),
         "full_decode_ms": round(1e3 * decode_s, 2),

@@ -247,18 +247,12 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[Transformer
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         engine = TransformersTextEngine(
             checkpoint,
+            settings.engine,
             model_id=settings.model_id or served_name(settings.model),
-            kv_cache_bytes=settings.kv_cache_bytes,
-            max_sequences=settings.max_sequences,
-            token_budget=settings.token_budget,
-            tpot_slo_s=settings.tpot_slo_s,
             max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-            cross_cache_bytes=settings.cross_cache_bytes,
-            packed_weight_bytes=settings.packed_weight_bytes,
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,
-            enforce_eager=settings.enforce_eager,
         )
         tokenizer = Tokenizer.load(checkpoint.files)
         return engine, tokenizer, Grammars(tokenizer)

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from triptych.domain.stage import Role, Stage
+from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.text.pull_turns import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.runtime.settings import InstanceSettings, service_config
@@ -26,32 +27,16 @@ class TextSettings(InstanceSettings):
     """Role EPD: prompts run before items. An item that has waited this long runs before prompts, in at most every second
     step."""
 
-    kv_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
-    """KV memory of running sequences; the rest caches prefixes."""
-    max_sequences: int = Field(default=32, ge=1)
-    """Most sequences in one step of the engine."""
-    token_budget: int = Field(default=2048, ge=1)
-    """Most tokens in one step of the engine."""
-    tpot_slo_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
-    budget becomes the largest, up to ``token_budget``, that takes three quarters of the target on an idle instance. Role
-    EPD: likewise for what is encoded beside a step of decodes. Unset measures nothing."""
-    cross_cache_bytes: int = Field(default=1024 * MIB, ge=0)
-    """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
-    step."""
-    packed_weight_bytes: int = Field(default=2048 * MIB, ge=0)
-    """CPU, float32: memory for a second, packed copy of weights, with which small batches run up to twice as fast. The
-    largest layers come first; 0 packs none."""
-    enforce_eager: bool = False
-    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding."""
+    engine: EngineOptions = EngineOptions()
+    """Memory and steps of the engine."""
 
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, including finished ones whose answer is still being read."""
 
     tensor_cache: CacheLimits = CacheLimits()
-    """Limits of the requests that wait for their embeddings, and of what is held for those that run."""
+    """Requests that wait for their embeddings, and what is held for those that run."""
     pulls: PullLimits = PullLimits()
-    """Limits of the pulls that are under way."""
+    """Pulls of embeddings."""
     prefer_transport: str = Field(default="", pattern="^(shm|nixl|tcp)?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=MIB)
@@ -80,10 +65,4 @@ class TextSettings(InstanceSettings):
     def _an_encoder_is_mounted_where_it_encodes(self) -> Self:
         if self.mount_encoder and not self.role.serves(Stage.ENCODE):
             raise ValueError(f"mount_encoder is for role EPD, the role is {self.role.value}")
-        return self
-
-    @model_validator(mode="after")
-    def _limits_fit_together(self) -> Self:
-        if self.max_sequences > self.token_budget:
-            raise ValueError(f"max_sequences ({self.max_sequences}) exceeds token_budget ({self.token_budget})")
         return self

@@ -18,8 +18,9 @@ def check_limits(limits: Any, *ordered: tuple[str, str]) -> None:
     """
     hints = get_type_hints(type(limits), include_extras=True)
     for name in (field.name for field in fields(limits)):
-        for bound in getattr(hints[name], "__metadata__", ()):
-            if (fault := bound.fault(name, getattr(limits, name))) is not None:
+        value = getattr(limits, name)
+        for bound in getattr(hints[name], "__metadata__", ()) if value is not None else ():
+            if (fault := bound.fault(name, value)) is not None:
                 raise ValueError(fault)
     for low, high in ordered:
         if getattr(limits, low) > getattr(limits, high):

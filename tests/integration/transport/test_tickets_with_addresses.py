@@ -20,6 +20,7 @@ from triptych.domain.encoding import EncodeRequest
 from triptych.domain.generation import Finished, Placement, TextRequest
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
+from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import InvalidRequest, TransferFailed
 from triptych.families.model_files import ModelFiles
 from triptych.media.sniff import MediaLimits
@@ -54,7 +55,7 @@ async def site() -> AsyncIterator[Site]:
     model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transports": ("shm", "tcp"), "port": 0}
     async with AsyncExitStack() as stack:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model, arena_bytes=MIB)))  # type: ignore[arg-type]
-        small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "packed_weight_bytes": 0}
+        small = {"image_cache_bytes": MIB, "engine": EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0)}
         running = await stack.enter_async_context(text_app(TextSettings(**model, **small)))  # type: ignore[arg-type]
         stub, text = (InstanceStub(f"127.0.0.1:{one.port}") for one in (encoder, running))
         stack.push_async_callback(stub.close)

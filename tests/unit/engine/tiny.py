@@ -1,7 +1,7 @@
 """A tiny LLaVA with random weights, and what transformers itself makes of it: the reference of the engine tests."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
@@ -168,21 +169,10 @@ class Reference:
 
 
 def text_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersTextEngine:
-    options: dict[str, Any] = {
-        "model_id": "tiny",
-        "kv_cache_bytes": 4 << 20,
-        "max_sequences": 16,
-        "token_budget": 64,
-        "tpot_slo_s": None,
-        "max_embedding_bytes": 1 << 30,
-        "cross_cache_bytes": 1 << 30,
-        "packed_weight_bytes": 1 << 30,
-        "device": "cpu",
-        "dtype": "float32",
-        "threads": 1,
-        "enforce_eager": False,
-    }
-    return TransformersTextEngine(directory, **(options | changes))
+    options: dict[str, Any] = {"kv_cache_bytes": 4 << 20, "max_sequences": 16, "token_budget": 64}
+    options |= {one.name: changes.pop(one.name) for one in fields(EngineOptions) if one.name in changes}
+    rest: dict[str, Any] = {"max_embedding_bytes": 1 << 30, "device": "cpu", "dtype": "float32", "threads": 1}
+    return TransformersTextEngine(directory, EngineOptions(**options), model_id="tiny", **(rest | changes))
 
 
 def encoder_engine(directory: Path | Checkpoint, **changes: Any) -> TransformersEncoderEngine:

@@ -13,6 +13,7 @@ from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
+from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_weights import pack
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
@@ -40,31 +41,20 @@ class TransformersTextEngine:
     def __init__(
         self,
         model_dir: Path | Checkpoint,
+        options: EngineOptions,
         *,
         model_id: str,
-        kv_cache_bytes: int,
-        max_sequences: int,
-        token_budget: int,
-        tpot_slo_s: float | None,
         max_embedding_bytes: int,
-        cross_cache_bytes: int,
-        packed_weight_bytes: int,
         device: str,
         dtype: str,
         threads: int,
-        enforce_eager: bool,
         kv: KvOptions | None = None,
     ) -> None:
-        """A step computes at most ``token_budget`` tokens of at most ``max_sequences`` sequences.
+        """With ``options.tpot_slo_s`` steps are measured. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
 
-        With ``tpot_slo_s`` steps are measured, and the budget is the largest up to ``token_budget`` that meets it with
-        a margin. ``max_embedding_bytes`` bounds the copies of requests' embeddings, ``cross_cache_bytes`` the keys and
-        values of items in cross-attention layers, ``packed_weight_bytes`` the second copy of weights on a CPU, which
-        makes small batches faster. ``enforce_eager`` captures no CUDA graphs. ``kv``: layout of KV memory; None is the
-        device's default.
+        ``kv``: layout of KV memory; None is the device's default.
         """
-        if not 1 <= max_sequences <= token_budget:
-            raise ValueError(f"max_sequences {max_sequences} is not between 1 and the token budget {token_budget}")
+        max_sequences, token_budget = options.max_sequences, options.token_budget
         torch.set_num_threads(threads)
         keep_freed()
         checkpoint = open_checkpoint(model_dir)
@@ -72,23 +62,23 @@ class TransformersTextEngine:
         self._device = torch.device(device)
         model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[dtype], device=self._device)
         self._adapter = adapters.decoder(model, checkpoint)
-        pack(model, most_nbytes=packed_weight_bytes)
+        pack(model, most_nbytes=options.packed_weight_bytes)
         if isinstance(self._adapter, CachingDecoderAdapter):
-            self._adapter.keep_at_most(cross_cache_bytes)
+            self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])
         context_length = self._model_info.context_length
-        graphs = None if enforce_eager else GraphOptions(max_sequences, context_length)
+        graphs = None if options.enforce_eager else GraphOptions(max_sequences, context_length)
         made = build_runner(
-            self._adapter, kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs
+            self._adapter, options.kv_cache_bytes, device=self._device, options=kv or KvOptions(), graphs=graphs
         )
         self._made = made
         self._runner: ModelRunner = made.runner
-        if tpot_slo_s is not None:
+        if options.tpot_slo_s is not None:
             most = min(token_budget, context_length, made.blocks * made.block_tokens)
             token_budget = max(
                 max_sequences,
-                measured_budget(made, self._adapter, tpot_slo_s, most=most, least=min(max_sequences, most)),
+                measured_budget(made, self._adapter, options.tpot_slo_s, most=most, least=min(max_sequences, most)),
             )
         self._batch: RunningBatch[EngineSequence] = RunningBatch(
             KvBlocks(made.blocks, contiguous=made.contiguous),

@@ -13,6 +13,7 @@ from services.text.mounted import app, settings_of_encoder
 from services.text.settings import TextSettings
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import Role, Stage
+from triptych.engine.decoder.options import EngineOptions
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.process import CannotStart
 
@@ -52,8 +53,12 @@ async def test_a_directory_without_a_model_ends_the_start_with_one_line(tmp_path
 
 
 async def test_two_services_are_one_instance_on_one_port() -> None:
-    small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "transports": ("shm",), "packed_weight_bytes": 0}
-    settings = told(**small, mount_encoder=f"--arena-bytes {MIB}", tpot_slo_s=0.05, max_sequences=4)
+    small = {"image_cache_bytes": MIB, "transports": ("shm",)}
+    settings = told(
+        **small,
+        mount_encoder=f"--arena-bytes {MIB}",
+        engine=EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0, tpot_slo_s=0.05, max_sequences=4),
+    )
     async with app(settings) as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
         stub = InstanceStub(f"127.0.0.1:{running.port}")
         info = await stub.describe()
@@ -78,7 +83,11 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
 
 @pytest.mark.parametrize("side", ["text", "encoder"])
 async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"image_cache_bytes": MIB, "kv_cache_bytes": MIB, "transports": ("shm",), "packed_weight_bytes": 0}
+    small = {
+        "image_cache_bytes": MIB,
+        "transports": ("shm",),
+        "engine": EngineOptions(kv_cache_bytes=MIB, packed_weight_bytes=0),
+    }
 
     def broken() -> None:
         raise RuntimeError("on purpose")

@@ -1,0 +1,34 @@
+"""What a text engine can be told."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from triptych.domain.bounds import Between
+from triptych.domain.limits import Count, Positive, check_limits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Memory and steps of a text engine."""
+
+    kv_cache_bytes: Positive = 256 << 20
+    """KV memory of running sequences; the rest caches prefixes."""
+    max_sequences: Positive = 32
+    """Most sequences in one step of the engine."""
+    token_budget: Positive = 2048
+    """Most tokens in one step of the engine."""
+    tpot_slo_s: Annotated[float | None, Between(0, above=True)] = None
+    """Target for the duration of one step, and so for the time between two tokens. At start, steps are measured; the token
+    budget becomes the largest, up to ``token_budget``, that takes three quarters of the target on an idle instance. Role
+    EPD: likewise for what is encoded beside a step of decodes. Unset measures nothing."""
+    cross_cache_bytes: Count = 1 << 30
+    """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
+    step."""
+    packed_weight_bytes: Count = 2 << 30
+    """CPU, float32: memory for a second, packed copy of weights, with which small batches run up to twice as fast. The
+    largest layers come first; 0 packs none."""
+    enforce_eager: bool = False
+    """On a GPU, do not capture CUDA graphs for decoding: less memory and a faster start, but slower decoding."""
+
+    def __post_init__(self) -> None:
+        check_limits(self, ("max_sequences", "token_budget"))
