@@ -133,7 +133,9 @@ def _read_jpeg(data: bytes) -> Header:
                 passes += data.count(b"\xff\xda", end)
         elif marker in _JPEG_FRAMES:
             if marker not in _JPEG_FRAMES_TAKEN:
-                raise InvalidMedia("the jpeg image is lossless, hierarchical or arithmetic-coded, which is not taken")
+                raise InvalidMedia(
+                    "the jpeg image is lossless, hierarchical or arithmetic-coded, which is not supported"
+                )
             if frame is not None:
                 raise InvalidMedia("the jpeg image has more than one frame header")
             frame = struct.unpack_from(">HHB", segment, 1)

@@ -79,7 +79,7 @@ def read_mp4(data: bytes) -> Clip:
 def _video(track: _Track) -> Clip:
     if track.codec not in _VIDEO_CODECS:
         raise InvalidMedia(
-            f"the mp4 video's codec is not taken; taken are {', '.join(one.value for one in VideoCodec)}"
+            f"the mp4 video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,
@@ -95,7 +95,7 @@ def _video(track: _Track) -> Clip:
 def _audio(track: _Track) -> Clip:
     """A track's units are taken for its samples: the duration in seconds is right in either case."""
     if track.codec not in _AUDIO_CODECS:
-        raise InvalidMedia("the m4a audio's codec is not taken; taken are AAC, ALAC, FLAC and Opus")
+        raise InvalidMedia("the m4a audio's codec is not supported; supported are AAC, ALAC, FLAC and Opus")
     samples = track.duration - track.skipped
     if track.heard is not None and track.heard[1]:
         samples = min(samples, round(track.heard[0] * track.timescale / track.heard[1]))

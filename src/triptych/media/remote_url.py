@@ -83,7 +83,7 @@ def parse_remote_url(url: str) -> RemoteUrl:
     if parts.scheme not in DEFAULT_PORTS:
         raise InvalidMedia("only https:, http: and data: URLs are taken")
     if "@" in parts.netloc:
-        raise InvalidMedia("a URL with user name or password is not taken")
+        raise InvalidMedia("a URL with user name or password is not allowed")
     if port == 0:
         raise InvalidMedia("port 0 is not a port")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

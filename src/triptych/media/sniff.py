@@ -133,7 +133,7 @@ def _read_clip(data: bytes) -> Clip:
 def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     """Choose by the first bytes; MP3 is tried last, since its are the least distinctive."""
     if name := foreign_format(data):
-        raise InvalidMedia(f"the item is {name}, which is not taken; accepted are {_KNOWN}")
+        raise InvalidMedia(f"the item is {name}, which is not supported; accepted are {_KNOWN}")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav", read_wav
     if data[:4] == b"fLaC":

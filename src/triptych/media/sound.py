@@ -38,7 +38,7 @@ def read_wav(data: bytes) -> Clip:
             if tag == _WAV_EXTENSIBLE:
                 (tag,) = struct.unpack_from("<H", data, content + 24)
             if bits not in _WAV_BITS.get(tag, ()) or not 1 <= channels <= 8 or block_nbytes != channels * bits // 8:
-                raise InvalidMedia(f"the wav audio has an encoding that is not taken: tag {tag} of {bits} bits")
+                raise InvalidMedia(f"the wav audio has an encoding that is not supported: tag {tag} of {bits} bits")
         elif kind == b"data":
             if not block_nbytes:
                 raise InvalidMedia("the wav audio does not start with its format")

@@ -64,7 +64,7 @@ def read_webm(data: bytes) -> Clip:
     codec = video.get(_CODEC, b"").rstrip(b"\0")
     if codec not in _CODECS:
         raise InvalidMedia(
-            f"the webm video's codec is not taken; taken are {', '.join(one.value for one in VideoCodec)}"
+            f"the webm video's codec is not supported; supported are {', '.join(one.value for one in VideoCodec)}"
         )
     return Clip(
         Modality.VIDEO,
@@ -112,7 +112,7 @@ def _take_block(data: bytes, content: int, end: int, walk: _Walk) -> None:
         return
     timestamp, flags = struct.unpack_from(">hB", data, position)
     if flags & _LACED:
-        raise InvalidMedia("the webm video has several frames in a block, which is not taken")
+        raise InvalidMedia("the webm video has several frames in a block, which is not supported")
     if position + 3 < end and video.get(_CODEC) == b"V_VP8" and not data[position + 3] & _VP8_SHOWN:
         return  # a reference frame that is not shown (RFC 6386, section 9.1)
     at = walk.cluster + timestamp

@@ -28,11 +28,11 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
         return model
     name = str(model)
     if not _REPOSITORY.fullmatch(name):
-        raise CannotStart(f"model {name!r} is no directory here, nor the name of a repository (OWNER/NAME)")
+        raise CannotStart(f"model {name!r} is neither a local directory nor the name of a repository (OWNER/NAME)")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise CannotStart(f"model {name!r} is no directory here; to fetch it, install huggingface_hub") from None
+        raise CannotStart(f"model {name!r} is not a local directory; to download it, install huggingface_hub") from None
     repository, _, revision = name.partition("@")
     wanted = [pattern for pattern in WANTED if weights or not pattern.endswith(".safetensors")]
     try:
@@ -40,7 +40,9 @@ def model_directory(model: Path, *, weights: bool = True) -> Path:
     except Exception as error:  # noqa: BLE001 - the client's network layers raise many types
         kind = type(error).__name__
         reason = _REASONS.get(kind, kind)
-        raise CannotStart(f"model {name!r} is no directory here, and cannot be fetched from a hub: {reason}") from None
+        raise CannotStart(
+            f"model {name!r} is not a local directory and cannot be downloaded from a hub: {reason}"
+        ) from None
 
 
 def served_name(model: Path) -> str:

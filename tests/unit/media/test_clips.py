@@ -108,15 +108,15 @@ def test_an_mp3_may_start_with_tags_and_end_with_some() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (video(form="mp4").replace(b"avc1", b"mp4v"), "the mp4 video's codec is not taken; taken are h264"),
-        (video(form="webm").replace(b"V_VP9", b"V_XYZ"), "the webm video's codec is not taken"),
+        (video(form="mp4").replace(b"avc1", b"mp4v"), "the mp4 video's codec is not supported; supported are h264"),
+        (video(form="webm").replace(b"V_VP9", b"V_XYZ"), "the webm video's codec is not supported"),
         (video().replace(b"vide", b"text"), "neither video nor audio"),
         (video()[:-500], "the mp4 file is cut off"),
         (video(form="webm")[:-20], "the webm video is cut off"),
         (audio()[:-20], "the wav audio is cut off"),
         (audio(form="ogg", sample_rate_hz=48_000)[:-20], "the ogg audio is cut off"),
         (audio(form="ogg", sample_rate_hz=48_000) * 2, "the ogg file has more than one stream"),
-        (audio(form="m4a").replace(b"mp4a", b"enca"), "the m4a audio's codec is not taken"),
+        (audio(form="m4a").replace(b"mp4a", b"enca"), "the m4a audio's codec is not supported"),
         (audio().replace(b"fmt \x10\x00\x00\x00\x01", b"fmt \x10\x00\x00\x00\x11"), "tag 17"),
         (b"\x00\x00\x00\x18ftypisom" + bytes(12) + b"\x00\x00\x00\x08meta", "neither video nor audio"),
         (b"\x1a\x45\xdf\xa3\x80", "the webm file has no video"),

@@ -212,7 +212,7 @@ def test_a_known_format_that_is_not_taken_is_refused_by_its_name(name: str) -> N
     for data in FOREIGN[name]:
         with pytest.raises(InvalidMedia) as caught:
             inspect_media(data, LIMITS)
-        assert f"the item is {name}, which is not taken; accepted are images (png, " in str(caught.value)
+        assert f"the item is {name}, which is not supported; accepted are images (png, " in str(caught.value)
 
 
 def _with_size(form: str, width: int, height: int) -> bytes:

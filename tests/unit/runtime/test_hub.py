@@ -51,7 +51,7 @@ def test_neither_pickles_nor_code_are_fetched(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "/nowhere/at/all", "../up", "a/b/c", "owner/", "owner/na me"])
 def test_what_is_neither_is_one_clear_line(name: str, asked: list[dict[str, Any]]) -> None:
-    with pytest.raises(CannotStart, match="is no directory here, nor the name of a repository"):
+    with pytest.raises(CannotStart, match="is neither a local directory nor the name of a repository"):
         model_directory(Path(name))
     assert asked == []
 
@@ -62,7 +62,7 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=unreachable))
     with pytest.raises(
-        CannotStart, match="'owner/model' is no directory here, and cannot be fetched from a hub: no hub answers"
+        CannotStart, match="'owner/model' is not a local directory and cannot be downloaded from a hub: no hub answers"
     ) as said:
         model_directory(Path("owner/model"))
     assert "secret" not in str(said.value)

@@ -78,9 +78,9 @@ def to_rgb(image: Image.Image, form: str, bits: int = 8) -> Pixels:
     if image.mode in _SIXTEEN_BITS:
         return _sixteen_bits(image, form, transparency)
     if image.mode not in _OPAQUE | _WITH_ALPHA:
-        raise InvalidMedia(f"the {form} image has pixels of mode {image.mode}, which is not taken")
+        raise InvalidMedia(f"the {form} image has pixels of mode {image.mode}, which is not supported")
     if image.mode == "RGB" and transparency is not None and bits == 16:
-        raise InvalidMedia(f"the {form} image has 16 bits per colour and a transparent one, which is not taken")
+        raise InvalidMedia(f"the {form} image has 16 bits per colour and a transparent one, which is not supported")
     if image.mode == "L" and transparency is not None:  # Pillow scales samples of fewer bits, but not this
         image.info["transparency"] = transparency % (1 << bits) * 255 // ((1 << bits) - 1)
     elif image.mode == "RGB" and transparency is not None:
@@ -102,7 +102,7 @@ def _sixteen_bits(image: Image.Image, form: str, transparency: Any) -> Pixels:
     for begin, end in _bands(image):
         values = np.asarray(image.crop((0, begin, image.width, end)))
         if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 0xFFFF):
-            raise InvalidMedia(f"the {form} image has values of more than 16 bits, which are not taken")
+            raise InvalidMedia(f"the {form} image has values of more than 16 bits, which are not supported")
         grey = (values >> 8).astype(np.uint8)
         if transparency is not None:
             grey[values == transparency] = 255

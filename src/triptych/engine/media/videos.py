@@ -52,7 +52,7 @@ def _decoded(container: InputContainer, info: MediaInfo) -> Iterator[av.VideoFra
     stored = (info.height, info.width) if info.rotation_deg in (90, 270) else (info.width, info.height)
     stream = container.streams.video[0]
     if stream.codec_context.codec.canonical_name not in _CODECS:
-        raise InvalidMedia(f"the {info.format} video's codec is not taken")
+        raise InvalidMedia(f"the {info.format} video's codec is not supported")
     stream.codec_context.thread_count = 1  # items are decoded in parallel
     for number, frame in enumerate(container.decode(stream)):
         if (frame.width, frame.height) != stored:
