@@ -295,7 +295,7 @@ def test_up_fetches_a_model_of_a_hub_once_for_all_processes(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     assert Model.named("someone/their-model@v1") == Model(demo.MODEL_DIR, "someone/their-model")
     assert fetched == ["someone/their-model at v1"]
-    with pytest.raises(ClusterError, match="no directory here, nor the name of a repository"):
+    with pytest.raises(ClusterError, match="neither a local directory nor the name of a repository"):
         Model.named("not-there")
 
 
