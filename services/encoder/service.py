@@ -58,9 +58,7 @@ class EncoderService(Generic[PreparedT]):
         self._scope = scope
         self._copy = copy
         self._clock = clock
-        self._changes = Changes(
-            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
-        )
+        self._changes = Changes(self.load, settings.load_reports)
         store.when_changed(self._changes.notify)
         self._batcher = Batcher(
             engine,

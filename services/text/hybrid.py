@@ -32,9 +32,7 @@ class HybridInstance:
     def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
         self._text = text
         self._encoder = encoder
-        self._changes = Changes(
-            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
-        )
+        self._changes = Changes(self.load, settings.load_reports)
         text.when_changed(self._changes.notify)
         encoder.when_changed(self._changes.notify)
 

@@ -98,9 +98,7 @@ class TextService:
         self._scope = scope
         self._rng = rng
         self._clock = clock
-        self._changes = Changes(
-            self.load, min_interval_s=settings.load_min_interval_s, max_interval_s=settings.load_max_interval_s
-        )
+        self._changes = Changes(self.load, settings.load_reports)
         self._loop = EngineLoop(
             engine,
             engine_thread,

@@ -3,22 +3,38 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypeVar
+
+from triptych.domain.bounds import Between
+from triptych.domain.limits import check_limits
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportIntervals:
+    """How often a watcher hears of a value."""
+
+    load_min_interval_s: Annotated[float, Between(0.001, 10)] = 0.02
+    """Shortest time between two load reports to one watcher."""
+    load_max_interval_s: Annotated[float, Between(0, 60, above=True)] = 1.0
+    """Longest time between two load reports to one watcher."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 class Changes(Generic[T]):
     """Watchers read the current value, so a slow one skips intermediate values and no queue grows.
 
-    ``min_interval_s`` bounds the rate per watcher; after ``max_interval_s`` without a change the value is sent again as
-    a heartbeat.
+    The shortest interval bounds the rate per watcher; after the longest without a change the value is sent again as a
+    heartbeat.
     """
 
-    def __init__(self, read: Callable[[], T], *, min_interval_s: float, max_interval_s: float) -> None:
+    def __init__(self, read: Callable[[], T], intervals: ReportIntervals) -> None:
         self._read = read
-        self._min_interval_s = min_interval_s
-        self._max_interval_s = max_interval_s
+        self._intervals = intervals
         self._watchers: set[asyncio.Event] = set()
         self._listeners: list[Callable[[], None]] = []
 
@@ -40,9 +56,9 @@ class Changes(Generic[T]):
             while True:
                 changed.clear()
                 yield self._read()
-                await asyncio.sleep(self._min_interval_s)
+                await asyncio.sleep(self._intervals.load_min_interval_s)
                 try:
-                    async with asyncio.timeout(self._max_interval_s):
+                    async with asyncio.timeout(self._intervals.load_max_interval_s):
                         await changed.wait()
                 except TimeoutError:
                     continue

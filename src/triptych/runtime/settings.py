@@ -27,6 +27,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from triptych.runtime.changes import ReportIntervals
+
 _PREFIX = "TRIPTYCH_"
 
 
@@ -192,10 +194,8 @@ class InstanceSettings(RpcServiceSettings):
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
     """How often expired leases and quarantined memory are checked for memory that can be reused."""
 
-    load_min_interval_s: float = Field(default=0.02, ge=0.001, le=10)
-    """Shortest time between two load reports to one watcher."""
-    load_max_interval_s: float = Field(default=1.0, gt=0, le=60)
-    """Longest time between two load reports to one watcher."""
+    load_reports: ReportIntervals = ReportIntervals()
+    """Intervals of load reports."""
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

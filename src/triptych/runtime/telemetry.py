@@ -12,9 +12,6 @@ from triptych.runtime.settings import ServiceSettings
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tracing import Tracing, TracingUnavailable
 
-_LOOP_LAG_WARN_S = 0.25
-
-
 Missing = Callable[[], Awaitable[Sequence[str]]]
 """Reports what a process lacks to do its work; empty when it is ready."""
 
@@ -26,21 +23,12 @@ async def _starting() -> Sequence[str]:
 class Telemetry:
     """One per process, created first. Without arguments it measures but exports nothing."""
 
-    def __init__(
-        self,
-        *,
-        tracing: Tracing | None = None,
-        admin_host: str = "",
-        admin_port: int = 0,
-        loop_lag_warn_s: float = _LOOP_LAG_WARN_S,
-    ) -> None:
-        """``admin_port`` 0 opens no port."""
+    def __init__(self, settings: ServiceSettings | None = None, *, tracing: Tracing | None = None) -> None:
         self.metrics = metrics.Metrics()
         self.tracing = tracing
         self._missing: Missing = _starting
-        self._admin_host = admin_host
-        self._admin_port = admin_port
-        self._lag = LoopLag(self.metrics, warn_s=loop_lag_warn_s)
+        self._settings = settings or ServiceSettings()
+        self._lag = LoopLag(self.metrics, warn_s=self._settings.loop_lag_warn_s)
 
     @classmethod
     def of(cls, service: str, settings: ServiceSettings) -> "Telemetry":
@@ -49,12 +37,7 @@ class Telemetry:
             tracing = Tracing.exporting(service, settings.otlp_endpoint) if settings.otlp_endpoint else None
         except TracingUnavailable as error:
             raise SystemExit(f"{service}: {error}") from None
-        return cls(
-            tracing=tracing,
-            admin_host=settings.admin_host,
-            admin_port=settings.admin_port,
-            loop_lag_warn_s=settings.loop_lag_warn_s,
-        )
+        return cls(settings, tracing=tracing)
 
     def ready_when(self, missing: Missing) -> None:
         """Let ``/ready`` answer with ``missing`` from now on."""
@@ -68,8 +51,10 @@ class Telemetry:
                 stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             scope = await stack.enter_async_context(TaskScope("telemetry", limit=1))
             scope.spawn(self._lag.run(), name="loop-lag")
-            if self._admin_port:
-                await stack.enter_async_context(admin.serve(self._admin_host, self._admin_port, self.routes()))
+            if self._settings.admin_port:
+                await stack.enter_async_context(
+                    admin.serve(self._settings.admin_host, self._settings.admin_port, self.routes())
+                )
             yield
 
     def routes(self) -> dict[str, admin.Route]:

@@ -3,14 +3,14 @@
 import asyncio
 from contextlib import aclosing
 
-from triptych.runtime.changes import Changes
+from triptych.runtime.changes import Changes, ReportIntervals
 from triptych.testing.virtual_time import run
 
 
 def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_signs_of_life() -> None:
     async def scenario() -> list[tuple[float, int]]:
         value = 0
-        changes = Changes(lambda: value, min_interval_s=0.1, max_interval_s=1.0)
+        changes = Changes(lambda: value, ReportIntervals(0.1, 1.0))
         seen: list[tuple[float, int]] = []
 
         async def watch() -> None:
@@ -37,7 +37,7 @@ def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_sig
 def test_waiting_for_a_value_ends_when_it_holds() -> None:
     async def scenario() -> float:
         value = 3
-        changes = Changes(lambda: value, min_interval_s=0.0, max_interval_s=100.0)
+        changes = Changes(lambda: value, ReportIntervals(0.001, 60.0))
         async with asyncio.TaskGroup() as group:
             group.create_task(changes.wait_until(lambda one: one == 0))
             while value:

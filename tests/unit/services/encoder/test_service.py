@@ -31,6 +31,7 @@ from triptych.errors import (
 )
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.ports import StopSignal
+from triptych.runtime.changes import ReportIntervals
 from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, FakePrepared, fake_embedding, fake_tensors
 from triptych.transport.slot import tensors, verify
 
@@ -447,7 +448,7 @@ def test_a_further_reader_gets_a_lease_until_the_embedding_is_gone() -> None:
 
 def test_watchers_see_the_load_at_a_bounded_rate() -> None:
     async def scenario() -> None:
-        async with encoder_panel(load_min_interval_s=0.02, load_max_interval_s=0.5) as panel:
+        async with encoder_panel(load_reports=ReportIntervals(0.02, 0.5)) as panel:
             clock = asyncio.get_running_loop().time
             times, loads = [], []
             async with asyncio.TaskGroup() as group, aclosing(panel.service.watch_load()) as watch:

@@ -30,7 +30,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
 from triptych.media.sniff import MediaLimits
-from triptych.runtime.changes import Changes
+from triptych.runtime.changes import Changes, ReportIntervals
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
@@ -97,7 +97,7 @@ class FakeEncoder(Mortal):
         self.forgets = False
         self.working = 0
         self.most_leased_bytes = 0
-        self._changes = Changes(self._load, min_interval_s=0.02, max_interval_s=1.0)
+        self._changes = Changes(self._load, ReportIntervals())
 
     @property
     def leased_bytes(self) -> int:
