@@ -114,6 +114,10 @@ class Cluster:
         """Requests waiting for room in the encoders' arenas."""
         return self._machine.waiting
 
+    def longest_waits_s(self) -> dict[int, float]:
+        """By priority, the longest time that a request has waited for that room."""
+        return self._machine.longest_waits_s(self._clock())
+
     def instances_by_state(self) -> dict[tuple[str, ...], int]:
         """Number of instances by role (``E``, ``PD`` ...; empty until it is known) and state."""
         return {("" if role is None else role.value, state): n for (role, state), n in self._machine.states().items()}

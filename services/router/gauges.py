@@ -29,6 +29,8 @@ class ClusterState(Protocol):
     @property
     def outstanding_credits(self) -> int: ...
 
+    def longest_waits_s(self) -> dict[int, float]: ...
+
     def instances_by_state(self) -> dict[tuple[str, ...], int]: ...
 
     @property
@@ -49,6 +51,14 @@ def watch(metrics: Metrics, state: State) -> None:
             "triptych_requests_waiting_for_credits",
             "Requests waiting for room in the encoders' arenas",
             cluster.waiting_for_credits,
+        )
+        longest = cluster.longest_waits_s().items()
+        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
+        yield gauge(
+            "triptych_router_longest_wait_seconds",
+            "Longest wait of requests that wait for credits now",
+            waits,
+            ("priority",),
         )
         yield gauge("triptych_credits_outstanding", "Credits in use", cluster.outstanding_credits)
         yield gauge(

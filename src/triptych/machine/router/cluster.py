@@ -63,7 +63,7 @@ from triptych.machine.router.shared_events import (
     TextWanted,
 )
 from triptych.policy.policies import Policies
-from triptych.policy.queueing import Turn
+from triptych.policy.queueing import Turn, longest_waits
 from triptych.policy.routing import Pool, Shortage, Why, assign_items, choose_text
 
 ENCODE: Stages = (Stage.ENCODE,)
@@ -157,6 +157,10 @@ class ClusterMachine:
     def waiting(self) -> int:
         """Requests that wait for credits."""
         return len(self._waiting)
+
+    def longest_waits_s(self, now_s: float) -> dict[int, float]:
+        """By priority, for how long the first of the requests that wait for credits has waited (``policy.queueing``)."""
+        return longest_waits((waiting.wanted.priority, now_s - waiting.since_s) for waiting in self._waiting)
 
     @property
     def outstanding(self) -> int:

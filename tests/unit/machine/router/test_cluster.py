@@ -353,6 +353,16 @@ def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
 
+def test_the_longest_wait_of_each_priority_is_known() -> None:
+    machine = cluster("a", "b")
+    machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
+    for run, priority, now_s in ((2, 1, 1.0), (3, 0, 2.0), (4, 0, 3.0)):
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, priority=priority), now_s)
+    assert machine.longest_waits_s(5.0) == {0: 3.0, 1: 4.0}
+    machine.handle(CreditsAbandoned(2), 6.0)
+    assert machine.longest_waits_s(7.0) == {0: 5.0}
+
+
 def test_of_one_priority_the_least_time_left_is_served_first_and_who_waited_long_is_not_overtaken() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
