@@ -52,6 +52,7 @@ async def test_a_directory_without_a_model_ends_the_start_with_one_line(tmp_path
             pass
 
 
+@pytest.mark.process
 async def test_two_services_are_one_instance_on_one_port() -> None:
     small = {"image_cache_bytes": MIB, "transports": ("shm",)}
     settings = told(
@@ -81,6 +82,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
         await stub.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("side", ["text", "encoder"])
 async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
