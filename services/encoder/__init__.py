@@ -1,1 +1,1 @@
-"""The encoder: items in, tickets out."""
+"""The encoder service: encodes items and returns tickets."""

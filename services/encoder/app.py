@@ -1,4 +1,4 @@
-"""The encoder wired up: where real engines, memory, transports and threads are made."""
+"""Wires up the encoder: engine, memory, transports, threads."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,12 +38,12 @@ from .servicer import SERVICE_NAME, EncoderServicer
 from .settings import EncoderSettings
 
 _CONNECT_S = 5.0
-"""An encoder reads nobody's memory; its transports connect to none."""
+"""An encoder's transports are only read from; they connect to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEncoder:
-    """An encoder wired up, that nobody listens for yet and whose service is yet to be started."""
+    """A wired encoder that is not listening yet and whose service is not started."""
 
     service: EncoderService[PreparedMedia]
     store: ArenaStore
@@ -97,9 +97,9 @@ async def opened(
     epoch: int,
     tls: TlsIdentity | None,
 ) -> AsyncGenerator[OpenEncoder]:
-    """Load the engine of ``model``, whose passes ``compute`` runs, and register the arena. Raises CannotStart."""
+    """Load the engine of ``model``, which ``compute`` runs, and register the arena. Raises CannotStart."""
     async with AsyncExitStack() as stack:
-        copy = ThreadOffload(1, name="encoder-copy")  # of its own: sealing never waits behind preprocessing
+        copy = ThreadOffload(1, name="encoder-copy")  # a separate thread, so that sealing never waits for preprocessing
         stack.callback(copy.close)
         cores = usable_cores()
         threads = settings.prepare_threads or len(cores)

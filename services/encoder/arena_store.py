@@ -1,4 +1,4 @@
-"""The embeddings that this instance holds: its arena, and the machine that remembers what lies in it."""
+"""The embeddings that this instance holds: its arena, and the state machine of its slots and leases."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArenaStore:
-    """Turns the arena machine's effects into values and errors. All methods belong to the event loop."""
+    """Turns the arena machine's effects into results and errors. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ArenaStore:
         clock: Clock,
         copy: Offload,
     ) -> None:
-        """``copy`` is where embeddings are copied into the arena: best a pool that nothing slow waits in."""
+        """``copy`` copies embeddings into the arena; use a pool without slow work."""
         self.arena = arena
         self._copy = copy
         self._on_change: Callable[[], None] = lambda: None
@@ -42,11 +42,11 @@ class ArenaStore:
 
     @property
     def memory(self) -> ArenaMachine:
-        """What is remembered, to be read only."""
+        """The machine's state. Read-only."""
         return self._machine
 
     def when_changed(self, on_change: Callable[[], None]) -> None:
-        """Call ``on_change`` from now on whenever what is held or leased may be other than before."""
+        """Call ``on_change`` whenever embeddings or leases may have changed."""
         self._on_change = on_change
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
@@ -54,12 +54,12 @@ class ArenaStore:
         return self._machine.may_read(lease_id, offset, nbytes, self._clock())
 
     def tokens(self, key: bytes) -> int | None:
-        """Tokens of the embedding if it is here and can be granted; None if not."""
+        """Tokens of the embedding if it can be granted, else None."""
         slot = self._machine.find(key)
         return None if slot is None else slot.tokens
 
     def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> arena_events.Slot:
-        """Memory for an embedding. Raises ArenaFull for now, InvalidMedia for ever."""
+        """Reserve memory for an embedding. Raises ArenaFull (not now) or InvalidMedia (never)."""
         match self._handle(arena_events.Reserve(key, tensors, tokens)):
             case arena_events.Reserved(slot):
                 return slot
@@ -69,25 +69,25 @@ class ArenaStore:
                 raise InternalError("the embedding is already being computed")
 
     async def fill(self, slot: arena_events.Slot, tensors: Sequence[Tensor]) -> None:
-        """Put the embedding into its slot; from then on it can be granted.
+        """Write the embedding to its slot; from then on it can be granted.
 
-        Raises EngineFailure when the tensors are not those that the slot was reserved for; then, as when it is
-        cancelled, the slot stays reserved.
+        Raises EngineFailure if the tensors do not match the reservation. Then, and when cancelled, the slot stays
+        reserved.
         """
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
-            raise EngineFailure("the engine made other tensors than it had announced")
+            raise EngineFailure("the engine returned other tensors than announced")
         checksum = await self._copy.run(seal, self.arena, slot.offset, slot.generation, tensors)
         self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
 
     def abandon(self, slot: arena_events.Slot) -> None:
-        """The slot will not be filled."""
+        """Free a slot that will not be filled."""
         self._handle(arena_events.Abandon(slot.key, slot.generation))
 
     def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
-        """A lease for one reader, or more time for it.
+        """Grant or extend one reader's lease.
 
-        Raises LeaseLost when the embedding (in that generation) is not here or the lease was given back already,
-        InvalidRequest when the id stands for another embedding, Overloaded.
+        Raises LeaseLost if the embedding (of that generation) is gone or the lease was released, InvalidRequest if the
+        id belongs to another embedding, Overloaded.
         """
         match self._handle(arena_events.Grant(key, lease_id, lease_s, generation)):
             case arena_events.Granted(ticket):
@@ -98,7 +98,7 @@ class ArenaStore:
                 raise InternalError("a lease was neither granted nor refused")
 
     def grant_pair(self, key: bytes, request: EncodeRequest) -> Ticket:
-        """The two leases that a request names, or none; the ticket is the reader's. Raises as ``grant``."""
+        """Grant both leases of a request, or none. Returns the reader's ticket. Raises like ``grant``."""
         ticket = self.grant(key, request.reader_lease, request.lease_s)
         try:
             self.grant(key, request.router_lease, request.lease_s)
@@ -111,11 +111,11 @@ class ArenaStore:
         self._handle(arena_events.Release(tuple(lease_ids)))
 
     def sweep(self) -> None:
-        """Let go of leases whose readers never came back."""
+        """Expire leases."""
         self._handle(arena_events.Tick())
 
     def _handle(self, event: arena_events.Event) -> arena_events.Effect | None:
-        """The answer to the event, if it has one; the other effects need nothing but a line in the log."""
+        """Returns the event's answer, if it has one; other effects are only logged."""
         answer: arena_events.Effect | None = None
         for effect in self._machine.handle(event, self._clock()):
             match effect:

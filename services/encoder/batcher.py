@@ -1,8 +1,8 @@
-"""From bytes to embeddings: each item is prepared in a pool, waits, and goes through the tower in a batch.
+"""Prepares items in a thread pool, queues them, and encodes them in batches.
 
-Callers who want the same embedding at the same time share a *flight*: one is encoded, each gets leases of its own. A
-flight belongs to the instance, not to the caller who came first, so it goes on when that one leaves. When all have left
-it ends: a decode that runs is stopped, and an item that is in a pass when they leave is dropped after it.
+Callers who want the same embedding share a *flight*: the item is encoded once, and each caller gets its own leases. A
+flight outlives the caller that started it. When all callers have left it ends: a running decode is stopped, and an item
+in a batch is dropped after it.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class _Waiter:
     def __init__(self, request: EncodeRequest, arrived_s: float) -> None:
         self.request = request
         self.arrived_s = arrived_s
-        # Errors are results here: an exception that a cancelled call never fetches would be reported as lost.
+        # Errors are results: an exception that a cancelled call never retrieves would be logged as lost.
         self.outcome: asyncio.Future[EncodeResult | TriptychError] = asyncio.get_running_loop().create_future()
 
-    def tell(self, outcome: EncodeResult | TriptychError) -> None:
+    def resolve(self, outcome: EncodeResult | TriptychError) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
 
 class _Flight(Generic[PreparedT]):
-    """An item on its way to being an embedding, and who waits for it."""
+    """One item being encoded, and its waiters."""
 
     def __init__(self, key: bytes, request: EncodeRequest) -> None:
         self.key = key
@@ -53,11 +53,11 @@ class _Flight(Generic[PreparedT]):
         self.slot: Slot | None = None
         self.encode_started_s = 0.0
         self.unwanted = Stop()
-        """Given when the last of its waiters leaves while it is prepared."""
+        """Signalled when the last waiter leaves during preparation."""
 
 
 class Batcher(Generic[PreparedT]):
-    """Owns the tower. Either ``run`` is started once, or somebody else gives it its turns (``turn``)."""
+    """Owns the encoder engine. Either start ``run`` once, or call ``turn`` from another loop."""
 
     def __init__(
         self,
@@ -72,7 +72,10 @@ class Batcher(Generic[PreparedT]):
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
-        """``prepare`` is a pool for ``max_preparing`` items at a time; ``compute`` runs one call at a time. ``on_change``: the load may have changed."""
+        """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time.
+
+        ``on_change`` signals load.
+        """
         self._engine = engine
         self._store = store
         self._queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
@@ -87,17 +90,17 @@ class Batcher(Generic[PreparedT]):
 
     @property
     def queue(self) -> batch_queue.BatchQueue:
-        """What is remembered, to be read only."""
+        """The queue's state. Read-only."""
         return self._queue
 
     async def encode(self, key: bytes, request: EncodeRequest) -> EncodeResult:
-        """Raises Overloaded or ArenaFull rather than wait for memory, InvalidMedia, InvalidRequest, EngineFailure."""
+        """Raises Overloaded or ArenaFull instead of waiting for memory; InvalidMedia, InvalidRequest, EngineFailure."""
         waiter_id, waiter = next(self._waiter_ids), _Waiter(request, self._clock())
         self._join(key, waiter_id, waiter)
         try:
             outcome = await waiter.outcome
         except asyncio.CancelledError:
-            self._take_back(waiter)
+            self._release_granted(waiter)
             raise
         finally:
             self._leave(key, waiter_id)
@@ -106,7 +109,7 @@ class Batcher(Generic[PreparedT]):
         return outcome
 
     async def run(self) -> None:
-        """Feed the tower until cancelled, where nobody else says when it has its turns."""
+        """Encode batches until cancelled, if no other loop calls ``turn``."""
         ready = asyncio.Event()
         self.when_ready(ready.set)
         while True:
@@ -116,15 +119,15 @@ class Batcher(Generic[PreparedT]):
 
     @property
     def waiting_since_s(self) -> float | None:
-        """When the first item that waits for the tower began to, on the clock; None where none waits."""
+        """Since when the first prepared item waits, on the clock; None if there is none."""
         return self._queue.waiting_since_s
 
     def when_ready(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` from now on whenever there is one item more that waits for the tower."""
+        """Call ``wake`` whenever another item is ready to be encoded."""
         self._on_ready = wake
 
     async def turn(self, budget: ImageBudget | None = None) -> bool:
-        """Encode one batch of what waits, within ``budget``; whether there was anything. One turn at a time."""
+        """Encode one batch within ``budget``. Returns whether there was one. Not reentrant."""
         batch = self._handle(batch_queue.Take(budget))
         if batch:
             await self._encode(batch)
@@ -149,7 +152,7 @@ class Batcher(Generic[PreparedT]):
         self._on_change()
 
     def _handle(self, event: batch_queue.Event) -> list[_Flight[PreparedT]]:
-        """Do what the queue says; what it says is to be encoded now is returned. Raises what it refuses a caller with."""
+        """Apply the queue's effects. Returns the batch to encode. Raises the error of a refused caller."""
         batch: list[_Flight[PreparedT]] = []
         for effect in self._queue.handle(event, self._clock()):
             match effect:
@@ -164,8 +167,8 @@ class Batcher(Generic[PreparedT]):
                     raise Overloaded(reason) if fits else InvalidMedia(reason)
         return batch
 
-    def _take_back(self, waiter: _Waiter) -> None:
-        """Leases that were granted in the very moment in which their caller went away."""
+    def _release_granted(self, waiter: _Waiter) -> None:
+        """Release leases that were granted just as the caller was cancelled."""
         if waiter.outcome.done() and not waiter.outcome.cancelled():
             result = waiter.outcome.result()
             if isinstance(result, EncodeResult):
@@ -188,8 +191,8 @@ class Batcher(Generic[PreparedT]):
             unwanted = flight.unwanted = Stop()
             try:
                 prepared = await self._prepare_pool.run(self._prepare_if_wanted, flight, unwanted)
-            except Exception as error:  # noqa: BLE001 - told to those whose item it is
-                if not unwanted.stopped:  # else it was ended for want of callers; there may be new ones
+            except Exception as error:  # noqa: BLE001 - reported to the waiters
+                if not unwanted.stopped:  # else it was stopped for lack of waiters; there may be new ones
                     self._fail(flight, error)
                     return
         if prepared is not None:
@@ -198,7 +201,7 @@ class Batcher(Generic[PreparedT]):
             self._end(flight)
             return
         try:
-            # Before compute is spent: where there is no room, nobody waits for it.
+            # Reserve before compute: if there is no room, the item is refused, not queued.
             flight.slot = self._store.reserve(flight.key, prepared.outputs, prepared.tokens)
         except TriptychError as error:
             self._fail(flight, error)
@@ -209,27 +212,27 @@ class Batcher(Generic[PreparedT]):
         self._on_change()
 
     def _prepare_if_wanted(self, flight: _Flight[PreparedT], unwanted: Stop) -> PreparedT | None:
-        """In a thread. An item that everybody left while it waited for the thread is not touched."""
+        """Runs in a thread. Skips an item that everybody left while it was queued."""
         if unwanted.stopped:
             return None
         return self._engine.prepare(flight.media, flight.info, flight.shard, unwanted)
 
     def _refuse_fewer_than(self, flight: _Flight[PreparedT], tokens: int) -> None:
-        """A caller who counted fewer tokens than there are has a prompt that the embedding does not fit into."""
+        """Refuse callers whose prompt has fewer placeholders than the item has tokens."""
         for waiter_id, waiter in list(flight.waiters.items()):
             if tokens > waiter.request.tokens:
-                waiter.tell(too_many_tokens(tokens, waiter.request))
+                waiter.resolve(too_many_tokens(tokens, waiter.request))
                 self._leave(flight.key, waiter_id)
 
     # --- encoding ----------------------------------------------------------------------------------------------------
 
     async def _encode(self, batch: Sequence[_Flight[PreparedT]]) -> None:
-        """One pass; when it fails, one for each item that is still wanted, so that none fails for its neighbours."""
+        """Encode a batch; if that fails, encode its items one by one, so that none fails because of another."""
         started_s = self._clock()
         prepared = [flight.prepared for flight in batch if flight.prepared is not None]
         try:
             embeddings = await self._compute.run(self._engine.encode, prepared)
-        except Exception as error:  # noqa: BLE001 - told to those whose items they are
+        except Exception as error:  # noqa: BLE001 - reported to the waiters
             if len(batch) == 1:
                 self._fail(batch[0], error)
                 return
@@ -246,7 +249,7 @@ class Batcher(Generic[PreparedT]):
             return
         for flight, tensors in zip(batch, embeddings, strict=True):
             flight.encode_started_s = started_s
-            # The tower goes on while this is copied.
+            # The next batch is encoded while this is copied.
             self._scope.spawn(self._publish(flight, tensors), name="publish")
 
     async def _publish(self, flight: _Flight[PreparedT], tensors: Sequence[Tensor]) -> None:
@@ -255,13 +258,13 @@ class Batcher(Generic[PreparedT]):
             raise RuntimeError("an item was encoded without reserved memory")
         try:
             await self._store.fill(slot, tensors)
-        except Exception as error:  # noqa: BLE001 - told to those whose item it is
+        except Exception as error:  # noqa: BLE001 - reported to the waiters
             self._fail(flight, error)
             return
         flight.slot = None
         now_s = self._clock()
         for waiter in flight.waiters.values():
-            waiter.tell(self._result(flight, waiter, now_s))
+            waiter.resolve(self._result(flight, waiter, now_s))
         self._end(flight)
 
     def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
@@ -289,12 +292,12 @@ class Batcher(Generic[PreparedT]):
         self._fail(self._flights[drop.key], error)
 
     def _fail(self, flight: _Flight[PreparedT], error: Exception) -> None:
-        """Tell everyone who waits, and forget the flight: the same item may come again and succeed."""
+        """Report the error to all waiters and forget the flight: a retry of the item may succeed."""
         if not isinstance(error, TriptychError):
             logger.error("an item of %d bytes failed", flight.info.nbytes, exc_info=error)
             error = InternalError("the item could not be encoded")
         for waiter in flight.waiters.values():
-            waiter.tell(error)
+            waiter.resolve(error)
         self._end(flight)
 
     def _end(self, flight: _Flight[PreparedT]) -> None:
@@ -307,5 +310,5 @@ class Batcher(Generic[PreparedT]):
 
 
 def too_many_tokens(tokens: int, request: EncodeRequest) -> InvalidRequest:
-    """The embedding does not fit into the prompt that was counted for it."""
-    return InvalidRequest(f"item {request.item} takes {tokens} tokens, {request.tokens} were counted for it")
+    """The embedding does not fit the prompt's placeholders."""
+    return InvalidRequest(f"item {request.item} has {tokens} tokens, the request says {request.tokens}")

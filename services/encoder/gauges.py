@@ -1,4 +1,4 @@
-"""What an encoder is at the moment of a scrape: items on their way, its arena, leases."""
+"""The encoder's gauges, read at every scrape: items, arena, leases."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -12,11 +12,11 @@ from triptych.runtime.metrics import Metrics, gauge
 from .arena_store import ArenaStore
 
 _ARENA = ("arena",)
-"""A text instance that encodes as well has two."""
+"""A text instance that also encodes has two."""
 
 
 class Loaded(Protocol):
-    """What says how much waits."""
+    """Reports load."""
 
     def load(self) -> InstanceLoad: ...
 
@@ -35,23 +35,26 @@ def watch(metrics: Metrics, service: Loaded, store: ArenaStore) -> None:
         longest = service.longest_waits_s().items()
         waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
         yield gauge(
-            "triptych_encoder_longest_wait_seconds", "Longest wait of items that wait now", waits, ("priority",)
+            "triptych_encoder_longest_wait_seconds", "Longest wait of the items that are waiting", waits, ("priority",)
         )
-        yield gauge("triptych_encoder_items_pending", "Items that are prepared, wait or are encoded", load.pending)
+        yield gauge("triptych_encoder_items_pending", "Items being prepared, waiting or being encoded", load.pending)
         yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)
         yield gauge(
             "triptych_arena_capacity_bytes", "Registered memory for embeddings", of_arena(memory.capacity_bytes), _ARENA
         )
         yield gauge(
-            "triptych_arena_leased_bytes", "... that is leased, being written, or set aside", of_arena(leased), _ARENA
+            "triptych_arena_leased_bytes",
+            "... that is leased, being written, or in quarantine",
+            of_arena(leased),
+            _ARENA,
         )
         yield gauge(
             "triptych_arena_cached_bytes",
-            "... that holds embeddings nobody leases now",
+            "... that holds cached embeddings without a lease",
             of_arena(memory.cached_bytes),
             _ARENA,
         )
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(memory.cached), _ARENA)
-        yield gauge("triptych_arena_leases", "Leases that are out", memory.leases)
+        yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), _ARENA)
+        yield gauge("triptych_arena_leases", "Leases granted", memory.leases)
 
     metrics.watch(read)

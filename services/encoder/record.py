@@ -1,4 +1,4 @@
-"""What an encoder tells of its items: metrics, and the stages on the trace of the request they belong to."""
+"""Observability of items: metrics, and stages on the request's trace."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from triptych.runtime.metrics import Metrics
 
 
 class Record(Protocol):
-    """Told by the encoder's service how each call for an embedding ended."""
+    """Receives the outcome of every encode call."""
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None: ...
 
@@ -17,7 +17,7 @@ class Record(Protocol):
 
 
 class NoRecord:
-    """``Record`` for those who do not listen."""
+    """A ``Record`` that does nothing."""
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:
         del request, result
@@ -30,17 +30,19 @@ NO_RECORD = NoRecord()
 
 
 class EncoderRecord:
-    """``Record`` into a process's metrics."""
+    """A ``Record`` that writes to metrics and trace."""
 
     def __init__(self, metrics: Metrics) -> None:
-        asked = metrics.counter("triptych_encoder_items", "Items asked for, by where their embedding was", ("cached",))
-        self._cached, self._encoded = asked.labels("yes"), asked.labels("no")
-        self._tokens = metrics.counter("triptych_encoder_tokens", "Embedding tokens computed or waited for")
-        self._failed = metrics.counter("triptych_encoder_failures", "Items that got an error", ("code",))
-        self._resets = metrics.common_counter(
-            "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
+        items = metrics.counter(
+            "triptych_encoder_items", "Items requested, by whether their embedding was cached", ("cached",)
         )
-        stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of an item that was encoded", ("stage",))
+        self._cached, self._encoded = items.labels("yes"), items.labels("no")
+        self._tokens = metrics.counter("triptych_encoder_tokens", "Embedding tokens computed or waited for")
+        self._failed = metrics.counter("triptych_encoder_failures", "Items that failed", ("code",))
+        self._resets = metrics.common_counter(
+            "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
+        )
+        stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of encoded items", ("stage",))
         self._queue, self._encode = stages.labels("queue"), stages.labels("encode")
 
     def encoded(self, request: EncodeRequest, result: EncodeResult) -> None:

@@ -1,4 +1,4 @@
-"""The encoder's application object: ``ports.Encoder`` over an engine and an arena."""
+"""The encoder service: ``ports.Encoder`` over an engine and an arena."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -29,7 +29,7 @@ from .settings import EncoderSettings
 
 
 class EncoderService(Generic[PreparedT]):
-    """``ports.Encoder``. ``start`` it once its scope is open."""
+    """``ports.Encoder``. Call ``start`` once its scope is open."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class EncoderService(Generic[PreparedT]):
         max_preparing: int,
         record: Record = NO_RECORD,
     ) -> None:
-        """``prepare`` is a pool for CPU work, which gets ``max_preparing`` items at a time; ``compute`` runs one call at a time, always in the same thread.
+        """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
 
-        ``copy`` is the store's: items are hashed there, not behind others' preprocessing, for a hit needs none.
+        ``copy`` also hashes items, so that a cache hit never waits for preprocessing.
         """
         self._record = record
         self._engine = engine
@@ -75,14 +75,14 @@ class EncoderService(Generic[PreparedT]):
         self._draining = False
 
     def start(self, *, runs_tower: bool = True) -> None:
-        """Begin to work; it ends with the scope. Without ``runs_tower`` others give the tower its turns."""
+        """Start work, which ends with the scope. Without ``runs_tower`` another loop calls ``tower.turn``."""
         if runs_tower:
             self._scope.spawn(self._batcher.run(), name="batches", vital=True)
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
     @property
     def tower(self) -> Batcher[PreparedT]:
-        """What waits for the tower, for whoever gives it its turns."""
+        """The batcher, for a loop that calls its ``turn``."""
         return self._batcher
 
     async def describe(self) -> InstanceInfo:
@@ -99,9 +99,9 @@ class EncoderService(Generic[PreparedT]):
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        """``queue_s`` is the time until the item's batch began, preprocessing included; ``encode_s`` what followed.
+        """``queue_s`` is the time until the item's batch started, including preprocessing; ``encode_s`` is the rest.
 
-        Raises what ``ports.Encoder.encode`` says, and Overloaded or RequestTooLarge at this instance's bounds.
+        Raises like ``ports.Encoder.encode``, and Overloaded or RequestTooLarge at this instance's limits.
         """
         try:
             result = await self._encode_in_time(request)
@@ -123,7 +123,7 @@ class EncoderService(Generic[PreparedT]):
             self._received_bytes -= len(request.media)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        """Also while draining: whoever was promised an embedding still gets it."""
+        """Also works while draining, as issued tickets may still be used."""
         lease_s = _checked_lease_s(request.lease_s)
         return self._store.grant(request.key, request.lease_id, lease_s, request.generation)
 
@@ -134,25 +134,25 @@ class EncoderService(Generic[PreparedT]):
         return self._changes.watch()
 
     def load(self) -> InstanceLoad:
-        """What waits or runs now."""
+        """The current load."""
         queue = self._batcher.queue
         encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes)
         return InstanceLoad({Stage.ENCODE: encode}, self._draining)
 
     def when_changed(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` from now on whenever the load may have changed."""
+        """Call ``listener`` whenever the load may have changed."""
         self._changes.when_changed(listener)
 
     def longest_waits_s(self) -> dict[int, float]:
-        """By priority, how long a caller has waited for an item that is not being encoded."""
+        """By priority, the longest wait of a caller for an item that is not being encoded."""
         return self._batcher.queue.longest_waits_s(self._clock())
 
     async def missing(self) -> tuple[str, ...]:
-        """What keeps the instance from taking work; empty when it is ready."""
+        """Why the instance is not ready; empty if it is."""
         return ("it is draining",) if self._draining else ()
 
     async def drain(self) -> None:
-        """Refuse new items; return once nothing is encoded and every lease was given back or has ended."""
+        """Refuse new items. Returns once nothing is being encoded and all leases are released or expired."""
         self._draining = True
         self._changes.notify()
         await self._changes.wait_until(
@@ -160,7 +160,7 @@ class EncoderService(Generic[PreparedT]):
         )
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant of this instance's memory does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         self._store.memory.validate()
         self._batcher.queue.validate()
 
@@ -194,7 +194,7 @@ class EncoderService(Generic[PreparedT]):
         return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 
     async def _key(self, request: EncodeRequest) -> bytes:
-        """The identity of what the bytes are; what the caller says of them is only compared."""
+        """The embedding's identity, from the bytes; the caller's digest is only compared."""
         digest = await self._copy.run(digest_of, request.media)
         if digest != request.info.digest:
             raise InvalidRequest(f"item {request.item} does not match its announced digest")

@@ -1,1 +1,1 @@
-"""The text instance: pulls embeddings, prefills, decodes."""
+"""The text service: pulls embeddings, prefills, decodes."""

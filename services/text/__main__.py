@@ -1,4 +1,4 @@
-"""``python -m services.text``: read the settings, run until told to stop."""
+"""``python -m services.text``: read the settings and run until stopped."""
 
 from contextlib import AbstractAsyncContextManager
 
@@ -13,7 +13,7 @@ from .settings import TextSettings
 def _app(settings: TextSettings, telemetry: Telemetry) -> AbstractAsyncContextManager[App]:
     if not settings.role.serves(Stage.ENCODE):
         return app(settings, telemetry)
-    from .mounted import app as with_encoder  # the one module that knows the encoder
+    from .mounted import app as with_encoder  # the only module that imports the encoder
 
     return with_encoder(settings, telemetry)
 

@@ -1,4 +1,4 @@
-"""From an engine's tokens to the text of an answer, which ends before the first stop string."""
+"""Turns an engine's tokens into the text of an answer, which ends before the first stop string."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .sequences import Tokens
 
 
 class Detokenizer(Protocol):
-    """What ``tokens.detokenize.IncrementalDetokenizer`` satisfies: one answer's tokens to text."""
+    """Satisfied by ``tokens.detokenize.IncrementalDetokenizer``."""
 
     def feed(self, token_ids: Sequence[int]) -> str: ...
 
@@ -24,14 +24,14 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``finish_reason`` is set with the last piece of an answer."""
+    """``finish_reason`` is set on an answer's last piece."""
 
     chunk: TokenChunk
     finish_reason: FinishReason | None
 
 
 class Answer:
-    """One choice's text as it grows. Tokens are counted as far as a stop string needed them, its own included."""
+    """One choice's text. Counts tokens up to and including those of a stop string."""
 
     def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams, choice: int = 0) -> None:
         self._detokenizer = detokenizer
@@ -43,15 +43,15 @@ class Answer:
         self.completion_tokens = 0
 
     def feed(self, tokens: Tokens) -> Piece:
-        """Take what the engine said of this choice. A token that is a stop id ends the answer without being its text."""
+        """Add the engine's tokens of this choice. A stop id ends the answer and is not part of its text."""
         ids, reason = tokens.token_ids, tokens.finish_reason
-        said = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
+        shown = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
         text = ""
-        # Token by token only where it matters which one completes a stop string.
-        step = self._step or max(len(said), 1)
-        for end in range(step, len(said) + 1, step):
+        # Token by token only if it matters which one completes a stop string.
+        step = self._step or max(len(shown), 1)
+        for end in range(step, len(shown) + 1, step):
             counts = self.completion_tokens + end >= self._min_tokens
-            result = self._stops.feed(self._detokenizer.feed(said[end - step : end]), counts=counts)
+            result = self._stops.feed(self._detokenizer.feed(shown[end - step : end]), counts=counts)
             text += result.text
             if result.stopped:
                 return self._piece(ids[:end], tokens.scores[:end], text, FinishReason.STOP)

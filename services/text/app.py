@@ -1,4 +1,4 @@
-"""The text instance wired up: where real engines, memory, transports, stubs and threads are made."""
+"""Wires up the text instance: engine, memory, transports, stubs, threads."""
 
 import random
 from collections.abc import AsyncGenerator, Callable
@@ -49,25 +49,25 @@ from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 
 _MAX_HOLDERS = 1024
-"""Connected to at the same time."""
+"""Limit on concurrent connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedEncoder:
-    """The encoder in this process, as far as the text instance has to do with it."""
+    """The encoder in this process, as used by the text instance."""
 
     encoder: HolderStub
-    """As its own text instance reads from it: from memory to memory."""
+    """Its reader's interface, which reads from memory to memory."""
     network: MemoryNetwork
-    """Over which they are."""
+    """The network of both memory transports."""
     tower: VisionEncoder
     image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
-    """Measured beside this engine, in the engine's thread."""
+    """Measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
-    """The text service and the encoder as one instance."""
+    """Combines the text service and the encoder into one instance."""
     service_name: str
     register: Register
-    """Puts it on the port."""
+    """Adds the encoder's servicer to the server."""
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def opened(
     tls: TlsIdentity | None,
     mounted: MountedEncoder | None = None,
 ) -> AsyncGenerator[RpcApp[TextService]]:
-    """Everything but the thread that the engine has to itself, or shares with the encoder that is mounted."""
+    """All of ``app`` but the engine's thread, which a mounted encoder shares."""
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
@@ -198,11 +198,14 @@ def _receiver(
 
 
 def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> InstanceStub:
-    """A stub for an address that a ticket brought. Where this process may be called from the network, it may call there."""
+    """A stub for an address from a ticket.
+
+    Non-loopback addresses are allowed only if the instance may serve the network.
+    """
     reason = why_not_called(address, beyond_loopback=settings.allow_network or tls is not None)
     if reason is not None:
         raise TransferFailed(f"the encoder's address in the ticket is refused: {reason}")
-    return InstanceStub(f"dns:///{address}", tls)  # the scheme is said, so that no address is taken for one
+    return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
 def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
@@ -237,7 +240,7 @@ async def _transports(
 
 
 def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
-    """What was pulled is not for others: this instance grants no leases."""
+    """Pulled embeddings are not for others: this instance grants no leases."""
     del lease_id, offset, nbytes
     return False
 

@@ -1,4 +1,4 @@
-"""Validation of a request before any work is done for it."""
+"""Validates a request before any work is done for it."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -15,8 +15,8 @@ from triptych.transport.slot import check_ticket
 def check_request(request: TextRequest, engine: TextEngine) -> None:
     """Raises ModelNotFound, ContextTooLong, InvalidRequest.
 
-    Raises TransferFailed, naming the item, for a ticket that contradicts itself or that brings other tensors than the
-    engine takes.
+    Raises TransferFailed, naming the item, for a ticket that is inconsistent or whose tensors the engine does not
+    accept.
     """
     model = engine.model
     if request.model != model.model_id:
@@ -37,7 +37,7 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
 
 
 def _items(placements: Sequence[Placement]) -> list[list[Placement]]:
-    """The placements of each item: one, or those of its shards. Raises InvalidRequest for a shard of nothing."""
+    """The placements of each item, one or one per shard. Raises InvalidRequest for a shard without an item."""
     items: list[list[Placement]] = []
     for placement in placements:
         if not placement.continues:
@@ -64,13 +64,13 @@ def _check_tensors(item: Sequence[Placement], engine: TextEngine) -> None:
         raise TransferFailed(message, items=numbers) from None
     if not engine.accepts(tokens, whole):
         raise TransferFailed(
-            f"item {number} comes as {_named(whole)}, the model takes other tensors for {tokens} positions",
+            f"item {number} has tensors {_named(whole)}, which the model does not accept for {tokens} positions",
             items=numbers,
         )
 
 
 def _check_layout(request: TextRequest, placeholder_ids: AbstractSet[int]) -> None:
-    """Each item has placeholders of its own, inside the prompt."""
+    """Check that each item has its own placeholders, inside the prompt."""
     if len({placement.item for placement in request.placements}) != len(request.placements):
         raise InvalidRequest("an item is placed twice")
     end = 0

@@ -1,6 +1,6 @@
-"""The stages that share the engine's thread, where an instance encodes as well: who has it next, and for how much.
+"""Schedules the engine's thread between text engine and encoder, if the instance also encodes.
 
-What is next is decided by ``triptych.policy.iteration``; the engine's loop asks before each of its iterations.
+``triptych.policy.iteration`` decides; the engine loop asks before each iteration.
 """
 
 from collections.abc import Callable
@@ -12,42 +12,42 @@ from triptych.ports import Clock, EngineOutput, StagedTextEngine
 
 
 class VisionEncoder(Protocol):
-    """Items that wait to be encoded, and what encodes them. It works in its turns only."""
+    """The encoder and its queue. It computes only in ``turn``."""
 
     @property
     def waiting_since_s(self) -> float | None:
-        """When the first of them began to wait, on the clock; None where none waits."""
+        """Since when the first item waits, on the clock; None if there is none."""
         ...
 
     def when_ready(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` from now on when one more waits."""
+        """Call ``wake`` whenever another item is ready."""
         ...
 
     async def turn(self, budget: ImageBudget | None = None) -> bool:
-        """Encode one batch within the budget; whether there was one. Tells those who wait when it fails."""
+        """Encode one batch within the budget. Returns whether there was one. Reports errors to the items' callers."""
         ...
 
 
 @dataclass(slots=True)
 class DeviceScheduler:
-    """Belongs to the engine's loop; ``prefill_ready`` and ``step`` to the engine's thread."""
+    """Used by the engine loop; ``prefill_ready`` and ``step`` in the engine's thread."""
 
     engine: StagedTextEngine
     tower: VisionEncoder
     budget: ImageBudget | None
-    """Of one turn of the vision encoder; None for no other bounds than its own."""
+    """Limit of one turn of the encoder; None for only its own limits."""
     patience_s: float
-    """After so long an item goes before prompts."""
+    """After this wait an item goes before prompts."""
     clock: Clock
     _held_back: bool = field(init=False, default=False)
 
     @property
     def encode_ready(self) -> bool:
-        """Whether an item waits for the vision encoder."""
+        """Whether an item waits to be encoded."""
         return self.tower.waiting_since_s is not None
 
     def next(self, *, prefill_ready: bool) -> Iteration:
-        """What the next iteration does beside decodes; to be asked once for each."""
+        """What the next iteration does besides decodes. Call it once per iteration."""
         since_s = self.tower.waiting_since_s
         iteration = plan_iteration(
             prefill_ready=prefill_ready,
@@ -59,9 +59,9 @@ class DeviceScheduler:
         return iteration
 
     async def encode(self) -> None:
-        """The vision encoder's share of an iteration."""
+        """Run the encoder's part of an iteration."""
         await self.tower.turn(self.budget)
 
     def step(self, iteration: Iteration) -> list[EngineOutput]:
-        """The engine's share."""
+        """Run the engine's part."""
         return self.engine.step() if iteration.prefill else self.engine.decode_step()

@@ -1,8 +1,8 @@
-"""The one loop that drives the text engine: requests join and leave between its steps.
+"""The loop that drives the text engine: requests join and leave between its steps.
 
-The engine lives in one thread, behind an ``Offload``; the loop hands it additions and cancellations, lets it step, and
-hands the tokens to whoever waits for them. Nothing polls: without requests the loop waits. Where the instance encodes
-as well, this is the only loop too: the tower has its turns between steps (``device_scheduler.py``).
+The engine runs in one thread, behind an ``Offload``. The loop passes it additions and cancellations, runs its steps,
+and delivers the tokens. It does not poll: without requests it waits. If the instance also encodes, the encoder runs
+between steps (``device_scheduler.py``).
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from .sequences import Sequences
 logger = logging.getLogger(__name__)
 
 _ALONE = Iteration(prefill=True, encode=False)
-"""Of an instance that does not encode."""
+"""Without an encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Joining:
-    """A request that the engine has not seen yet."""
+    """A request not yet added to the engine."""
 
     request: EngineRequest
     sequences: Sequences
@@ -35,7 +35,7 @@ class _Joining:
 
 @dataclass(frozen=True, slots=True)
 class _Exchanged:
-    """What the engine said of who left and who came."""
+    """The engine's answer to additions and cancellations."""
 
     refused: dict[str, Exception]
     load: "_Load"
@@ -43,7 +43,7 @@ class _Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class _Stepped:
-    """What the engine said after a step."""
+    """The engine's state after a step."""
 
     outputs: list[EngineOutput]
     has_work: bool
@@ -52,16 +52,16 @@ class _Stepped:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What the engine says of itself."""
+    """The engine's load."""
 
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
-    """Requests that have not begun."""
+    """Requests not started yet."""
     prefill_ready: bool = False
 
 
 class EngineLoop:
-    """Owns the engine. ``run`` is to be started once; everything else may be called from then on."""
+    """Owns the engine. Start ``run`` once; all other methods may be called from then on."""
 
     def __init__(
         self,
@@ -73,10 +73,12 @@ class EngineLoop:
         on_gap: Callable[[float], None],
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
+        """``thread`` runs one call at a time.
 
-        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next. ``scheduler`` is there where
-        the engine is not alone in its thread.
+        ``on_change`` is called when ``pending_tokens`` may have changed.
+
+        ``on_gap`` gets the seconds between two tokens of a choice. ``scheduler`` is set if an encoder shares the
+        thread.
         """
         self._scheduler = scheduler
         if scheduler is not None:
@@ -102,7 +104,7 @@ class EngineLoop:
 
     @property
     def waiting_requests(self) -> int:
-        """Those that the engine has not begun."""
+        """Requests that the engine has not started."""
         return len(self._joining) + sum(one.joined_s is None for one in self._live.values())
 
     @property
@@ -112,10 +114,12 @@ class EngineLoop:
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
     ) -> Sequences:
-        """Hand a request to the engine. Both callbacks are called once, on the event loop.
+        """Pass a request to the engine.
 
-        ``on_copied``: the engine reads the request's tensors no more, for it has copied or refused them, or never
-        saw them. ``on_over``: the request has no place in the engine any more, whether its tokens were read or not.
+        Both callbacks are called once, on the event loop.
+
+        ``on_copied``: the engine no longer reads the request's tensors: it copied them, refused them, or never got
+        them. ``on_over``: the request has left the engine, whether its tokens were read or not.
         """
         sequences = Sequences(request.sampling.n, on_over, self._on_gap)
         self._joining[request.request_id] = _Joining(request, sequences, on_copied)
@@ -123,7 +127,7 @@ class EngineLoop:
         return sequences
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request before the engine's next step; one that is over or unknown is fine."""
+        """Remove a request before the engine's next step. Finished or unknown ones are ignored."""
         if (joining := self._joining.pop(request_id, None)) is not None:
             joining.on_copied()
             joining.sequences.close()
@@ -133,7 +137,7 @@ class EngineLoop:
             sequences.close()
 
     def cancel_choice(self, request_id: str, choice: int) -> None:
-        """Forget one choice of a request that the engine has taken in; one that is over is fine."""
+        """Remove one choice of a request in the engine. Finished ones are ignored."""
         if (sequences := self._live.get(request_id)) is not None:
             self._cancelled.add((request_id, choice))
             self._wake.set()
@@ -157,7 +161,7 @@ class EngineLoop:
                 if self._scheduler is not None and iteration.encode:
                     await self._scheduler.encode()
                 self._on_change()
-                # Readers get their turn between steps even where the engine's thread is this one (virtual time).
+                # Let readers run between steps even if the engine runs on this thread (virtual time).
                 await asyncio.sleep(0)
         finally:
             error = Unavailable("the instance is shutting down")
@@ -172,7 +176,7 @@ class EngineLoop:
         self._wake.set()
 
     async def _apply(self) -> None:
-        """Let the engine forget who left and take in who came."""
+        """Pass cancelled and new requests to the engine."""
         if not (self._joining or self._cancelled):
             return
         joining, self._joining = self._joining, {}
@@ -186,7 +190,7 @@ class EngineLoop:
                 self._fail(request_id, refused[request_id])
 
     def _exchange(self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest]) -> _Exchanged:
-        """In the engine's thread."""
+        """Runs in the engine's thread."""
         refused: dict[str, Exception] = {}
         for request_id, choice in cancelled:
             try:
@@ -196,7 +200,7 @@ class EngineLoop:
         for request in requests:
             try:
                 self._engine.add(request)
-            except Exception as error:  # noqa: BLE001 - told to the one whose request it is
+            except Exception as error:  # noqa: BLE001 - reported to its caller
                 refused[request.request_id] = error
         return _Exchanged(refused, self._engine_load())
 
@@ -204,7 +208,7 @@ class EngineLoop:
         before, began_s = dict(self._live), self._clock()
         try:
             stepped = await self._thread.run(self._step_once, iteration)
-        except Exception as error:  # noqa: BLE001 - the engine's state is unknown: all of its sequences end here
+        except Exception as error:  # noqa: BLE001 - the engine's state is unknown: end all of its sequences
             for request_id, sequences in before.items():
                 if self._live.get(request_id) is sequences:
                     self._fail(request_id, error)
@@ -231,19 +235,19 @@ class EngineLoop:
             del self._live[output.request_id]
 
     def _step_once(self, iteration: Iteration) -> _Stepped:
-        """In the engine's thread."""
+        """Runs in the engine's thread."""
         outputs: list[EngineOutput] = []
         if self._engine.has_work:
             outputs = self._engine.step() if self._scheduler is None else self._scheduler.step(iteration)
         return _Stepped(outputs, self._engine.has_work, self._engine_load())
 
     def _engine_load(self) -> _Load:
-        """In the engine's thread."""
+        """Runs in the engine's thread."""
         prefill_ready = self._scheduler is not None and self._scheduler.engine.prefill_ready
         return _Load(self._engine.pending_tokens, self._engine.waiting, prefill_ready)
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        """End a live request; the engine is told to forget it, whatever it thinks itself."""
+        """End a live request with an error, and cancel it in the engine."""
         self._cancelled.add((request_id, None))
         if not isinstance(error, TriptychError):
             logger.error("the engine failed on request %s", request_id, exc_info=error)

@@ -1,4 +1,4 @@
-"""What a text instance is at the moment of a scrape: what waits and runs, KV memory, embeddings, pulls, links."""
+"""The text instance's gauges, read at every scrape: queue, batch, KV memory, embeddings, pulls, connections."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from .receiver import TensorReceiver
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """The engine's, as it is now."""
+    """The engine's KV memory."""
 
     usage: float
-    """From 0 to 1; what is only kept for later does not count."""
+    """From 0 to 1, without cached blocks."""
     queries_tokens: int
-    """Tokens of prompts whose beginning was looked up so far."""
+    """Prompt tokens looked up in the prefix cache ..."""
     hits_tokens: int
-    """... and was there."""
+    """... and found there."""
     preemptions: int
 
 
 _ARENA = ("arena",)
-"""A process that encodes as well has two."""
+"""A process that also encodes has two."""
 
 
 class Loaded(Protocol):
-    """What says how much waits and runs."""
+    """Reports load."""
 
     def load(self) -> InstanceLoad: ...
 
@@ -48,8 +48,9 @@ def watch(
     connections: Callable[[], dict[tuple[str, ...], int]],
     preferred: str | None,
 ) -> None:
-    """Read the instance's state at every scrape. ``connections`` are links by backend,
-    ``preferred`` is the backend that the operator wants tried first.
+    """Read the instance's state at every scrape.
+
+    ``connections`` counts by backend. ``preferred`` is the backend that the operator wants tried first.
     """
     of_model = ("model_name",)
 
@@ -67,14 +68,16 @@ def watch(
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
         longest = service.longest_waits_s().items()
         waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
-        yield gauge("triptych_longest_wait_seconds", "Longest wait of those that wait now", waits, ("priority",))
+        yield gauge(
+            "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", waits, ("priority",)
+        )
         memory_of_kv = kv()
         usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)
         hits, preemptions = per_model(memory_of_kv.hits_tokens), per_model(memory_of_kv.preemptions)
-        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, 1 is all of it", usage, of_model)
-        yield total("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", queries, of_model)
-        yield total("vllm:prefix_cache_hits", "... and were known, so that they were not computed", hits, of_model)
-        yield total("vllm:num_preemptions", "Sequences preempted, to be computed again", preemptions, of_model)
+        yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", usage, of_model)
+        yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
+        yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
+        yield total("vllm:num_preemptions", "Sequences preempted", preemptions, of_model)
         yield gauge(
             "triptych_text_tokens_pending",
             "Tokens to prefill or decode",
@@ -88,23 +91,23 @@ def watch(
         )
         yield gauge(
             "triptych_arena_leased_bytes",
-            "... that is needed, written to, or set aside",
+            "... that is in use, being written, or in quarantine",
             of_arena(memory.pinned_bytes),
             _ARENA,
         )
         yield gauge(
             "triptych_arena_cached_bytes",
-            "... that holds embeddings nobody needs now",
+            "... that holds cached embeddings not in use",
             of_arena(memory.cached_bytes),
             _ARENA,
         )
-        yield gauge("triptych_arena_embeddings", "Embeddings that lie in it", of_arena(memory.cached), _ARENA)
-        yield gauge("triptych_requests_waiting_for_memory", "Requests that wait for room in it", memory.waiting)
-        yield gauge("triptych_pulls_waiting", "Pulls that wait for their turn", pulls.waiting)
-        yield gauge("triptych_pulls_running", "Pulls under way", pulls.under_way)
+        yield gauge("triptych_arena_embeddings", "Embeddings in it", of_arena(memory.cached), _ARENA)
+        yield gauge("triptych_requests_waiting_for_memory", "Requests waiting for room in it", memory.waiting)
+        yield gauge("triptych_pulls_waiting", "Pulls waiting", pulls.waiting)
+        yield gauge("triptych_pulls_running", "Pulls running", pulls.under_way)
         yield gauge("triptych_pulls_running_bytes", "Their bytes", pulls.nbytes_under_way)
-        yield gauge("triptych_connections", "Links to holders' memory", connections(), ("backend",))
+        yield gauge("triptych_connections", "Connections to holders' memory", connections(), ("backend",))
         chosen: dict[tuple[str, ...], float] = {(preferred,): 1.0} if preferred else {}
-        yield gauge("triptych_transport_preferred", "The backend that is tried first by setting", chosen, ("backend",))
+        yield gauge("triptych_transport_preferred", "The backend that the settings prefer", chosen, ("backend",))
 
     metrics.watch(read)

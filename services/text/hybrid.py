@@ -1,4 +1,4 @@
-"""A text service and an encoder's in one process, as the one instance that they are."""
+"""Combines a text service and an encoder service in one process into one instance."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ class ReportingText(ports.Text, _Reporting, Protocol): ...
 
 
 class HybridInstance:
-    """``ports.Encoder`` and ``ports.Text``: one description and one load report, over the stages of both."""
+    """``ports.Encoder`` and ``ports.Text`` with one description and one load report over the stages of both."""
 
     def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
         self._text = text
@@ -37,7 +37,7 @@ class HybridInstance:
         encoder.when_changed(self._changes.notify)
 
     async def describe(self) -> InstanceInfo:
-        """What others read lies in the encoder's arena."""
+        """The encoder's description with both roles: readers read from its arena."""
         text, encoder = await self._text.describe(), await self._encoder.describe()
         return replace(encoder, role=Role.of(text.role.stages | encoder.role.stages), kv_tokens=text.kv_tokens)
 

@@ -1,4 +1,4 @@
-"""Items that several encoders did: their shards become one embedding again, in order."""
+"""Merges the shards of items that several encoders encoded."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,9 +8,11 @@ from triptych.ports import EmbeddingInput
 
 
 def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:
-    """One input for each item. ``continues`` tells which go on with the item of the one before them.
+    """One input per item.
 
-    Blocks while it copies what came in shards; the rest is passed on as it is.
+    ``continues`` tells which inputs are further shards of the previous one's item.
+
+    Blocks while it copies shards; whole items are passed on.
     """
     items: list[list[EmbeddingInput]] = []
     for one, goes_on in zip(inputs, continues, strict=True):

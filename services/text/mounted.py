@@ -1,9 +1,8 @@
-"""A text instance that encodes as well (role EPD): an encoder's service beside its own, over one checkpoint, one thread and
-one port.
+"""A text instance that also encodes (role EPD): both services with one checkpoint, one engine thread and one port.
 
-The one place where the text service imports another ([ADR 14](../../docs/adr/0014-instances-that-encode-as-well.md)), and
-where settings are read outside of a process's beginning: the encoder's, from the text instance's ``mount_encoder``. It is
-imported only when the role asks for it.
+This is the one place where the text service imports another ([ADR
+14](../../docs/adr/0014-instances-that-encode-as-well.md)), and where another service's settings are read: the
+encoder's, from ``mount_encoder``. It is imported only for this role.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextWithEncoder:
-    """What ``runtime.process`` runs. Both drain together; each is vital."""
+    """Run by ``runtime.process``. Both services drain together. If either fails, the process ends."""
 
     def __init__(self, text: RpcApp[TextService], encoder: encoders.OpenEncoder) -> None:
         self.text = text
@@ -52,11 +51,11 @@ class TextWithEncoder:
         self.port = text.port
 
     async def missing(self) -> tuple[str, ...]:
-        """What either lacks, each thing once."""
+        """What either service lacks, without duplicates."""
         return tuple(dict.fromkeys((*await self.text.missing(), *await self.encoder.service.missing())))
 
     async def drain(self) -> None:
-        """Answers that run read embeddings from here, and what is encoded may be for others: both end."""
+        """Drain both: running answers read embeddings from here, and encoded items may be for other instances."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.text.drain())
             group.create_task(self.encoder.service.drain())
@@ -71,7 +70,7 @@ class TextWithEncoder:
 
 
 class OwnEncoder:
-    """The encoder of this process as its own text service finds it: read from memory to memory, and no other way."""
+    """This process's encoder as its own text service uses it: read from memory to memory only."""
 
     def __init__(self, encoder: Encoder, memory: MemoryTransport) -> None:
         self._encoder = encoder
@@ -84,12 +83,12 @@ class OwnEncoder:
         await self._encoder.release(lease_ids)
 
     async def close(self) -> None:
-        """It ends with its service."""
+        """The service owns the encoder."""
 
 
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[TextWithEncoder]:
-    """Open the checkpoint once, load encoder and decoder of it, and listen for both services. Raises CannotStart."""
+    """Open the checkpoint once, load encoder and decoder from it, and serve both. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     encoder_settings = settings_of_encoder(settings)
     tls = tls_identity(settings)
@@ -144,25 +143,27 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
-    """What ``mount_encoder`` says, with what is the whole instance's from the text instance's own. Raises CannotStart.
+    """The settings in ``mount_encoder``, with those of the whole instance taken from ``settings``.
 
-    The encoder's environment and file count as in a process of its own.
+    Raises CannotStart.
+
+    The encoder reads its environment and file as usual.
     """
     try:
-        told = EncoderSettings.load(["--model", str(settings.model), *shlex.split(settings.mount_encoder)])
+        loaded = EncoderSettings.load(["--model", str(settings.model), *shlex.split(settings.mount_encoder)])
     except (SettingsError, ValueError) as error:
         raise CannotStart(f"--mount-encoder: {error}") from None
     shared = {name: getattr(settings, name) for name in InstanceSettings.model_fields}
-    for name in sorted(told.model_fields_set & shared.keys()):
-        if getattr(told, name) != shared[name]:
+    for name in sorted(loaded.model_fields_set & shared.keys()):
+        if getattr(loaded, name) != shared[name]:
             raise CannotStart(f"--mount-encoder: {name} belongs to the whole instance; set it outside --mount-encoder")
-    return told.model_copy(update=shared)
+    return loaded.model_copy(update=shared)
 
 
 def _image_budget(
     encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int, text: TransformersTextEngine
 ) -> ImageBudget | None:
-    """In the engine's thread, before anything runs."""
+    """Runs in the engine's thread, before anything else."""
     if tpot_slo_s is None:
         return None
     budget, iteration_s = measured_image_budget(
@@ -174,5 +175,5 @@ def _image_budget(
             iteration_s,
             tpot_slo_s,
         )
-    logger.info("the tower does up to %d tokens between two steps of decodes", budget.tokens)
+    logger.info("the encoder computes up to %d tokens between two decode steps", budget.tokens)
     return budget

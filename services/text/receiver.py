@@ -1,6 +1,6 @@
-"""Tensors on their way into this instance: what ``machine.text.tensor_cache`` decides is done here, and only that.
+"""Pulls tensors into this instance, as ``machine.text.tensor_cache`` decides.
 
-Everything is pulled beside the engine, never inside a step, from many holders at once.
+Pulls run beside the engine, never inside a step, from many holders at once.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ class Quarantine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request's embeddings; readable until the request leaves the receiver."""
+    """A request's embeddings, readable until the request leaves the receiver."""
 
     inputs: tuple[EmbeddingInput, ...]
-    """Of its items, in the order of its placements; shards of an item are one again."""
+    """One per item, in the order of placements; shards are merged."""
     reports: tuple[PullReport, ...]
 
 
 @dataclass(slots=True)
 class TensorReceiver:
-    """Turns the machine's effects into pulls, and their outcomes into events."""
+    """Turns the machine's effects into pulls, and their results into events."""
 
     arena: Arena
     transport: Quarantine
@@ -76,18 +76,19 @@ class TensorReceiver:
     clock: Clock
     record: Record = NO_RECORD
     cache: TensorCache = field(init=False)
-    """What is remembered, to be read only."""
+    """The cache's state. Read-only."""
     _wanted: dict[str, asyncio.Future[tuple[CachedSlot, ...]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cache = TensorCache(self.limits, self.pulls, start=self.arena.base, end=self.arena.nbytes)
 
     async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
-        """Wait until all embeddings are here. They stay until ``leave``, which must follow in any case, and
-        ``copies_gone`` after it.
+        """Wait until all embeddings are present.
 
-        From here on the tickets' leases are given back by the receiver. Raises TransferFailed, which names the items
-        (of the placements), InvalidRequest for what can never fit, Overloaded.
+        They stay until ``leave``, which must follow, and then ``copies_gone``.
+
+        From here on the receiver releases the tickets' leases. Raises TransferFailed, which names the items (of the
+        placements), InvalidRequest for what can never fit, Overloaded.
         """
         wanted = self._wanted[request_id] = asyncio.get_running_loop().create_future()
         self._handle(Acquire(request_id, tuple(one.ticket for one in placements), turn))
@@ -107,16 +108,16 @@ class TensorReceiver:
         return Arrived(inputs, tuple(_report(*one) for one in zip(placements, slots, strict=True)))
 
     def leave(self, request_id: str) -> None:
-        """The request reads its embeddings no more; unknown ids are fine."""
+        """The request no longer reads its embeddings. Unknown ids are ignored."""
         self._wanted.pop(request_id, None)
         self._handle(Leave(request_id))
 
     def copies_gone(self, request_id: str) -> None:
-        """Nobody has a copy of the request's embeddings any more; unknown ids are fine."""
+        """All copies of the request's embeddings are freed. Unknown ids are ignored."""
         self._handle(CopiesGone(request_id))
 
     async def tick(self) -> None:
-        """Look whether memory that was set aside is free again, and let go of holders that nobody reads from."""
+        """End quarantines that are over, and close idle connections."""
         await self.peers.close_idle()
         self._tick()
 
@@ -144,17 +145,16 @@ class TensorReceiver:
             case Evicted(_, reason):
                 logger.debug("evicted a tensor set: %s", reason)
             case Waiting(request_id, reason):
-                logger.debug("request %s waits: %s", request_id, reason)
+                logger.debug("request %s is waiting: %s", request_id, reason)
 
     def _waits(self, request_id: str) -> asyncio.Future[tuple[CachedSlot, ...]] | None:
         wanted = self._wanted.get(request_id)
         return None if wanted is None or wanted.done() else wanted
 
     async def _pull(self, start: StartPull) -> None:
-        """Pull and check one tensor set.
+        """Pull and verify one tensor set.
 
-        That embeddings are finite was checked by the encoder before it computed the checksum, and is checked again by the
-        text engine when the request is added.
+        The encoder checks that embeddings are finite before it computes the checksum; the text engine checks again.
         """
         ticket, started_s, backend = start.ticket, self.clock(), ""
         try:

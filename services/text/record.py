@@ -1,4 +1,4 @@
-"""What a text instance tells of its requests and pulls: metrics, and the stages on the trace of each request."""
+"""Observability of requests and pulls: metrics, and stages on the request's trace."""
 
 from typing import Protocol
 
@@ -11,11 +11,11 @@ from triptych.runtime.metrics import Metrics
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _PULL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _NO_BACKEND = "none"
-"""Of a pull that failed before there was a link to its holder."""
+"""For a pull that failed before it had a connection."""
 
 
 class Record(Protocol):
-    """Told by the service and its parts of what happens to requests, pulls and tokens."""
+    """Receives events about requests, pulls and tokens."""
 
     def ready(self, ready: Ready) -> None: ...
 
@@ -28,12 +28,12 @@ class Record(Protocol):
     def pull_failed(self, backend: str, error: TriptychError) -> None: ...
 
     def token_gap(self, seconds: float) -> None:
-        """Between two deliveries of tokens to one sequence."""
+        """Time between two deliveries of tokens to one sequence."""
         ...
 
 
 class NoRecord:
-    """``Record`` for those who do not listen."""
+    """A ``Record`` that does nothing."""
 
     def ready(self, ready: Ready) -> None:
         del ready
@@ -58,22 +58,22 @@ NO_RECORD = NoRecord()
 
 
 class TextRecord:
-    """``Record`` into a process's metrics."""
+    """A ``Record`` that writes to metrics and trace."""
 
     def __init__(self, metrics: Metrics, model: ModelInfo) -> None:
         counter, histogram = metrics.counter, metrics.histogram
         stages = histogram("triptych_text_stage_seconds", "Stages of requests in this instance", ("stage",))
         self._stages = {name: stages.labels(name) for name in ("queue", "pull", "prefill", "decode")}
-        self._failed = counter("triptych_text_failures", "Requests that got an error", ("code",))
-        items = counter("triptych_image_cache", "Items that requests needed, by whether they were here", ("hit",))
+        self._failed = counter("triptych_text_failures", "Requests that failed", ("code",))
+        items = counter("triptych_image_cache", "Items of requests, by whether their embedding was cached", ("hit",))
         self._hits, self._misses = items.labels("yes"), items.labels("no")
         self._transfer_seconds = histogram(
-            "triptych_transfer_seconds", "One pull, checks included", ("backend",), _PULL_S
+            "triptych_transfer_seconds", "One pull, including verification", ("backend",), _PULL_S
         )
         self._transfer_bytes = counter("triptych_transfer_bytes", "Bytes pulled", ("backend",))
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
         self._resets = metrics.common_counter(
-            "triptych_transport_resets", "Times that a transport had to begin anew", ("backend", "cause")
+            "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
         )
         token = histogram("vllm:inter_token_latency_seconds", "Time between tokens", ("model_name",), _TOKEN_S)
         self._token = token.labels(model.model_id)

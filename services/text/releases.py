@@ -1,4 +1,4 @@
-"""Giving leases back to their holders: in the background, many at once, and never waited for by a request."""
+"""Releases leases at their holders, in the background and in batches."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ _MAX_PENDING = 16_384
 
 
 class Releases:
-    """Best effort: a lease that cannot be given back ends by itself on its holder's clock.
+    """Best effort: a lease that cannot be released expires.
 
-    To each holder one call is made at a time; what comes up meanwhile goes with the next one. What waits is bounded:
-    beyond ``_MAX_PENDING`` leases for one holder, leases are left to end by themselves.
+    There is one call per holder at a time; later leases go with the next call. At most ``_MAX_PENDING`` leases per
+    holder are queued; further ones are left to expire.
     """
 
     def __init__(self, peers: PeerPool, *, scope: TaskScope, timeout_s: float) -> None:
@@ -48,4 +48,4 @@ class Releases:
             async with asyncio.timeout(self._timeout_s):
                 await self._peers.release(holder, lease_ids)
         except (TriptychError, TimeoutError) as error:
-            logger.info("%d leases could not be given back and end by themselves: %s", len(lease_ids), error)
+            logger.info("%d leases could not be released and will expire: %s", len(lease_ids), error)

@@ -1,4 +1,4 @@
-"""One request's tokens on their way from the engine's loop, which writes them, to whoever reads its choices."""
+"""Delivers one request's tokens from the engine loop to its reader."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from triptych.ports import EngineOutput, Scores
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What was ready together of one choice. ``finish_reason`` is set with the last of it."""
+    """Tokens of one choice that were ready together. ``finish_reason`` is set on its last."""
 
     choice: int
     token_ids: tuple[int, ...]
@@ -22,13 +22,13 @@ class Tokens:
 
 @dataclass(slots=True)
 class _Unread:
-    """What nobody has read yet of one choice."""
+    """Tokens of one choice that have not been read."""
 
     token_ids: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     over: bool = False
-    """The engine will say no more of it."""
+    """No further tokens will come."""
     first_token_s: float | None = None
     last_token_s: float | None = None
 
@@ -43,15 +43,17 @@ class _Unread:
 
 
 class Sequences:
-    """One request in the engine, with all its choices, between its reader and the engine's loop, which writes.
+    """One request in the engine with all its choices.
 
-    Tokens wait here until they are read: at most ``max_tokens`` of each choice, however slow the reader is.
+    The engine loop writes, one reader reads.
+
+    At most ``max_tokens`` tokens per choice are buffered, however slow the reader is.
     """
 
     def __init__(self, choices: int, on_over: Callable[[], None], on_gap: Callable[[float], None]) -> None:
-        """``on_over`` is called once, when the engine will say no more of any choice, for whatever reason.
+        """``on_over`` is called once, when no further tokens of any choice will come.
 
-        ``on_gap`` is told how long, in seconds, a choice waited from one token to the next.
+        ``on_gap`` gets the seconds between two tokens of a choice.
         """
         self._choices = [_Unread() for _ in range(choices)]
         self._on_gap = on_gap
@@ -60,15 +62,15 @@ class Sequences:
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self.joined_s: float | None = None
-        """When the engine began with it, on the loop's clock."""
+        """When the engine started it, on the loop's clock."""
 
     def times_s(self, choice: int) -> tuple[float | None, float | None]:
-        """When the first and the last token of a choice came, on the loop's clock."""
+        """When the first and last token of a choice arrived, on the loop's clock."""
         unread = self._choices[choice]
         return unread.first_token_s, unread.last_token_s
 
     async def joined(self) -> float:
-        """When the engine began with it, once it has. Raises what the engine said when it did not."""
+        """Wait until the engine has started it; returns when that was. Raises the error if it failed before."""
         while self.joined_s is None and self._error is None:
             await self._change()
         if self.joined_s is not None:
@@ -76,9 +78,11 @@ class Sequences:
         raise self._error or AssertionError("it has begun, or failed")
 
     async def next(self) -> list[Tokens]:
-        """All tokens that are ready, of one choice at least. Raises EngineFailure.
+        """All tokens that are ready, of at least one choice.
 
-        Not to be called any more once every choice has had its finish reason, or was cancelled.
+        Raises EngineFailure.
+
+        Must not be called once every choice has finished or was cancelled.
         """
         while self._error is None and not any(unread.is_ready for unread in self._choices):
             await self._change()
@@ -87,7 +91,7 @@ class Sequences:
         return [unread.take(choice) for choice, unread in enumerate(self._choices) if unread.is_ready]
 
     async def settled(self, within_s: float) -> None:
-        """Let tokens gather for so long, or until there will be no more."""
+        """Wait ``within_s`` for tokens to collect, or until no more will come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._ended.wait()
@@ -96,20 +100,20 @@ class Sequences:
         self._changed.clear()
         await self._changed.wait()
 
-    # --- the writing end ---------------------------------------------------------------------------------------------
+    # --- writer ------------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """Every choice has had its finish reason or was dropped."""
+        """Whether every choice has finished or was dropped."""
         return all(unread.over for unread in self._choices)
 
     def join(self, now_s: float) -> None:
-        """The engine has begun with it."""
+        """The engine has started the request."""
         self.joined_s = now_s
         self._changed.set()
 
     def deliver(self, output: EngineOutput, now_s: float) -> None:
-        """What a step gave one choice; nothing changes for one that was dropped during the step."""
+        """Add a step's tokens of one choice. Ignored if the choice was dropped during the step."""
         unread = self._choices[output.choice]
         if unread.over:
             return
@@ -128,19 +132,19 @@ class Sequences:
                 self.close()
 
     def drop(self, choice: int) -> None:
-        """What the engine says of this choice is not wanted any more."""
+        """Ignore further tokens of this choice."""
         if not self._choices[choice].over:
             self._choices[choice].over = True
             if self.is_over:
                 self.close()
 
     def fail(self, error: TriptychError) -> None:
-        """The reader is told; nothing more comes."""
+        """End the request with an error for its reader."""
         self._error = error
         self._changed.set()
         self.close()
 
     def close(self) -> None:
-        """The request has no place in the engine any more: nothing more comes."""
+        """The request has left the engine: no more tokens will come."""
         self._ended.set()
         self._on_over()

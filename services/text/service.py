@@ -1,4 +1,4 @@
-"""The text instance's application object: ``ports.Text`` over an engine and an image cache."""
+"""The text service: ``ports.Text`` over an engine and a tensor receiver."""
 
 import asyncio
 import itertools
@@ -32,18 +32,18 @@ _SEED_BITS = 63
 
 @dataclass(slots=True)
 class _Job:
-    """One request in this instance. Its id is the instance's own: a caller may send the same request again."""
+    """One request. Its id is unique in this instance, as a caller may send the same request again."""
 
     job_id: str
     request: TextRequest
     arrived_s: float
     number: int
     in_receiver: bool = False
-    """The receiver has the tickets and gives their leases back."""
+    """The receiver has the tickets and releases their leases."""
     in_engine: bool = False
-    """The engine has been handed the request and says when it needs the embeddings no more."""
+    """The engine has the request and signals when it no longer needs the embeddings."""
     has_begun: bool = False
-    """The engine computes it, or has computed it."""
+    """The engine has started the request."""
 
     @property
     def deadline_s(self) -> float:
@@ -51,19 +51,19 @@ class _Job:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt, and the most that may be generated."""
+        """Prompt tokens and the most that may be generated."""
         sampling = self.request.sampling
         return len(self.request.token_ids) + sampling.n * (sampling.max_tokens or 0)
 
     @property
     def turn(self) -> Turn:
-        """The same wherever it waits in this instance."""
+        """Its position in every queue of this instance."""
         arrived_s, deadline_s = self.arrived_s, self.deadline_s
         return turn(priority=self.request.priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=self.number)
 
 
 class TextService:
-    """``ports.Text``. ``start`` it once its scope is open."""
+    """``ports.Text``. Call ``start`` once its scope is open."""
 
     def __init__(
         self,
@@ -82,10 +82,12 @@ class TextService:
         record: Record = NO_RECORD,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
+        """``engine_thread`` runs one call at a time, always in the same thread.
 
-        ``scheduler`` is there where the instance encodes as well, in the same thread.
-        ``new_grammar`` blocks and is called through ``offload``; it raises InvalidRequest.
+        ``rng`` draws missing seeds.
+
+        ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
+        ``offload``, and raises InvalidRequest.
         """
         self._record = record
         self._engine = engine
@@ -112,7 +114,7 @@ class TextService:
         self._draining = False
 
     def start(self) -> None:
-        """Begin to work; it ends with the scope."""
+        """Start work, which ends with the scope."""
         self._scope.spawn(self._loop.run(), name="engine", vital=True)
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
@@ -129,16 +131,18 @@ class TextService:
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready`` comes when the engine has begun with the request. Closing the generator ends it within one step.
+        """``Ready`` is sent when the engine has started the request.
 
-        ``queue_s`` is all time before ``Ready`` that was not spent on pulling. Raises, all before ``Ready``,
-        TransferFailed, ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time
-        DeadlineExceeded and EngineFailure. Leases in the request's tickets are given back however it ends.
+        Closing the generator ends it within one step.
+
+        ``queue_s`` is all time before ``Ready`` except pulling. Raises before ``Ready``: TransferFailed,
+        ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
+        EngineFailure. Leases in the request's tickets are released in any case.
         """
         number = next(self._job_numbers)
         job = _Job(f"{request.request_id}/{number}", request, self._clock(), number)
         try:
-            self._take_in(job)
+            self._admit(job)
             ready, sequences = await self._prepare(job)
             self._record.ready(ready)
             yield (ready,)
@@ -154,7 +158,7 @@ class TextService:
                     if piece.chunk.token_ids or piece.chunk.text:
                         events.append(piece.chunk)
                     if piece.finish_reason is not None:
-                        self._loop.cancel_choice(job.job_id, tokens.choice)  # the engine knows no stop strings
+                        self._loop.cancel_choice(job.job_id, tokens.choice)  # stop strings are not known to the engine
                         del answers[tokens.choice]
                         end = _finished(piece.finish_reason, answer.completion_tokens, sequences, tokens.choice)
                         self._record.finished(end)
@@ -168,15 +172,15 @@ class TextService:
             self._record.failed(error)
             raise
         finally:
-            self._let_go(job)
+            self._release(job)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._changes.watch()
 
     def load(self) -> InstanceLoad:
-        """What has not begun, as the load of prefill, and what has, as that of decode: both share a batch.
+        """Requests that have not started count as prefill load, the others as decode load, as both share a batch.
 
-        Tokens of what the engine has not begun count with those that it has.
+        Tokens of requests queued in the engine count as decode load.
         """
         coming = [job for job in self._jobs.values() if not job.in_engine]
         waiting = StageLoad(sum(job.tokens for job in coming), len(coming) + self._loop.waiting_requests)
@@ -184,32 +188,32 @@ class TextService:
         return InstanceLoad({Stage.PREFILL: waiting, Stage.DECODE: running}, self._draining)
 
     def when_changed(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` from now on whenever the load may have changed."""
+        """Call ``listener`` whenever the load may have changed."""
         self._changes.when_changed(listener)
 
     def longest_waits_s(self) -> dict[int, float]:
-        """By priority, for how long a request has waited for its embeddings or for the engine."""
+        """By priority, the longest wait of a request for its embeddings or the engine."""
         now_s = self._clock()
         waiting = ((job.request.priority, now_s - job.arrived_s) for job in self._jobs.values() if not job.has_begun)
         return longest_waits(waiting)
 
     async def missing(self) -> tuple[str, ...]:
-        """What keeps the instance from taking work; empty when it is ready."""
+        """Why the instance is not ready; empty if it is."""
         return ("it is draining",) if self._draining else ()
 
     async def drain(self) -> None:
-        """Refuse new requests; return once those that are here have ended."""
+        """Refuse new requests. Returns once the running ones have ended."""
         self._draining = True
         self._changes.notify()
         await self._changes.wait_until(lambda _: not self._jobs)
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant of this instance's memory does not hold."""
+        """Raises AssertionError if an invariant is violated."""
         self._receiver.cache.validate()
 
-    # --- a request's way ---------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _take_in(self, job: _Job) -> None:
+    def _admit(self, job: _Job) -> None:
         request = job.request
         if self._draining:
             raise Unavailable("the text instance is draining")
@@ -227,7 +231,7 @@ class TextService:
         self._changes.notify()
 
     async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
-        """With the embeddings, in its turn, into the engine."""
+        """Acquire the request's embeddings, then submit it to the engine."""
         arrived, pull_s, grammar = Arrived((), ()), 0.0, None
         async with self._deadline(job):
             if job.request.sampling.response_format is not None:
@@ -258,8 +262,8 @@ class TextService:
             on_over=partial(self._receiver.copies_gone, job.job_id),
         )
 
-    def _let_go(self, job: _Job) -> None:
-        """Free everything that the request still has, wherever it was when it ended."""
+    def _release(self, job: _Job) -> None:
+        """Release everything that the request still has, wherever it ended."""
         if job.in_engine:
             self._loop.cancel(job.job_id)
         elif job.in_receiver:

@@ -31,7 +31,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         yield running
     written = (logs / "hybrid-1.log").read_text()
     assert "Traceback" not in written
-    assert "tokens between two steps of decodes" in written
+    assert "tokens between two decode steps" in written
     assert "text is down" in written, "it ended in order"
 
 
