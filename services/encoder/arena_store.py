@@ -69,10 +69,8 @@ class ArenaStore:
                 raise InternalError("the embedding is already being computed")
 
     async def fill(self, slot: arena_events.Slot, tensors: Sequence[Tensor]) -> None:
-        """Write the embedding to its slot; from then on it can be granted.
-
-        Raises EngineFailure if the tensors do not match the reservation. Then, and when cancelled, the slot stays
-        reserved.
+        """Write the embedding to its slot; from then on it can be granted. Raises EngineFailure if the tensors do not
+        match the reservation. Then, and when cancelled, the slot stays reserved.
         """
         if tuple(tensor.spec for tensor in tensors) != slot.tensors:
             raise EngineFailure("the engine returned other tensors than announced")
@@ -84,10 +82,8 @@ class ArenaStore:
         self._handle(arena_events.Abandon(slot.key, slot.generation))
 
     def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
-        """Grant or extend one reader's lease.
-
-        Raises LeaseLost if the embedding (of that generation) is gone or the lease was released, InvalidRequest if the
-        id belongs to another embedding, Overloaded.
+        """Grant or extend one reader's lease. Raises LeaseLost if the embedding (of that generation) is gone or the
+        lease was released, InvalidRequest if the id belongs to another embedding, Overloaded.
         """
         match self._handle(arena_events.Grant(key, lease_id, lease_s, generation)):
             case arena_events.Granted(ticket):

@@ -35,10 +35,7 @@ class ExtractedBody:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether every blob was looked up.
-
-        If not, one was in a field that takes no media, which now holds its name.
-        """
+        """Whether every blob was looked up. If not, one was in a field that takes no media, which now holds its name."""
         return len(self.used) == len(self.blobs)
 
 

@@ -38,9 +38,7 @@ _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 class Edge:
-    """Wraps the whole application.
-
-    Unknown exceptions are logged and answered with a bare 500.
+    """Wraps the whole application. Unknown exceptions are logged and answered with a bare 500.
 
     ``hosts`` are the allowed values of the ``Host`` header, or None for any. This stops DNS rebinding, in which a web
     page's own name is made to resolve to a loopback address.

@@ -144,9 +144,7 @@ class KeyRing:
         return cls({} if path is None else read_key_file(path), clock)
 
     def caller(self, authorizations: Iterable[str], source: str) -> Caller:
-        """The caller, from the Authorization headers.
-
-        Raises Unauthenticated, or RateLimited after many failures.
+        """The caller, from the Authorization headers. Raises Unauthenticated, or RateLimited after many failures.
 
         A source that failed too often still gets in with a valid key: behind a proxy all clients share one source, and
         a 256-bit key cannot be found by trial.

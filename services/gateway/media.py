@@ -17,9 +17,7 @@ class RemoteMedia:
         self._max_urls = max_urls
 
     async def complete(self, request: ParsedRequest, took: Callable[[int], None]) -> ParsedRequest:
-        """The request with all its media.
-
-        ``took`` is called with the size of every chunk received, and may raise.
+        """The request with all its media. ``took`` is called with the size of every chunk received, and may raise.
 
         Raises InvalidMedia or InvalidRequest, naming the part at fault.
         """

@@ -57,10 +57,7 @@ class OpenAnswer:
         await self._rest.aclose()
 
     async def events(self) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """All events up to ChatFinished, batched as they arrived.
-
-        Raises InstanceLost when the stream ends without it.
-        """
+        """All events up to ChatFinished, batched as they arrived. Raises InstanceLost when the stream ends without it."""
         events = self._first
         while True:
             for event in events:

@@ -92,9 +92,7 @@ class ParsedRequest:
 
 
 def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
-    """Parse the body of a chat completion, data URLs included.
-
-    CPU time is proportional to the body.
+    """Parse the body of a chat completion, data URLs included. CPU time is proportional to the body.
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """

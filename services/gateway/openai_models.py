@@ -1,6 +1,4 @@
-"""The request bodies of the gateway, field by field.
-
-``/openapi.json`` is derived from these classes.
+"""The request bodies of the gateway, field by field. ``/openapi.json`` is derived from these classes.
 
 Unknown fields are ignored, as clients keep adding fields. Known fields that are not supported and would change the
 answer are refused by name, unless their value has no effect (``tools: []``, ``echo: false``).
@@ -191,10 +189,7 @@ else:
 
 
 class Generation(SamplingFields):
-    """Fields shared by chat and plain completions.
-
-    Extensions to OpenAI's API use the names common among other servers.
-    """
+    """Fields shared by chat and plain completions. Extensions to OpenAI's API use the names common among other servers."""
 
     model: str
     stream: bool | None = None

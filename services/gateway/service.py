@@ -91,10 +91,8 @@ class Gateway:
     async def chat(
         self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float
     ) -> AsyncGenerator[OpenAnswer]:
-        """Call the router and wait for the first event; leaving the context cancels the request.
-
-        The caller is charged for what was computed, even if it left early or timed out. Raises the error that comes
-        instead of a first event.
+        """Call the router and wait for the first event; leaving the context cancels the request. The caller is charged
+        for what was computed, even if it left early or timed out. Raises the error that comes instead of a first event.
         """
         chat_request = self._to_router(request_id, request, caller, timeout_s)
         answer = OpenAnswer(request, self._router.chat(chat_request))

@@ -29,9 +29,7 @@ class Answer:
         return not self._unfinished
 
     def take(self, events: Sequence[TextEvent]) -> list[Finished]:
-        """Forward a batch of events.
-
-        Returns the choices that finish with it.
+        """Forward a batch of events. Returns the choices that finish with it.
 
         Raises InternalError if a choice that is not running finishes.
         """

@@ -316,9 +316,7 @@ class Cluster:
             delay_s = min(2 * delay_s, self._settings.reconnect_max_s)
 
     async def _follow(self, connection: Connection) -> bool:
-        """Read load reports until they stop or the instance must be described again.
-
-        Returns whether nothing failed.
+        """Read load reports until they stop or the instance must be described again. Returns whether nothing failed.
 
         When the heartbeat is lost the process may be stopped, so calls to it are given up too.
         """

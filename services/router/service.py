@@ -98,9 +98,7 @@ class RouterService:
     # --- ports.Router ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        """Stream the answer.
-
-        Closing the generator cancels the request at every stage.
+        """Stream the answer. Closing the generator cancels the request at every stage.
 
         Raises before the first event: InvalidRequest or a subclass, ModelNotFound, Overloaded, Unavailable; at any
         time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.

@@ -11,9 +11,7 @@ MOST_EVENTS = 64
 
 
 class StreamBuffer:
-    """One writer, one reader.
-
-    The length of the answer bounds what is buffered.
+    """One writer, one reader. The length of the answer bounds what is buffered.
 
     The reader gets up to ``MOST_EVENTS`` events at a time, with chunks merged up to ``MERGE_TOKENS`` tokens each.
     """

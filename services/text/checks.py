@@ -13,10 +13,8 @@ from triptych.transport.slot import check_ticket
 
 
 def check_request(request: TextRequest, engine: TextEngine) -> None:
-    """Raises ModelNotFound, ContextTooLong, InvalidRequest.
-
-    Raises TransferFailed, naming the item, for a ticket that is inconsistent or whose tensors the engine does not
-    accept.
+    """Raises ModelNotFound, ContextTooLong, InvalidRequest. Raises TransferFailed, naming the item, for a ticket that
+    is inconsistent or whose tensors the engine does not accept.
     """
     model = engine.model
     if request.model != model.model_id:

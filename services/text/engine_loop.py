@@ -73,9 +73,7 @@ class EngineLoop:
         on_gap: Callable[[float], None],
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        """``thread`` runs one call at a time.
-
-        ``on_change`` is called when ``pending_tokens`` may have changed.
+        """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
         ``on_gap`` gets the seconds between two tokens of a choice. ``scheduler`` is set if an encoder shares the
         thread.
@@ -114,9 +112,7 @@ class EngineLoop:
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
     ) -> Sequences:
-        """Pass a request to the engine.
-
-        Both callbacks are called once, on the event loop.
+        """Pass a request to the engine. Both callbacks are called once, on the event loop.
 
         ``on_copied``: the engine no longer reads the request's tensors: it copied them, refused them, or never got
         them. ``on_over``: the request has left the engine, whether its tokens were read or not.

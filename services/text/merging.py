@@ -8,9 +8,7 @@ from triptych.ports import EmbeddingInput
 
 
 def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:
-    """One input per item.
-
-    ``continues`` tells which inputs are further shards of the previous one's item.
+    """One input per item. ``continues`` tells which inputs are further shards of the previous one's item.
 
     Blocks while it copies shards; whole items are passed on.
     """

@@ -143,9 +143,7 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
 
 
 def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
-    """The settings in ``mount_encoder``, with those of the whole instance taken from ``settings``.
-
-    Raises CannotStart.
+    """The settings in ``mount_encoder``, with those of the whole instance taken from ``settings``. Raises CannotStart.
 
     The encoder reads its environment and file as usual.
     """

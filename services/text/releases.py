@@ -14,10 +14,8 @@ _MAX_PENDING = 16_384
 
 
 class Releases:
-    """Best effort: a lease that cannot be released expires.
-
-    There is one call per holder at a time; later leases go with the next call. At most ``_MAX_PENDING`` leases per
-    holder are queued; further ones are left to expire.
+    """Best effort: a lease that cannot be released expires. There is one call per holder at a time; later leases go
+    with the next call. At most ``_MAX_PENDING`` leases per holder are queued; further ones are left to expire.
     """
 
     def __init__(self, peers: PeerPool, *, scope: TaskScope, timeout_s: float) -> None:

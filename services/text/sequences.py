@@ -43,9 +43,7 @@ class _Unread:
 
 
 class Sequences:
-    """One request in the engine with all its choices.
-
-    The engine loop writes, one reader reads.
+    """One request in the engine with all its choices. The engine loop writes, one reader reads.
 
     At most ``max_tokens`` tokens per choice are buffered, however slow the reader is.
     """
@@ -78,9 +76,7 @@ class Sequences:
         raise self._error or AssertionError("it has begun, or failed")
 
     async def next(self) -> list[Tokens]:
-        """All tokens that are ready, of at least one choice.
-
-        Raises EngineFailure.
+        """All tokens that are ready, of at least one choice. Raises EngineFailure.
 
         Must not be called once every choice has finished or was cancelled.
         """

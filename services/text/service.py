@@ -82,9 +82,7 @@ class TextService:
         record: Record = NO_RECORD,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread.
-
-        ``rng`` draws missing seeds.
+        """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
 
         ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
         ``offload``, and raises InvalidRequest.
@@ -131,9 +129,7 @@ class TextService:
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready`` is sent when the engine has started the request.
-
-        Closing the generator ends it within one step.
+        """``Ready`` is sent when the engine has started the request. Closing the generator ends it within one step.
 
         ``queue_s`` is all time before ``Ready`` except pulling. Raises before ``Ready``: TransferFailed,
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and

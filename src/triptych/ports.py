@@ -304,18 +304,14 @@ class EncoderEngine(Protocol[PreparedT]):
     def prepare(
         self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
     ) -> PreparedT:
-        """Decode and preprocess one item or shard.
-
-        It ends early, with any error, when ``stop`` is given.
+        """Decode and preprocess one item or shard. It ends early, with any error, when ``stop`` is given.
 
         Raises InvalidMedia; InvalidRequest for an invalid shard.
         """
         ...
 
     def encode(self, batch: Sequence[PreparedT]) -> list[tuple[Tensor, ...]]:
-        """One forward pass over a batch.
-
-        Returns for each item the tensors announced by ``outputs``, all finite.
+        """One forward pass over a batch. Returns for each item the tensors announced by ``outputs``, all finite.
 
         Raises EngineFailure if any item fails; encoding them one by one identifies it.
         """
@@ -324,10 +320,8 @@ class EncoderEngine(Protocol[PreparedT]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    """One item's tensors, for the first ``tokens`` placeholders at or after prompt position ``start``.
-
-    ``key`` is the item's full identity: equal keys mean equal tensors. If it is empty, nothing of the request is cached
-    for others.
+    """One item's tensors, for the first ``tokens`` placeholders at or after prompt position ``start``. ``key`` is the
+    item's full identity: equal keys mean equal tensors. If it is empty, nothing of the request is cached for others.
     """
 
     start: int
@@ -344,10 +338,8 @@ class TokenGrammar(Protocol):
         ...
 
     def allowed(self) -> bytes:
-        """Bitmask of the tokens allowed next, least significant bit first.
-
-        It includes an end-of-sequence token if the answer may end. Raises InvalidRequest if the format has become too
-        complex.
+        """Bitmask of the tokens allowed next, least significant bit first. It includes an end-of-sequence token if the
+        answer may end. Raises InvalidRequest if the format has become too complex.
         """
         ...
 
@@ -392,9 +384,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """The result of one step for one choice.
-
-    ``error`` is set if the engine failed the request, with all its choices.
+    """The result of one step for one choice. ``error`` is set if the engine failed the request, with all its choices.
 
     ``token_ids`` includes the token that ends the answer, as ``generate`` returns it. ``scores`` has one entry per
     token if ``logprobs`` were requested.

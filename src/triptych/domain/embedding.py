@@ -120,10 +120,7 @@ def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...
 
 
 def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
-    """The specs of tensors concatenated along their rows.
-
-    Raises ValueError if they do not match.
-    """
+    """The specs of tensors concatenated along their rows. Raises ValueError if they do not match."""
     wholes: list[TensorSpec] = []
     for specs in zip(*parts, strict=True):
         first = specs[0]
@@ -165,9 +162,7 @@ LeaseId = bytes
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where an embedding is stored and how to pull it.
-
-    A ticket is a capability and must be kept secret.
+    """Where an embedding is stored and how to pull it. A ticket is a capability and must be kept secret.
 
     The payload is the tensors' bytes, each tensor aligned to ``TENSOR_ALIGNMENT``. In the holder's arena two copies of
     the 8-byte generation enclose it: ``generation | payload | generation``.

@@ -9,10 +9,8 @@ from triptych.domain.stage import Role, Stage
 
 @dataclass(frozen=True, slots=True)
 class TransportOffer:
-    """One way to read an instance's arena.
-
-    ``metadata`` is opaque to all but the backend. ``host`` identifies the machine (it is no address), so that
-    shared-memory backends know whether both sides share it.
+    """One way to read an instance's arena. ``metadata`` is opaque to all but the backend. ``host`` identifies the
+    machine (it is no address), so that shared-memory backends know whether both sides share it.
     """
 
     backend: str

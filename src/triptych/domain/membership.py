@@ -20,9 +20,7 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance as named by the source.
-
-    Its ``InstanceInfo`` says what it serves.
+    """An instance as named by the source. Its ``InstanceInfo`` says what it serves.
 
     Role, model and epoch, if given, must match it: another process may have taken over the address.
     """

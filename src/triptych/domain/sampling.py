@@ -45,9 +45,7 @@ def _parameter(default: T, bound: Bound | None, about: str = "", *, api_name: st
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Defaults are the OpenAI API's.
-
-    A ``seed`` of None draws a random one per request.
+    """Defaults are the OpenAI API's. A ``seed`` of None draws a random one per request.
 
     ``policy.admission`` enforces the bounds; engines rely on them.
     """

@@ -29,10 +29,8 @@ _SCALED_DOWN_FROM = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The lines of embeddings made from an image's tiles, each of ``width`` embeddings and a newline.
-
-    ``top`` lines of padding precede the ``shown`` ones, which are interpolated to ``count``. A tile is ``side`` lines
-    high.
+    """The lines of embeddings made from an image's tiles, each of ``width`` embeddings and a newline. ``top`` lines of
+    padding precede the ``shown`` ones, which are interpolated to ``count``. A tile is ``side`` lines high.
     """
 
     side: int
@@ -129,10 +127,7 @@ class AnyRes(Plain, ABC):
         return (Placeholders(self.placeholder_id, self.grid.side**2 + (1 if lines is None else lines.tokens)),)
 
     def units(self, info: MediaInfo) -> tuple[int, ...]:
-        """One unit for the whole image, and one per row of tiles with the lines that start in it.
-
-        Raises InvalidMedia.
-        """
+        """One unit for the whole image, and one per row of tiles with the lines that start in it. Raises InvalidMedia."""
         refuse_unless(info, Modality.IMAGE)
         lines = self.lines(info)
         if lines is None:

@@ -75,9 +75,7 @@ class Family(Protocol):
         ...
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
-        """The replacement of an item's target, computed from its size alone.
-
-        Raises InvalidMedia.
+        """The replacement of an item's target, computed from its size alone. Raises InvalidMedia.
 
         It contains text, which is tokenized together with its surroundings, exactly like transformers' processors do.
         """

@@ -76,9 +76,7 @@ class Qwen2VL(QwenVision):
         return self.patches.grid(count, *pixels.fit(info.height, info.width, self.patches.token_side))
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
-        """The indices of the frames that the vision encoder sees, ascending, in whole patches.
-
-        Raises InvalidMedia.
+        """The indices of the frames that the vision encoder sees, ascending, in whole patches. Raises InvalidMedia.
 
         Like transformers' ``sample_frames``, which for some lengths steps in floating point past the last frame.
         """

@@ -147,9 +147,7 @@ class VideoRules:
 
     @classmethod
     def load(cls, files: ModelFiles, *, pixels: PixelRange, max_tokens: int) -> Self:
-        """From the video processor; ``pixels`` and ``max_tokens`` are its defaults.
-
-        Raises BadModel.
+        """From the video processor; ``pixels`` and ``max_tokens`` are its defaults. Raises BadModel.
 
         ``do_sample_frames`` is ignored: it is for callers that pass frames they have already sampled.
         """
@@ -181,9 +179,7 @@ class Language:
 
     @classmethod
     def load(cls, config: Json, defaults: Json, made: int) -> Self:
-        """``made`` is the width of the vision encoder's output.
-
-        Raises BadModel.
+        """``made`` is the width of the vision encoder's output. Raises BadModel.
 
         Older checkpoints have the language model's fields at the root of their configuration.
         """

@@ -39,10 +39,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Periodic check.
-
-    For the current agent: the age of its oldest abandoned transfer and of its oldest call; 0 if none. ``idle``: retired
-    agents without transfers.
+    """Periodic check. For the current agent: the age of its oldest abandoned transfer and of its oldest call; 0 if
+    none. ``idle``: retired agents without transfers.
     """
 
     stuck_s: float

@@ -72,10 +72,8 @@ def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
 
 
 def check_parameters(sampling: SamplingParams) -> None:
-    """Check what an engine relies on.
-
-    Raises InvalidRequest for the first parameter that is out of bounds or contradicts another. Whether a schema is
-    supported is checked in ``tokens.grammar``.
+    """Check what an engine relies on. Raises InvalidRequest for the first parameter that is out of bounds or
+    contradicts another. Whether a schema is supported is checked in ``tokens.grammar``.
     """
     for name, default, api_name, bound in _BOUNDED:
         value = getattr(sampling, name)

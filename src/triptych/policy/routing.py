@@ -1,6 +1,4 @@
-"""Routing: items to encoders, requests to text instances.
-
-Pure functions over a snapshot.
+"""Routing: items to encoders, requests to text instances. Pure functions over a snapshot.
 
 This module determines which instances are eligible; a ``Routing`` chooses among them. The default is ModServe's
 (section 4.3, "Request Routing Across Instances"): each item goes to the encoder with the fewest pending image tokens,

@@ -35,9 +35,7 @@ class ShardLimits:
 
 @dataclass(frozen=True, slots=True)
 class Divisible:
-    """An item's tokens per unit, in order.
-
-    A unit cannot be split.
+    """An item's tokens per unit, in order. A unit cannot be split.
 
     ``held`` are the shard counts for which encoders are believed to hold all embeddings, so that they cost nothing.
     """

@@ -69,10 +69,8 @@ class Grammars:
         self._lock = Lock()
 
     def start(self, response_format: ResponseFormat) -> TokenMatcher:
-        """A matcher for the format, in its initial state.
-
-        Raises InvalidRequest if the schema is invalid, uses features that cannot be enforced, or is too complex; and
-        for every format if the model's tokenizer is not supported.
+        """A matcher for the format, in its initial state. Raises InvalidRequest if the schema is invalid, uses features
+        that cannot be enforced, or is too complex; and for every format if the model's tokenizer is not supported.
         """
         with self._lock:
             if (known := self._cached.get(response_format)) is not None:

@@ -28,9 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Template, tokenizer and family of one model.
-
-    ``build`` is thread-safe and CPU-bound: run it in a pool.
+    """Template, tokenizer and family of one model. ``build`` is thread-safe and CPU-bound: run it in a pool.
 
     ``targets`` are the strings that the template writes for an item of each modality; ``placeholders`` are the strings
     of the placeholder tokens in its replacement.

@@ -24,9 +24,7 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, text: str, *, counts: bool = True) -> StopResult:
-        """Add a piece of text.
-
-        Returns text that is safe to send, which may be older.
+        """Add a piece of text. Returns text that is safe to send, which may be older.
 
         With ``counts=False`` a stop string completed by this piece is ignored.
         """

@@ -148,9 +148,7 @@ class ChatTemplate:
         """Whether the template renders tool calls and their results."""
 
     def render(self, messages: Sequence[Message], max_chars: int, tools: str = "") -> str:
-        """The prompt, up to the start of the assistant's turn.
-
-        ``tools`` is a JSON array, or empty.
+        """The prompt, up to the start of the assistant's turn. ``tools`` is a JSON array, or empty.
 
         Raises InvalidRequest if the template refuses the conversation, or the prompt would exceed ``max_chars``.
         """
@@ -169,10 +167,7 @@ class ChatTemplate:
             raise InvalidRequest("the model's chat template cannot render these messages", param="messages") from error
 
     def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages in the templates' format.
-
-        Raises InvalidRequest for tool calls if the template has no support.
-        """
+        """The messages in the templates' format. Raises InvalidRequest for tool calls if the template has no support."""
         convert = self._as_parts if self.takes_parts else self._as_string
         conversation: list[dict[str, Any]] = []
         names: dict[str, str] = {}

@@ -65,9 +65,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease for another reader, or an extension.
-
-    Answered by Granted or Refused.
+    """A lease for another reader, or an extension. Answered by Granted or Refused.
 
     ``lease_id``: 16 random bytes chosen by the caller. ``generation`` comes from the reader's old ticket; None accepts
     any.

@@ -16,9 +16,7 @@ _LAST_TRY_S = 0.5
 
 @dataclass(slots=True)
 class HeldTicket:
-    """The router's own lease and the reader's.
-
-    Part of ``machine.router.request.RequestMachine``.
+    """The router's own lease and the reader's. Part of ``machine.router.request.RequestMachine``.
 
     Lease ids are chosen before the call (docs/adr/0002), so that they can be released without an answer.
     """

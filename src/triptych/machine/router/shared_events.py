@@ -1,7 +1,5 @@
-"""Events exchanged by the router's two machines: an effect of one is an event of the other.
-
-A request is identified by its number, a call by the number of its credit (an item at an encoder, or the request at a
-text instance).
+"""Events exchanged by the router's two machines: an effect of one is an event of the other. A request is identified by
+its number, a call by the number of its credit (an item at an encoder, or the request at a text instance).
 """
 
 from dataclasses import dataclass
@@ -39,9 +37,7 @@ class CreditsAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class TextWanted:
-    """A request wants a text instance for ``tokens`` (prompt and answer).
-
-    ``holders`` hold its embeddings.
+    """A request wants a text instance for ``tokens`` (prompt and answer). ``holders`` hold its embeddings.
 
     It is answered at once.
     """

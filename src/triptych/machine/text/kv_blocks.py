@@ -127,9 +127,7 @@ class KvBlocks:
         return (Copy(rest, tuple(own[: len(rest)])),) if rest else ()
 
     def allocate(self, owner: str, count: int, *, room: int = 0) -> tuple[Copy, ...] | None:
-        """Append ``count`` blocks to the owner's table.
-
-        Returns None, changing nothing, if too few are available.
+        """Append ``count`` blocks to the owner's table. Returns None, changing nothing, if too few are available.
 
         ``room`` is the number of blocks it is expected to need, which guides placement. The returned copies move its
         contents to the new place, which its table already shows.

@@ -1,6 +1,4 @@
-"""Schedules pulls: which wait and which are running (ModServe section 4.3, many-to-one).
-
-Part of ``TensorCache``.
+"""Schedules pulls: which wait and which are running (ModServe section 4.3, many-to-one). Part of ``TensorCache``.
 
 ``policy.queueing.after_share`` orders them. Running bytes are limited in total and per holder; a pull above a limit
 runs alone. A pull too large to start now is not overtaken by smaller ones, unless it waits for its own holder: a

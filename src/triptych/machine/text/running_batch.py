@@ -134,9 +134,7 @@ class RunningBatch(Generic[S]):
         insort(self._waiting, leader, key=_order)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
-        """Remove a request or one of its choices, and free the blocks.
-
-        Returns the removed sequences.
+        """Remove a request or one of its choices, and free the blocks. Returns the removed sequences.
 
         With ``is_sound=False`` its blocks are not found by others.
         """
@@ -153,9 +151,7 @@ class RunningBatch(Generic[S]):
         return gone
 
     def plan(self, *, prefill: bool = True) -> Step[S]:
-        """Plan the next forward pass and allocate its blocks.
-
-        The step must run before the next event.
+        """Plan the next forward pass and allocate its blocks. The step must run before the next event.
 
         Without ``prefill`` it contains decodes only.
         """

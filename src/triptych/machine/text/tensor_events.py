@@ -66,9 +66,7 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The request no longer reads its tensor sets.
-
-    Unknown ids are ignored.
+    """The request no longer reads its tensor sets. Unknown ids are ignored.
 
     Until ``CopiesGone`` their bytes count as held elsewhere.
     """

@@ -365,7 +365,7 @@ def test_a_burst_is_answered_or_refused_and_nothing_is_lost() -> None:
         ({"model": "other"}, ModelNotFound, "'other'"),
         ({"media": b"short"}, InvalidRequest, "5 bytes, 40 were announced"),
         ({"media": b"x" * 40}, InvalidRequest, "digest"),
-        ({"tokens": 31}, InvalidRequest, "takes 32 tokens, 31 were counted"),
+        ({"tokens": 31}, InvalidRequest, "has 32 tokens, the request says 31"),
         ({"lease_s": 0.0}, InvalidRequest, "0 s"),
         ({"media": b"x" * 2000}, RequestTooLarge, "2000 bytes, the limit is 1000"),
     ],
@@ -385,7 +385,7 @@ def test_fewer_tokens_than_a_cached_embedding_has_are_refused_too() -> None:
     async def scenario() -> None:
         async with encoder_panel() as panel:
             first = await panel.service.encode(encode_request("cat"))
-            with pytest.raises(InvalidRequest, match="takes 32 tokens"):
+            with pytest.raises(InvalidRequest, match="has 32 tokens"):
                 await panel.service.encode(encode_request("cat", tokens=8))
             await panel.service.release(leases_of(first))
 

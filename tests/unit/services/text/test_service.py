@@ -753,7 +753,7 @@ def test_embeddings_of_another_shape_are_not_spliced() -> None:
             [placement] = asked.request.placements
             [spec] = placement.ticket.tensors
             turned = replace(placement.ticket, tensors=(replace(spec, shape=(8, ITEM_TOKENS)),))
-            with pytest.raises(TransferFailed, match=r"\[8, 32\], the model takes"):
+            with pytest.raises(TransferFailed, match=r"\[8, 32\], which the model does not accept"):
                 await answer(p.text.service, replace(asked.request, placements=(replace(placement, ticket=turned),)))
 
     under_virtual_time(scenario)
