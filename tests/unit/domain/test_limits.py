@@ -17,6 +17,7 @@ class Lock:
     turns: Annotated[int, Between(1, 4)] = 1
     first_s: PositiveSeconds = 1.0
     longest_s: Seconds = 1.0
+    unset_s: Annotated[float | None, Between(0, above=True)] = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -30,6 +31,7 @@ class Lock:
         ({"spares": -1}, "spares is -1, must be at least 0"),
         ({"turns": 5}, "turns is 5, must be from 1 to 4"),
         ({"first_s": 0.0}, "first_s is 0.0, must be above 0"),
+        ({"unset_s": 0.0}, "unset_s is 0.0, must be above 0"),
         ({"longest_s": math.inf}, "longest_s is inf"),
         ({"longest_s": math.nan}, "longest_s is nan"),
         ({"first_s": 2.0}, r"first_s \(2.0\) exceeds longest_s \(1.0\)"),
