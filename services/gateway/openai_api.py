@@ -275,8 +275,8 @@ def _part(
             return MediaPart(modality, decode_data_url(data_url, max_item_bytes)[1])
     if isinstance(data_url, str) and begin.lower().startswith(("https:", "http:")):
         return Remote(message, place, modality, url, param)
-    told = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
-    raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(told)}", param=param)
+    given = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
+    raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(given)}", param=param)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class RouterService:
         record: Record = NO_RECORD,
         policies: Policies | None = None,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets: it must not be predictable. Without ``policies``, those that the settings name."""
+        """``rng`` makes lease ids, which are secrets, so it must be unpredictable. ``policies`` override the settings'."""
         self._policies = policies or Policies.named(settings.policies)
         self._rng = rng
         self._record = record

@@ -352,9 +352,9 @@ class TokenGrammar(Protocol):
 class EngineRequest:
     """A prompt for the text engine, with ``sampling.n`` choices; ``max_tokens`` and ``seed`` are set.
 
-    Those that wait are begun in the order of ``turn``, and of those that run the last gives way first where memory runs
-    out. ``grammar`` stands at the beginning of an answer, and is the engine's from then on. Beginnings of prompts are shared
-    only among requests of equal ``tenant_salt``.
+    Waiting requests start in the order of ``turn``; when memory runs out, the last running one is preempted. ``grammar`` is in
+    its initial state and owned by the engine from then on. Prefixes are shared only between requests of equal
+    ``tenant_salt``.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Groups of settings: frozen dataclasses, each declared with what keeps to it, whose numbers have their bounds in the type."""
+"""Groups of settings: frozen dataclasses, declared in the modules that enforce them, with bounds in the field types."""
 
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
@@ -12,9 +12,9 @@ PositiveSeconds = Annotated[float, Between(0, above=True)]
 
 
 def check_limits(limits: Any, *ordered: tuple[str, str]) -> None:
-    """Call it in ``__post_init__``. The first setting of each pair in ``ordered`` may not exceed the second.
+    """Call it in ``__post_init__``. Raises ValueError naming the first setting out of bounds.
 
-    Raises ValueError, which names the first that is out of its bounds.
+    The first setting of each pair in ``ordered`` must not exceed the second.
     """
     hints = get_type_hints(type(limits), include_extras=True)
     for name in (field.name for field in fields(limits)):

@@ -189,9 +189,9 @@ class AgentHealth:
             if number in self._going_down or retired_s < self._limits.min_retired_s:
                 continue
             if number in idle:
-                effects.append(TakeDown(number, "nothing is under way any more"))
+                effects.append(TakeDown(number, "no transfers are running"))
             elif retired_s >= self._limits.linger_s:
-                effects.append(TakeDown(number, f"it had {retired_s:.1f} s to end what was under way"))
+                effects.append(TakeDown(number, f"it had {retired_s:.1f} s to finish its transfers"))
         self._going_down.update(effect.number for effect in effects if isinstance(effect, TakeDown))
         return effects
 

@@ -52,10 +52,10 @@ def plan_step(
 ) -> StepPlan:
     """Fill one step.
 
-    ``decoding`` and ``prefilling`` hold memory already, each in the order of their turns. ``waiting`` holds none, and is asked
-    for the next only when that one can begin: it may give out memory then, and ends when there is none. All of
-    ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit. The budget is exceeded only by a
-    run that may not be cut and that is the first prefill of a step: it would never get its turn otherwise.
+    ``decoding`` and ``prefilling`` already hold KV blocks, each in queue order. ``waiting`` is a lazy iterator: its next
+    element is taken only when it can start, may allocate blocks then, and the iterator ends when there are none. All of
+    ``decoding`` run; callers keep ``max_sequences <= token_budget`` so that they fit. Only a bidirectional span that is
+    the first prefill of a step may exceed the budget, as it could never run otherwise.
     """
     left = token_budget - len(decoding)
     places = max_sequences - len(decoding) - sum(work.sequences for work in prefilling)
@@ -90,9 +90,8 @@ def chunk(work: Prefill, limit: int) -> int:
 
 
 def preemption_victim(running: Sequence[str]) -> str:
-    """Which sequence to preempt when no KV block is free, of ``running`` in the order of their turns.
-
-    The last: the first is never preempted, so that it always gets to its end, and after it the next.
+    """The sequence of ``running``, in queue order, to preempt when no KV block is free: the last. So the first one
+    always runs to its end.
     """
     return running[-1]
 

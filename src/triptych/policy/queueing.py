@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 AGEING_S = 30.0
-"""Whoever has waited for so long is overtaken by nobody of its priority that comes from then on."""
+"""A request that has waited this long is not overtaken by later arrivals of its priority."""
 SHOWN_PRIORITIES = 8
-"""Of either sign."""
+"""Largest absolute priority with a label of its own in metrics."""
 SHARE_NBYTES_PER_S = 100 << 20
 """Pulled bytes that make a request count as one second less urgent."""
 
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 
 FIRST_COME = Turn(0, 0.0, 0)
-"""Of those that have no other turn: they go as they came."""
+"""The same for all, so that they go in order of arrival."""
 
 
 def turn(*, priority: int, deadline_s: float, arrived_s: float, arrival: int) -> Turn:
@@ -51,10 +51,9 @@ def after_share(waiting: Turn, had_nbytes: int) -> Turn:
 
 
 def longest_waits(waiting: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """By priority, the longest of the times waited, given the priority and the time of each that waits.
+    """By priority, the longest wait, given (priority, seconds waited) of each waiting request.
 
-    Priorities beyond ``-SHOWN_PRIORITIES`` and ``SHOWN_PRIORITIES`` count as these: callers choose them, and what is shown is
-    bounded.
+    Priorities are clipped to ``SHOWN_PRIORITIES``, as callers choose them and the number of labels must be bounded.
     """
     longest: dict[int, float] = {}
     for priority, waited_s in waiting:

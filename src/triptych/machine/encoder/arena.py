@@ -83,9 +83,9 @@ class LeaseLimits:
 class ArenaMachine:
     """``handle`` is the only mutator.
 
-    ``start`` and ``end`` bound the part of the arena that holds slots, in bytes. ``max_pull_s`` is the longest time that a
-    read may take: readers and transports give up after it. So many ids of leases that were given back are remembered as
-    ``max_given_back`` says: for longer than messages cross each other.
+    ``start`` and ``end`` bound the slots' part of the arena, in bytes. ``max_pull_s`` is the longest duration of a read,
+    after which readers and transports abort it. The last ``max_released`` released lease ids are remembered, so that a
+    late grant of one is refused.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class ArenaMachine:
         epoch: int,
         max_pull_s: float,
         limits: LeaseLimits = LeaseLimits(),
-        max_given_back: int = 16_384,
+        max_released: int = 16_384,
     ) -> None:
         self._extents = Extents(start, end)
         self._holder = holder
         self._epoch = epoch
         self._limits = limits
         self._max_pull_s = max_pull_s
-        self._max_given_back = max_given_back
+        self._max_released = max_released
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
         """Reclaimable entries, least recently used first."""
@@ -113,7 +113,7 @@ class ArenaMachine:
         self._leases: dict[LeaseId, _Lease] = {}
         self._by_expiry: list[tuple[float, LeaseId]] = []
         """A heap; entries of released or extended leases are stale and skipped."""
-        self._given_back: dict[LeaseId, None] = {}
+        self._released: dict[LeaseId, None] = {}
         """Oldest first."""
         self._generation = 0
 
@@ -242,12 +242,12 @@ class ArenaMachine:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [Refused(event.key, LeaseLost("the embedding is no longer held here"))]
-        if event.lease_id in self._given_back:
-            return [Refused(event.key, LeaseLost("the lease was given back"))]
+        if event.lease_id in self._released:
+            return [Refused(event.key, LeaseLost("the lease was released"))]
         lease_s = min(max(event.lease_s, 0.0), self._limits.max_lease_s)
         known = self._leases.get(event.lease_id)
         if known is not None and known.key != event.key:
-            return [Refused(event.key, InvalidRequest("the lease id stands for another embedding"))]
+            return [Refused(event.key, InvalidRequest("the lease id belongs to another embedding"))]
         if known is None and len(self._leases) >= self._limits.max_leases:
             return [Refused(event.key, Overloaded(f"{self._limits.max_leases} leases are out, which is the limit"))]
         self._lease_until(event.lease_id, entry, now_s + lease_s)
@@ -297,9 +297,9 @@ class ArenaMachine:
     def _release(self, lease_ids: Iterable[LeaseId]) -> None:
         for lease_id in lease_ids:
             self._drop_lease(lease_id)
-            self._given_back[lease_id] = None
-        while len(self._given_back) > self._max_given_back:
-            del self._given_back[next(iter(self._given_back))]
+            self._released[lease_id] = None
+        while len(self._released) > self._max_released:
+            del self._released[next(iter(self._released))]
 
     def _drop_lease(self, lease_id: LeaseId) -> None:
         lease = self._leases.pop(lease_id, None)
@@ -336,8 +336,8 @@ class ArenaMachine:
         assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
         due = set(self._by_expiry)
         assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "no end"  # noqa: S101 - invariant
-        assert len(self._given_back) <= self._max_given_back, "too much is remembered"  # noqa: S101 - invariant
-        assert not self._given_back.keys() & self._leases.keys(), "what was given back is out"  # noqa: S101 - invariant
+        assert len(self._released) <= self._max_released, "too much is remembered"  # noqa: S101 - invariant
+        assert not self._released.keys() & self._leases.keys(), "a released lease is live"  # noqa: S101 - invariant
         held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
         assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant
         for key, entry in self._entries.items():

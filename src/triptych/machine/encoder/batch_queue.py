@@ -240,7 +240,7 @@ class BatchQueue:
         assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"  # noqa: S101 - invariant
         if not entry.waiters:
             self._forget(event.key)
-            return [Drop(event.key, expired=False, reason="nobody wants it any more")]
+            return [Drop(event.key, expired=False, reason="it has no waiters")]
         others = self.nbytes - entry.nbytes
         if others + event.nbytes > self._limits.max_prepared_bytes:
             self._forget(event.key)
@@ -261,7 +261,7 @@ class BatchQueue:
         if entry.waiters or entry.phase not in (Phase.ARRIVED, Phase.WAITING):
             return []
         self._forget(event.key)
-        return [Drop(event.key, expired=False, reason="nobody wants it any more")]
+        return [Drop(event.key, expired=False, reason="it has no waiters")]
 
     def _take(self, budget: ImageBudget | None, now_s: float) -> list[Effect]:
         limits = self._limits

@@ -110,10 +110,10 @@ class KvBlocks:
         self._owners[owner] = _Owner(list(blocks), is_contiguous=_is_run(blocks))
 
     def fork(self, source: str, owner: str, shared: int, used: int) -> tuple[Copy, ...]:
-        """Give ``owner`` what the first ``used`` blocks of ``source`` hold, to go on by itself from there.
+        """Give ``owner`` the contents of the first ``used`` blocks of ``source``.
 
-        Of a scattered layout the first ``shared`` are full and become common to both, before those that the owner has;
-        everything else is copied into the owner's own.
+        In the scattered layout the first ``shared`` blocks are full and are shared; the others are copied into the owner's
+        own blocks.
         """
         known, begins = self._owners[owner], self.table(source)[:used]
         if self.contiguous:

@@ -40,7 +40,7 @@ def arena(nbytes: int = 4096) -> ArenaMachine:
         epoch=7,
         max_pull_s=MAX_PULL_S,
         limits=LIMITS,
-        max_given_back=MAX_GIVEN_BACK,
+        max_released=MAX_GIVEN_BACK,
     )
 
 
