@@ -74,14 +74,14 @@ class EncoderService(Generic[PreparedT]):
         self._received_bytes = 0
         self._draining = False
 
-    def start(self, *, runs_tower: bool = True) -> None:
-        """Start work, which ends with the scope. Without ``runs_tower`` another loop calls ``tower.turn``."""
-        if runs_tower:
+    def start(self, *, runs_batches: bool = True) -> None:
+        """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.turn``."""
+        if runs_batches:
             self._scope.spawn(self._batcher.run(), name="batches", vital=True)
         self._scope.spawn(self._sweep(), name="sweep", vital=True)
 
     @property
-    def tower(self) -> Batcher[PreparedT]:
+    def batcher(self) -> Batcher[PreparedT]:
         """The batcher, for a loop that calls its ``turn``."""
         return self._batcher
 

@@ -60,7 +60,7 @@ class MountedEncoder:
     """Its reader's interface, which reads from memory to memory."""
     network: MemoryNetwork
     """The network of both memory transports."""
-    tower: VisionEncoder
+    vision_encoder: VisionEncoder
     image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
     """Measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
@@ -169,7 +169,7 @@ async def _scheduler(
     settings: TextSettings, engine: TransformersTextEngine, mounted: MountedEncoder, engine_thread: Offload
 ) -> DeviceScheduler:
     budget = await engine_thread.run(mounted.image_budget, engine)
-    return DeviceScheduler(engine, mounted.tower, budget, settings.encode_patience_s, monotonic)
+    return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic)
 
 
 def _receiver(

@@ -33,7 +33,7 @@ class DeviceScheduler:
     """Used by the engine loop; ``prefill_ready`` and ``step`` in the engine's thread."""
 
     engine: StagedTextEngine
-    tower: VisionEncoder
+    vision_encoder: VisionEncoder
     budget: ImageBudget | None
     """Limit of one turn of the encoder; None for only its own limits."""
     patience_s: float
@@ -44,11 +44,11 @@ class DeviceScheduler:
     @property
     def encode_ready(self) -> bool:
         """Whether an item waits to be encoded."""
-        return self.tower.waiting_since_s is not None
+        return self.vision_encoder.waiting_since_s is not None
 
     def next(self, *, prefill_ready: bool) -> Iteration:
         """What the next iteration does besides decodes. Call it once per iteration."""
-        since_s = self.tower.waiting_since_s
+        since_s = self.vision_encoder.waiting_since_s
         iteration = plan_iteration(
             prefill_ready=prefill_ready,
             encode_waited_s=None if since_s is None else self.clock() - since_s,
@@ -60,7 +60,7 @@ class DeviceScheduler:
 
     async def encode(self) -> None:
         """Run the encoder's part of an iteration."""
-        await self.tower.turn(self.budget)
+        await self.vision_encoder.turn(self.budget)
 
     def step(self, iteration: Iteration) -> list[EngineOutput]:
         """Run the engine's part."""

@@ -80,7 +80,7 @@ class EngineLoop:
         """
         self._scheduler = scheduler
         if scheduler is not None:
-            scheduler.tower.when_ready(self._wake_up)
+            scheduler.vision_encoder.when_ready(self._wake_up)
         self._on_gap = on_gap
         self._engine = engine
         self._thread = thread

@@ -110,7 +110,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
             tls=tls,
         )
         async with opening as encoder:
-            encoder.service.start(runs_tower=False)
+            encoder.service.start(runs_batches=False)
             beside = opened(
                 settings,
                 telemetry,
@@ -134,7 +134,7 @@ def _mounted_encoder(encoder: encoders.OpenEncoder, settings: TextSettings, most
     return MountedEncoder(
         encoder=OwnEncoder(encoder.service, memory),
         network=network,
-        tower=encoder.service.tower,
+        vision_encoder=encoder.service.batcher,
         image_budget=partial(_image_budget, encoder, settings.engine.tpot_slo_s, most_items),
         whole=lambda text: HybridInstance(text, encoder.service, settings),
         service_name=SERVICE_NAME,

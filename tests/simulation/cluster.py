@@ -202,7 +202,7 @@ class TextNode(_Node):
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:
-            vision_encoder = encoder.service.tower
+            vision_encoder = encoder.service.batcher
             scheduler = DeviceScheduler(
                 self.engine, vision_encoder, world.image_budget, settings.encode_patience_s, cluster.clock
             )
@@ -255,7 +255,7 @@ class HybridNode(TextNode):
         scope = self._boot()
         self.encoder.epoch, self.encoder.is_up = self.epoch, True
         self.encoder.open(scope, self.epoch, self.thread)
-        self.encoder.service.start(runs_tower=False)
+        self.encoder.service.start(runs_batches=False)
         self.encoder.instance = self.encoder.service
         for link in self.encoder.links:
             link.restart(self.encoder.instance)

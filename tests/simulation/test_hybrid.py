@@ -53,7 +53,7 @@ class Watched:
         """When each step of the text engine began."""
         self.batches: list[Batch] = []
         self._waiting_since_s: float | None = None
-        engine, encoder, tower = node.engine, node.encoder.engine, node.encoder.service.tower
+        engine, encoder, tower = node.engine, node.encoder.engine, node.encoder.service.batcher
         clock = asyncio.get_running_loop().time
         decode_step, encode, turn = engine.decode_step, encoder.encode, tower.turn
 

@@ -170,7 +170,7 @@ async def encoder_panel(
             copy=copy,
             clock=clock,
         )
-        service.start(runs_tower=thread is None)
+        service.start(runs_batches=thread is None)
         lasting_tasks = LASTING_TASKS - (thread is not None)
         panel = EncoderPanel(service, engine, store, transport, scope, lasting_tasks)
         yield panel
@@ -366,7 +366,7 @@ async def hybrid_panels(
     network, thread = MemoryNetwork(), InlineOffload(1)
     async with (
         encoder_panel(network=network, thread=thread, **(encoder or {})) as one,
-        text_panel(network, [one.service], thread=thread, tower=one.service.tower, budget=budget, **text) as two,
+        text_panel(network, [one.service], thread=thread, tower=one.service.batcher, budget=budget, **text) as two,
     ):
         yield Panels(one, two)
 
