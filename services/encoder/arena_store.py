@@ -45,7 +45,7 @@ class ArenaStore:
         """The machine's state. Read-only."""
         return self._machine
 
-    def when_changed(self, on_change: Callable[[], None]) -> None:
+    def on_change(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever embeddings or leases may have changed."""
         self._on_change = on_change
 

@@ -19,8 +19,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
-from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.watched_value import WatchedValue
 
 from .arena_store import ArenaStore
 from .batcher import Batcher, too_many_tokens
@@ -58,8 +58,8 @@ class EncoderService(Generic[PreparedT]):
         self._scope = scope
         self._copy = copy
         self._clock = clock
-        self._changes = Changes(self.load, settings.load_reports)
-        store.when_changed(self._changes.notify)
+        self._watched_load = WatchedValue(self.load, settings.load_reports)
+        store.on_change(self._watched_load.notify)
         self._batcher = Batcher(
             engine,
             store,
@@ -69,7 +69,7 @@ class EncoderService(Generic[PreparedT]):
             max_preparing=max_preparing,
             compute=compute,
             clock=clock,
-            on_change=self._changes.notify,
+            on_change=self._watched_load.notify,
         )
         self._received_bytes = 0
         self._draining = False
@@ -131,7 +131,7 @@ class EncoderService(Generic[PreparedT]):
         self._store.release(lease_ids)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._changes.watch()
+        return self._watched_load.watch()
 
     def load(self) -> InstanceLoad:
         """The current load."""
@@ -139,9 +139,9 @@ class EncoderService(Generic[PreparedT]):
         encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes)
         return InstanceLoad({Stage.ENCODE: encode}, self._draining)
 
-    def when_changed(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
-        self._changes.when_changed(listener)
+        self._watched_load.on_change(listener)
 
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest wait of a caller for an item that is not being encoded."""
@@ -154,8 +154,8 @@ class EncoderService(Generic[PreparedT]):
     async def drain(self) -> None:
         """Refuse new items. Returns once nothing is being encoded and all leases are released or expired."""
         self._draining = True
-        self._changes.notify()
-        await self._changes.wait_until(
+        self._watched_load.notify()
+        await self._watched_load.wait_until(
             lambda _: self._batcher.queue.pending_items == 0 and self._store.memory.leases == 0
         )
 

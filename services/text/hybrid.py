@@ -10,14 +10,14 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
-from triptych.runtime.changes import Changes
 from triptych.runtime.settings import InstanceSettings
+from triptych.runtime.watched_value import WatchedValue
 
 
 class _Reporting(Protocol):
     def load(self) -> InstanceLoad: ...
 
-    def when_changed(self, listener: Callable[[], None]) -> None: ...
+    def on_change(self, listener: Callable[[], None]) -> None: ...
 
 
 class ReportingEncoder(ports.Encoder, _Reporting, Protocol): ...
@@ -32,9 +32,9 @@ class HybridInstance:
     def __init__(self, text: ReportingText, encoder: ReportingEncoder, settings: InstanceSettings) -> None:
         self._text = text
         self._encoder = encoder
-        self._changes = Changes(self.load, settings.load_reports)
-        text.when_changed(self._changes.notify)
-        encoder.when_changed(self._changes.notify)
+        self._watched_load = WatchedValue(self.load, settings.load_reports)
+        text.on_change(self._watched_load.notify)
+        encoder.on_change(self._watched_load.notify)
 
     async def describe(self) -> InstanceInfo:
         """The encoder's description with both roles: readers read from its arena."""
@@ -46,7 +46,7 @@ class HybridInstance:
         return InstanceLoad({**encoder.stages, **text.stages}, text.draining or encoder.draining)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._changes.watch()
+        return self._watched_load.watch()
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         return await self._encoder.encode(request)

@@ -15,8 +15,8 @@ from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, Tripty
 from triptych.machine.extents import round_up
 from triptych.policy.queueing import Turn, longest_waits, turn
 from triptych.ports import Clock, EngineRequest, Offload, Rng, TextEngine, TokenGrammar
-from triptych.runtime.changes import Changes
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.watched_value import WatchedValue
 
 from .answer import Answer, Detokenizer
 from .checks import check_request
@@ -98,12 +98,12 @@ class TextService:
         self._scope = scope
         self._rng = rng
         self._clock = clock
-        self._changes = Changes(self.load, settings.load_reports)
+        self._watched_load = WatchedValue(self.load, settings.load_reports)
         self._loop = EngineLoop(
             engine,
             engine_thread,
             clock=clock,
-            on_change=self._changes.notify,
+            on_change=self._watched_load.notify,
             on_gap=self._record.token_gap,
             scheduler=scheduler,
         )
@@ -171,7 +171,7 @@ class TextService:
             self._release(job)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        return self._changes.watch()
+        return self._watched_load.watch()
 
     def load(self) -> InstanceLoad:
         """Requests that have not started count as prefill load, the others as decode load, as both share a batch.
@@ -183,9 +183,9 @@ class TextService:
         running = StageLoad(self._loop.pending_tokens, self._loop.running_requests)
         return InstanceLoad({Stage.PREFILL: waiting, Stage.DECODE: running}, self._draining)
 
-    def when_changed(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
-        self._changes.when_changed(listener)
+        self._watched_load.on_change(listener)
 
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest wait of a request for its embeddings or the engine."""
@@ -200,8 +200,8 @@ class TextService:
     async def drain(self) -> None:
         """Refuse new requests. Returns once the running ones have ended."""
         self._draining = True
-        self._changes.notify()
-        await self._changes.wait_until(lambda _: not self._jobs)
+        self._watched_load.notify()
+        await self._watched_load.wait_until(lambda _: not self._jobs)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
@@ -224,7 +224,7 @@ class TextService:
         if (waiting := self.load().stages[Stage.PREFILL].pending) >= self._settings.tensor_cache.max_waiting_requests:
             raise Overloaded(f"{waiting} requests are waiting, which is the limit")
         self._jobs[job.job_id] = job
-        self._changes.notify()
+        self._watched_load.notify()
 
     async def _prepare(self, job: _Job) -> tuple[Ready, Sequences]:
         """Acquire the request's embeddings, then submit it to the engine."""
@@ -269,7 +269,7 @@ class TextService:
                 self._receiver.releases.add(placement.ticket)
         self._receiver.copies_gone(job.job_id)
         self._jobs.pop(job.job_id, None)
-        self._changes.notify()
+        self._watched_load.notify()
 
     @asynccontextmanager
     async def _deadline(self, job: _Job) -> AsyncIterator[None]:

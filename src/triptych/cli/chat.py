@@ -27,7 +27,7 @@ _CONTENT_REFUSED = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ChatSettings:
     """The server and options of a chat."""
 
     url: str
@@ -42,17 +42,19 @@ class Asking:
         return RestClient(self.url, api_key=self.api_key)
 
 
-async def ask(asking: Asking, question: str, files: Sequence[Attachment], console: Console) -> None:
+async def ask(settings: ChatSettings, question: str, files: Sequence[Attachment], console: Console) -> None:
     """Print the answer token by token, then the timeline. Raises RestError."""
-    async with asking.client() as client:
-        said = _Said()
-        await said.tell(client, asking, [Turn.user(question, files)], console)
-        if asking.show_timeline:
+    async with settings.client() as client:
+        answer = _StreamedAnswer()
+        await answer.receive(client, settings, [Turn.user(question, files)], console)
+        if settings.show_timeline:
             console.print()
-            await _print_timeline(client, said.request_id, console)
+            await _print_timeline(client, answer.request_id, console)
 
 
-def converse(asking: Asking, files: Sequence[Attachment], console: Console, read: Callable[[str], str] = input) -> None:
+def converse(
+    settings: ChatSettings, files: Sequence[Attachment], console: Console, read: Callable[[str], str] = input
+) -> None:
     """Take turns until the end of input; ``files`` go with the first. Raises RestError when the server cannot be
     reached.
     """
@@ -60,11 +62,11 @@ def converse(asking: Asking, files: Sequence[Attachment], console: Console, read
         import readline  # noqa: F401 - gives ``input`` a history and its keys
 
     with asyncio.Runner() as runner:
-        client = asking.client()
+        client = settings.client()
         try:
-            model = asking.model or runner.run(client.first_model())
+            model = settings.model or runner.run(client.first_model())
             console.print(f"{model}; /help lists the commands", style="dim")
-            conversation = Conversation(client, asking, console, list(files))
+            conversation = Conversation(client, settings, console, list(files))
             while conversation.open:
                 try:
                     line = read("> ")
@@ -88,7 +90,7 @@ class Conversation:
     """The conversation so far, and the files attached to the next line."""
 
     client: RestClient
-    asking: Asking
+    settings: ChatSettings
     console: Console
     files: list[Attachment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -139,33 +141,33 @@ class Conversation:
         await _print_timeline(self.client, self.last_request_id, self.console)
 
     async def _say(self, text: str) -> None:
-        said = _Said()
+        answer = _StreamedAnswer()
         try:
             turn = Turn.user(text, self.files)
         except RestError as error:
-            raise self._taken_back(error) from None
+            raise self._drop_files(error) from None
         try:
-            await said.tell(self.client, self.asking, [*self.turns, turn], self.console)
+            await answer.receive(self.client, self.settings, [*self.turns, turn], self.console)
         except RestError as error:
             if error.status not in _CONTENT_REFUSED:
                 raise
-            raise self._taken_back(error) from None
+            raise self._drop_files(error) from None
         finally:
-            if said.text:  # a stopped answer stays in the conversation
-                self.turns += [turn, Turn.assistant(said.text)]
+            if answer.text:  # a stopped answer stays in the conversation
+                self.turns += [turn, Turn.assistant(answer.text)]
                 self.files = []
-                self.last_request_id = said.request_id
-        if self.asking.show_timeline:
+                self.last_request_id = answer.request_id
+        if self.settings.show_timeline:
             await self._timeline()
 
-    def _taken_back(self, error: RestError) -> RestError:
+    def _drop_files(self, error: RestError) -> RestError:
         """Drop the attached files, so that they do not fail the next line, too, and return an error that says so."""
         line = "your line and its files are" if self.files else "your line is"
         self.files = []
         remedy = f"{line} not part of the conversation"
         if error.code == ContextTooLong.code or self._is_of_an_earlier_turn(error):
             remedy += "; /clear begins a new one"
-        return error.saying(f"{error} ({remedy})")
+        return error.with_message(f"{error} ({remedy})")
 
     def _is_of_an_earlier_turn(self, error: RestError) -> bool:
         place = re.match(r"messages\[(\d{1,9})\]", error.param)
@@ -173,19 +175,21 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class _Said:
+class _StreamedAnswer:
     """The answer so far."""
 
     text: str = ""
     request_id: str = ""
 
-    async def tell(self, client: RestClient, asking: Asking, turns: Sequence[Turn], console: Console) -> None:
-        model = asking.model or await client.first_model()
+    async def receive(
+        self, client: RestClient, settings: ChatSettings, turns: Sequence[Turn], console: Console
+    ) -> None:
+        model = settings.model or await client.first_model()
         async with client.converse(
-            turns, model=model, max_tokens=asking.max_tokens, temperature=asking.temperature
-        ) as answer:
-            self.request_id = answer.request_id
-            async for text in answer.texts():
+            turns, model=model, max_tokens=settings.max_tokens, temperature=settings.temperature
+        ) as response:
+            self.request_id = response.request_id
+            async for text in response.texts():
                 self.text += text
                 console.print(show.printable(text), end="", soft_wrap=True)
         console.print()

@@ -262,7 +262,7 @@ class LocalCluster:
                             f"{ended} while starting; logs are in {self.log_dir}\n{self.log_tail(ended.name)}"
                         )
                     for name in list(waiting):
-                        absent = await self._absent(client, name)
+                        absent = await self._missing(client, name)
                         if absent:
                             waiting[name] = absent
                         else:
@@ -275,7 +275,7 @@ class LocalCluster:
         lacking = "; ".join(f"{name}: {absent}" for name, absent in waiting.items())
         raise ClusterError(f"not ready after {self._start_timeout_s:g} s; {lacking}; logs are in {self.log_dir}")
 
-    async def _absent(self, client: httpx.AsyncClient, name: str) -> str:
+    async def _missing(self, client: httpx.AsyncClient, name: str) -> str:
         """What a process lacks to be ready; empty when it is. Only the pid that was started here counts.
 
         Raises ClusterError when another process has its admin port.

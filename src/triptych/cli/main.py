@@ -100,9 +100,9 @@ def up(
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.show import plain_console
-    from triptych.cli.terminal import lasting_output
+    from triptych.cli.terminal import unfailing_output
 
-    with lasting_output(), _failures():
+    with unfailing_output(), _failures():
         cluster = LocalCluster(
             model,
             encoders=encoders,
@@ -160,7 +160,7 @@ def chat(
             *(Attachment(local_file(name), "audio") for name in audio or ()),
         )
     show_timeline = question is not None if timeline is None else timeline
-    asking = chatting.Asking(url, api_key, model, max_tokens, temperature, show_timeline=show_timeline)
+    asking = chatting.ChatSettings(url, api_key, model, max_tokens, temperature, show_timeline=show_timeline)
     if question is None:
         with _failures():
             chatting.converse(asking, files, plain_console())

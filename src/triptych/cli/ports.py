@@ -32,7 +32,7 @@ def free(count: int, but: Collection[int] = ()) -> list[int]:
     found: list[int] = []
     for _ in range(100 * count):
         port = _RANGE.start + secrets.randbelow(len(_RANGE))
-        if port not in found and port not in but and _hindrance(port) is None:
+        if port not in found and port not in but and _listen_error(port) is None:
             found.append(port)
         if len(found) == count:
             return found
@@ -46,7 +46,7 @@ def refuse_taken(wanted: Iterable[Wanted]) -> None:
         if one.port in owners:
             raise ClusterError(f"port {one.port} is used twice, for {owners[one.port]} and for {one.owner}")
         owners[one.port] = one.owner
-        error = _hindrance(one.port)
+        error = _listen_error(one.port)
         if error is None:
             continue
         remedy = f"; choose another with {one.flag}, 0 picks a free one" if one.flag else ""
@@ -55,7 +55,7 @@ def refuse_taken(wanted: Iterable[Wanted]) -> None:
         raise ClusterError(f"cannot listen on port {one.port}, for {one.owner}: {error.strerror}{remedy}")
 
 
-def _hindrance(port: int) -> OSError | None:
+def _listen_error(port: int) -> OSError | None:
     """The error that listening on the port gives, if any."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ignores old connections

@@ -32,7 +32,7 @@ class RestError(CliError):
         self.code = code
         """The gateway's error code."""
 
-    def saying(self, message: str) -> "RestError":
+    def with_message(self, message: str) -> "RestError":
         """The same error with another message."""
         return RestError(message, caller=self.caller, param=self.param, status=self.status, code=self.code)
 
@@ -95,7 +95,7 @@ class Answer:
             raise RestError("the answer ended early", caller=False)
 
     def _texts(self, data: str) -> list[str]:
-        with _understood(self._url):
+        with _parsing_answer(self._url):
             event = json.loads(data)
             if "error" in event:
                 raise RestError(f"the answer was aborted: {event['error']['message']}", caller=False)
@@ -155,13 +155,13 @@ class RestClient:
     async def models(self) -> list[str]:
         """Ids of the models served."""
         document = await self._get("/v1/models")
-        with _understood(self._url):
+        with _parsing_answer(self._url):
             return [str(model["id"]) for model in document["data"]]
 
     async def readiness(self) -> dict[str, Any]:
         """``ready``, ``missing`` and ``instances`` from ``/ready``, also while the cluster is not ready."""
         document = await self._get("/ready", also=httpx.codes.SERVICE_UNAVAILABLE)
-        with _understood(self._url):
+        with _parsing_answer(self._url):
             names = {name: [str(one) for one in document[name]] for name in ("missing", "instances")}
             return {"ready": bool(document["ready"]), **names}
 
@@ -203,7 +203,7 @@ class RestClient:
                     await response.aread()
                 _check(response, self._url)
                 if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                    raise _stranger(self._url)
+                    raise _not_a_gateway(self._url)
                 yield Answer(response.headers.get("x-request-id", ""), self._url, response)
 
     async def _get(self, path: str, *, also: int = httpx.codes.OK) -> dict[str, Any]:
@@ -212,10 +212,10 @@ class RestClient:
             response = await self._http.get(self._url + path)
         if response.status_code != also:
             _check(response, self._url)
-        with _understood(self._url):
+        with _parsing_answer(self._url):
             document = response.json()
         if not isinstance(document, dict):
-            raise _stranger(self._url)
+            raise _not_a_gateway(self._url)
         return document
 
 
@@ -236,7 +236,7 @@ def _translated(url: str) -> Iterator[None]:
         raise RestError(f"the connection to {url} broke: {error}", caller=False) from None
 
 
-class _understood:  # noqa: N801 - used as a statement
+class _parsing_answer:  # noqa: N801 - used as a statement
     """Translates errors in parsing an answer that no gateway would give into RestError."""
 
     def __init__(self, url: str) -> None:
@@ -249,7 +249,7 @@ class _understood:  # noqa: N801 - used as a statement
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(exc, ValueError | KeyError | TypeError | AttributeError):
-            raise _stranger(self._url) from None
+            raise _not_a_gateway(self._url) from None
 
 
 @contextmanager
@@ -263,10 +263,10 @@ def _naming_files(turns: Sequence[Turn]) -> Iterator[None]:
         if place is None or int(place[2]) >= len(files):
             raise
         reason = re.sub(rf"{re.escape(place[0])}[^:\s]*: ", "", str(error), count=1)
-        raise error.saying(f"{files[int(place[2])].path}: {reason}") from None
+        raise error.with_message(f"{files[int(place[2])].path}: {reason}") from None
 
 
-def _stranger(url: str) -> RestError:
+def _not_a_gateway(url: str) -> RestError:
     return RestError(f"the server at {url} is not a triptych gateway", caller=False)
 
 

@@ -8,14 +8,14 @@ from typing import Any, TextIO, cast
 
 
 @contextlib.contextmanager
-def lasting_output() -> Iterator[None]:
+def unfailing_output() -> Iterator[None]:
     """In the body, writing to standard output and standard error never fails."""
-    out, err = cast("TextIO", _Lasting(sys.stdout)), cast("TextIO", _Lasting(sys.stderr))
+    out, err = cast("TextIO", _UnfailingStream(sys.stdout)), cast("TextIO", _UnfailingStream(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
-class _Lasting:
+class _UnfailingStream:
     """A text stream whose writes never fail.
 
     Once the terminal or the reader of a pipe is gone, every write is an OSError. After the first one the file
@@ -29,7 +29,7 @@ class _Lasting:
         try:
             return self._stream.write(text)
         except OSError:
-            self._lead_nowhere()
+            self._redirect_to_null()
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -40,12 +40,12 @@ class _Lasting:
         try:
             self._stream.flush()
         except OSError:
-            self._lead_nowhere()
+            self._redirect_to_null()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _lead_nowhere(self) -> None:
+    def _redirect_to_null(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a stream without a descriptor
             descriptor = self._stream.fileno()
             nowhere = os.open(os.devnull, os.O_WRONLY)

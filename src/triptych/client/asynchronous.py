@@ -196,21 +196,21 @@ class AsyncClient:
     ) -> AsyncGenerator[ChatStream]:
         """Stream the answer. On entering the context it has begun, or an error is raised."""
         now_s = asyncio.get_running_loop().time
-        said = given(options)
-        end_s = now_s() + checks.duration_s("timeout_s", said.get("timeout_s", self._timeout_s))
-        asked = replace(
-            await _asked(prompt, images, said.get("tools", ())),
-            sampling=sampling_params(said),
-            tenant_salt=checks.of_type("tenant_salt", said.get("tenant_salt", b""), bytes, "bytes"),
-            priority=checks.integer("priority", said.get("priority", 0), int(PRIORITY.low), int(PRIORITY.high)),
-            tool_choice=_tool_choice(said.get("tool_choice", ToolChoice())),
+        values = given(options)
+        end_s = now_s() + checks.duration_s("timeout_s", values.get("timeout_s", self._timeout_s))
+        template = replace(
+            await _chat_request(prompt, images, values.get("tools", ())),
+            sampling=sampling_params(values),
+            tenant_salt=checks.of_type("tenant_salt", values.get("tenant_salt", b""), bytes, "bytes"),
+            priority=checks.integer("priority", values.get("priority", 0), int(PRIORITY.low), int(PRIORITY.high)),
+            tool_choice=_tool_choice(values.get("tool_choice", ToolChoice())),
         )
-        asked = replace(asked, model=await self._model_for(said.get("model"), end_s))
+        template = replace(template, model=await self._model_for(values.get("model"), end_s))
 
         async with AsyncExitStack() as stack:
 
             async def begin() -> ChatStream:
-                request = replace(asked, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
+                request = replace(template, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
                 events = self._events(request)
                 try:
                     first = await _next(events)
@@ -234,9 +234,9 @@ class AsyncClient:
     ) -> tuple[int, ...]:
         """The token ids that ``chat`` would prefill, with a placeholder for each position of an image."""
         end_s = asyncio.get_running_loop().time() + checks.duration_s("timeout_s", timeout_s)
-        asked = await _asked(prompt, images, tools)
+        template = await _chat_request(prompt, images, tools)
         name = await self._model_for(model, end_s)
-        request = replace(asked, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
+        request = replace(template, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
         return (await self._attempts(lambda: self._router().tokenize(request), end_s)).token_ids
 
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
@@ -324,9 +324,9 @@ class AsyncClient:
                     async with asyncio.timeout_at(end_s):
                         result = await call()
             except TimeoutError:
-                raise self._too_late() from None
+                raise self._deadline_exceeded() from None
             except errors.TriptychError as raised:
-                error = self._explained(raised)
+                error = self._with_target(raised)
                 wait_s = self._retries.wait_s(error, attempt, end_s - loop.time())
                 if wait_s is None:
                     raise error from None
@@ -336,7 +336,7 @@ class AsyncClient:
                 self._retries.succeeded()
                 return result
 
-    def _explained(self, error: errors.TriptychError) -> errors.TriptychError:
+    def _with_target(self, error: errors.TriptychError) -> errors.TriptychError:
         """Add the target's name to the error when nothing was reached at all."""
         if not isinstance(self._opened, RouterStub):
             return error
@@ -344,15 +344,15 @@ class AsyncClient:
             return errors.Unavailable(
                 f"nothing answers at {self._target}: is a router's gRPC there? `triptych up` shows where its own is"
             )
-        return self._too_late() if isinstance(error, errors.DeadlineExceeded) else error
+        return self._deadline_exceeded() if isinstance(error, errors.DeadlineExceeded) else error
 
-    def _too_late(self) -> errors.DeadlineExceeded:
+    def _deadline_exceeded(self) -> errors.DeadlineExceeded:
         if isinstance(self._opened, RouterStub) and not self._opened.connected:
             return errors.DeadlineExceeded(f"there was no connection to {self._target} within the deadline")
         return errors.DeadlineExceeded("the call did not end within its deadline")
 
 
-async def _asked(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:
+async def _chat_request(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:
     """A request without id, model and deadline. Raises InvalidRequest and its subclasses."""
     images = () if images is None else checks.several("images", images, "a list of images")
     if isinstance(prompt, RawPrompt):
@@ -367,12 +367,12 @@ async def _asked(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mappin
         raise errors.InvalidRequest("a conversation has its images in its messages", param="images")
     else:
         messages = conversation(prompt)
-    asked = ChatRequest("", "", messages, tools=_tools(tools))
-    nbytes = sum(len(part.data) for part in asked.media)
+    template = ChatRequest("", "", messages, tools=_tools(tools))
+    nbytes = sum(len(part.data) for part in template.media)
     limit = MAX_MESSAGE_NBYTES - _MESSAGE_MARGIN_NBYTES
     if nbytes > limit:
         raise errors.RequestTooLarge(f"the images have {nbytes} bytes together, the limit is {limit}")
-    return asked
+    return template
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:

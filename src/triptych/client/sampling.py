@@ -14,17 +14,17 @@ _FORMATS = "a triptych.domain.sampling.ResponseFormat or a mapping whose type is
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters among ``given``, validated and converted. Raises InvalidRequest."""
-    return SamplingParams(**{name: _taken(row, given[name]) for name, row in PARAMETERS.items() if name in given})
+    return SamplingParams(**{name: _converted(row, given[name]) for name, row in PARAMETERS.items() if name in given})
 
 
-def _taken(row: Parameter, value: Any) -> Any:
+def _converted(row: Parameter, value: Any) -> Any:
     """Convert to the row's type and check its bounds."""
     if isinstance(row.bound, Between) and row.kind is not float:
         return checks.integer(row.name, value, int(row.bound.low), int(row.bound.high))
-    taken = _BY_KIND[row.kind](row.name, value)
-    if row.bound is not None and (fault := row.bound.fault(row.name, taken)) is not None:
+    converted = _BY_KIND[row.kind](row.name, value)
+    if row.bound is not None and (fault := row.bound.fault(row.name, converted)) is not None:
         raise InvalidRequest(fault, param=row.name)
-    return taken
+    return converted
 
 
 def _switch(name: str, value: Any) -> bool:

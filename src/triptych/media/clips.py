@@ -1,6 +1,6 @@
 """Header fields of a video or audio clip, and the allowed codecs.
 
-The container readers in this package parse structure by hand and decode nothing, as ``headers`` does for images: the
+The container readers in this package parse structure by hand and decode nothing, as ``media.headers`` does for images: the
 process that takes requests hands untrusted bytes to no decoder. They raise InvalidMedia only, or ``struct.error`` or
 IndexError where the file ends too soon.
 """

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.errors import InvalidMedia
+from triptych.media.audio_headers import is_mp3, read_flac, read_mp3, read_ogg, read_wav
 from triptych.media.clips import Clip
-from triptych.media.foreign import foreign_format
 from triptych.media.headers import FORMATS, Header, read_header
 from triptych.media.mp4 import is_mp4, read_mp4
-from triptych.media.sound import is_mp3, read_flac, read_mp3, read_ogg, read_wav
+from triptych.media.unsupported import unsupported_format
 from triptych.media.webm import read_webm
 
 _KNOWN = f"images ({', '.join(FORMATS)}), videos (mp4, mov, webm) and audio (wav, flac, mp3, ogg, m4a)"
@@ -132,7 +132,7 @@ def _read_clip(data: bytes) -> Clip:
 
 def _clip_reader(data: bytes) -> tuple[str, Callable[[bytes], Clip]]:
     """Choose by the first bytes; MP3 is tried last, since its are the least distinctive."""
-    if name := foreign_format(data):
+    if name := unsupported_format(data):
         raise InvalidMedia(f"the item is {name}, which is not supported; accepted are {_KNOWN}")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav", read_wav

@@ -27,7 +27,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from triptych.runtime.changes import ReportIntervals
+from triptych.runtime.watched_value import ReportIntervals
 
 _PREFIX = "TRIPTYCH_"
 

@@ -49,7 +49,7 @@ class UnhandledInLoop(VirtualTimeError):
     """The program succeeded, but an exception in one of its tasks or callbacks was never retrieved."""
 
 
-class _Jump:
+class _AutojumpSelector:
     """Replaces the selector: instead of waiting, it advances the clock."""
 
     def __init__(self, limit_s: float) -> None:
@@ -105,7 +105,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def __init__(self, *, seed: int | None = None, limit_s: float = 3600.0) -> None:
         super().__init__()
-        self._selector = _Jump(limit_s)
+        self._selector = _AutojumpSelector(limit_s)
         self._lateness = None if seed is None else random.Random(seed)  # noqa: S311  # not for secrets
         self._count = 0
         self.unhandled: list[dict[str, Any]] = []

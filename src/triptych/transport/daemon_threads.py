@@ -15,7 +15,7 @@ class DaemonThreadPool:
 
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
-        self._turns = asyncio.Semaphore(limit)
+        self._slots = asyncio.Semaphore(limit)
         self._began_s: list[float] = []
         """Start time of each running call, on the event loop's clock."""
 
@@ -30,7 +30,7 @@ class DaemonThreadPool:
 
     async def run(self, fn: Callable[..., Any], *args: object) -> Any:
         """Return or raise what ``fn`` does. When the caller is cancelled, the call runs on and keeps its place."""
-        await self._turns.acquire()
+        await self._slots.acquire()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
 
@@ -53,4 +53,4 @@ class DaemonThreadPool:
 
     def _release(self, began_s: float) -> None:
         self._began_s.remove(began_s)
-        self._turns.release()
+        self._slots.release()

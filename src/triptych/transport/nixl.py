@@ -72,7 +72,7 @@ class NixlTransport:
         self._open_agent = open_agent
         self._on_reset = on_reset
         self._health = AgentHealth(health or HealthLimits(stuck_s=max_pull_s, hanging_s=max_pull_s))
-        self._live = self._employ(agent)
+        self._live = self._use_agent(agent)
         self._retired: dict[int, LiveAgent] = {}
         self._peers: set[NixlPeer] = set()
         self._opening = DaemonThreadPool("nixl-open", limit=1)
@@ -133,7 +133,7 @@ class NixlTransport:
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
         """Destinations of abandoned reads that have not ended, of all agents that are not gone."""
-        return tuple(part for live in (self._live, *self._retired.values()) for part in live.unwanted())
+        return tuple(part for live in (self._live, *self._retired.values()) for part in live.abandoned())
 
     async def close(self) -> None:
         """Fail running reads. The arena stays registered while anything may still write to it."""
@@ -167,21 +167,21 @@ class NixlTransport:
         finally:
             live.when_over(at, lambda: self._arena.give_scratch(at))
 
-    def left(self, peer: "NixlPeer") -> None:
+    def remove(self, peer: "NixlPeer") -> None:
         self._peers.discard(peer)
 
     # --- health ------------------------------------------------------------------------------------------------------
 
-    def _employ(self, agent: NixlAgent) -> LiveAgent:
+    def _use_agent(self, agent: NixlAgent) -> LiveAgent:
         """Feed call outcomes to the health machine for the agent in use only."""
         number = agent.incarnation
 
-        def told(event: Event) -> Callable[[], None]:
-            return lambda: self._told(event) if self._live.number == number else None
+        def report(event: Event) -> Callable[[], None]:
+            return lambda: self._handle(event) if self._live.number == number else None
 
-        return LiveAgent(agent, self._arena, worked=told(Worked()), failed=told(Failed()))
+        return LiveAgent(agent, self._arena, worked=report(Worked()), failed=report(Failed()))
 
-    def _told(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         self._health.handle(event, asyncio.get_running_loop().time())
         self._busy.set()
 
@@ -199,8 +199,8 @@ class NixlTransport:
                         self._scope.spawn(self._replace(effect), name="replace")
                     case TakeDown():
                         self._scope.spawn(self._take_down(effect), name="take-down")
-            if self._live.untidy:
-                self._scope.spawn(self._live.tidy(), name="tidy")
+            if self._live.has_idle_peers:
+                self._scope.spawn(self._live.unload_idle_peers(), name="unload")
             if self._live.idle and not self._retired:
                 await self._busy.wait()
             await asyncio.sleep(_LOOK_S)
@@ -217,7 +217,7 @@ class NixlTransport:
             return
         former.retired = True
         self._retired[former.number] = former
-        self._live = self._employ(agent)
+        self._live = self._use_agent(agent)
         self._health.handle(Replaced(former.number), loop.time())
         self._on_reset(BACKEND, effect.cause.value)
         for peer in list(self._peers):
@@ -267,11 +267,11 @@ class NixlPeer:
                 return link
             live = self._transport.live
             await self._unlink()
-            name = await live.meet(self._offer)
+            name = await live.load_peer(self._offer)
             try:
                 await self._transport.prove(live, name, self._offer)
             except BaseException:
-                await live.forget(name)
+                await live.unload_peer(name)
                 raise
             self._link = live, name
             return self._link
@@ -291,7 +291,7 @@ class NixlPeer:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._transport.left(self)
+            self._transport.remove(self)
             await self._unlink()
 
     def _ready(self) -> tuple[LiveAgent, str] | None:
@@ -303,7 +303,7 @@ class NixlPeer:
     async def _unlink(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            await link[0].forget(link[1])
+            await link[0].unload_peer(link[1])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -102,17 +102,17 @@ class NixlDriver:
         """
         room_nbytes = _INLINE_NBYTES if self._under_way == 0 else 0
         self._under_way += len(reads)
-        if unwanted := [read for read in reads if not read.wanted]:
-            self._tell(unwanted, _NOT_BEGUN)
+        if abandoned := [read for read in reads if not read.wanted]:
+            self._report(abandoned, _NOT_BEGUN)
         waiting: list[Read] = []
         wanted = [read for read in reads if read.wanted]
-        for group in [tuple(wanted)] if len(wanted) == 1 else joined(wanted):  # a single read needs no sorting
+        for group in [tuple(wanted)] if len(wanted) == 1 else group_reads(wanted):  # a single read needs no sorting
             first, nbytes = group[0], sum(read.nbytes for read in group)
             if first.peer not in warm or first.nbytes > _SMALL_NBYTES or nbytes > room_nbytes:
                 waiting += group
                 continue
             transfer = _Transfer(group)
-            if self._ends_at_once(transfer):
+            if self._finishes_inline(transfer):
                 room_nbytes -= nbytes
             else:
                 room_nbytes = 0
@@ -141,62 +141,62 @@ class NixlDriver:
         since_s = self._calling_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s  # noqa: TID251 - the thread's clock
 
-    def let_go(self) -> None:
+    def drop_agent(self) -> None:
         """Drop the agent, which ends with its last reference. Only after the thread has ``ended``."""
         self._agent = None
 
-    def _ends_at_once(self, transfer: _Transfer) -> bool:
+    def _finishes_inline(self, transfer: _Transfer) -> bool:
         """Post the transfer from the event loop. Return whether it is over; if not, the thread must poll it."""
         try:
             if self._begin(transfer):
                 return False
         except Exception as error:  # noqa: BLE001 - as in the thread: the reads end with the error
             self._release(transfer)
-            self._tell(transfer.reads, type(error).__name__)
+            self._report(transfer.reads, type(error).__name__)
         else:
             self._release(transfer)
-            self._tell(transfer.reads, None)
+            self._report(transfer.reads, None)
         return True
 
     def _run(self) -> None:
         active: list[_Transfer] = []
         poll_s = _POLL_MIN_S
         while not self._stopping:
-            if came := self._next(poll_s if active else None):
+            if arrived := self._next(poll_s if active else None):
                 poll_s = _POLL_MIN_S
-                active += self._start_all(came)
+                active += self._start_all(arrived)
             else:
                 poll_s = min(poll_s * 2, _POLL_MAX_S)
-            active = [transfer for transfer in active if self._step(transfer, self._look)]
+            active = [transfer for transfer in active if self._step(transfer, self._poll)]
         deadline_s = time.monotonic() + self._stop_after_s  # noqa: TID251 - a thread has no event loop's clock
         while active and time.monotonic() < deadline_s:  # noqa: TID251 - as above
             time.sleep(_POLL_MAX_S)
-            active = [transfer for transfer in active if self._step(transfer, self._look)]
+            active = [transfer for transfer in active if self._step(transfer, self._poll)]
         self._finished = not active
 
     def _next(self, timeout_s: float | None) -> list[Sequence[Read] | _Transfer]:
         """Everything in the inbox; empty after the timeout. Notes a request to stop."""
-        came: list[Sequence[Read] | _Transfer] = []
+        arrived: list[Sequence[Read] | _Transfer] = []
         with contextlib.suppress(queue.Empty):
             one = self._inbox.get(timeout=timeout_s)
             while one is not None:
-                came.append(one)
+                arrived.append(one)
                 one = self._inbox.get_nowait()
             self._stopping = True
-        return came
+        return arrived
 
-    def _start_all(self, came: "Iterable[Sequence[Read] | _Transfer]") -> list[_Transfer]:
+    def _start_all(self, arrived: "Iterable[Sequence[Read] | _Transfer]") -> list[_Transfer]:
         """Return the transfers that are running."""
         begun: list[_Transfer] = []
         wanted: list[Read] = []
-        for one in came:
+        for one in arrived:
             if isinstance(one, _Transfer):
                 begun.append(one)
                 continue
             wanted += [read for read in one if read.wanted]
-            if unwanted := tuple(read for read in one if not read.wanted):
-                self._end(_Transfer(unwanted), _NOT_BEGUN)
-        begun += [transfer for transfer in map(_Transfer, joined(wanted)) if self._step(transfer, self._begin)]
+            if abandoned := tuple(read for read in one if not read.wanted):
+                self._end(_Transfer(abandoned), _NOT_BEGUN)
+        begun += [transfer for transfer in map(_Transfer, group_reads(wanted)) if self._step(transfer, self._begin)]
         return begun
 
     def _step(self, transfer: _Transfer, action: "Callable[[_Transfer], bool]") -> bool:
@@ -223,13 +223,13 @@ class NixlDriver:
         transfer.handle = self._agent.createXferReq(nixl.NIXL_READ, local, remote, reads[0].peer, b"", [self._ucx])
         return bool(self._agent.postXferReq(transfer.handle) == nixl.NIXL_IN_PROG)
 
-    def _look(self, transfer: _Transfer) -> bool:
+    def _poll(self, transfer: _Transfer) -> bool:
         return bool(self._agent.getXferStatus(transfer.handle) == self._nixl.NIXL_IN_PROG)
 
     def _end(self, transfer: _Transfer, error: str | None) -> None:
         self._release(transfer)
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._tell, transfer.reads, error)
+            self._loop.call_soon_threadsafe(self._report, transfer.reads, error)
 
     def _release(self, transfer: _Transfer) -> None:
         if transfer.handle is not None:
@@ -238,7 +238,7 @@ class NixlDriver:
             except Exception:  # noqa: BLE001, S110 - the transfer is over: there is nothing to abort
                 pass
 
-    def _tell(self, reads: Sequence[Read], error: str | None) -> None:
+    def _report(self, reads: Sequence[Read], error: str | None) -> None:
         self._under_way -= len(reads)
         for read in reads:
             if not read.over.done():
@@ -246,7 +246,7 @@ class NixlDriver:
         self._on_end(reads, error)
 
 
-def joined(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
+def group_reads(reads: Iterable[Read]) -> list[tuple[Read, ...]]:
     """Group reads into transfers: small ones of a peer together and first, so that no large one delays them."""
     small: dict[str, list[Read]] = {}
     large: list[tuple[Read, ...]] = []

@@ -53,13 +53,13 @@ class LiveAgent:
         self._threads = DaemonThreadPool("nixl-connect", limit=_CONNECT_THREADS)
         self._reads: set[Read] = set()
         """Unfinished reads."""
-        self._gathered: list[Read] = []
+        self._unposted: list[Read] = []
         """Reads of this turn of the event loop, posted together in the next one."""
         self._links: Counter[str] = Counter()
         """Links by agent name: NIXL knows an agent once, however many links there are."""
-        self._leaving: set[str] = set()
+        self._unlinked: set[str] = set()
         """Agents without a link that NIXL still knows."""
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._peer_locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._warm: set[str] = set()
         """Agents that have been read."""
 
@@ -67,7 +67,7 @@ class LiveAgent:
 
     @property
     def idle(self) -> bool:
-        return not self._reads and not self._threads.calls and (self.retired or not self._leaving)
+        return not self._reads and not self._threads.calls and (self.retired or not self._unlinked)
 
     def stuck_s(self, now_s: float) -> float:
         """Age of the oldest abandoned read that has not ended."""
@@ -77,19 +77,19 @@ class LiveAgent:
         """How long the oldest call into NIXL has been running."""
         return max(self._driver.hanging_s, self._threads.hanging_s(now_s))
 
-    def unwanted(self) -> list[tuple[int, int]]:
+    def abandoned(self) -> list[tuple[int, int]]:
         """Offset and size of the destinations of abandoned reads that have not ended."""
         return [(read.local_address - self._base, read.nbytes) for read in self._reads if not read.wanted]
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
-    async def meet(self, theirs: NixlOffer) -> str:
-        """Load a peer's agent and return its name; ``forget`` must follow. Raises TransferFailed."""
+    async def load_peer(self, theirs: NixlOffer) -> str:
+        """Load a peer's agent and return its name; ``unload_peer`` must follow. Raises TransferFailed."""
         name = agent_name(theirs.probe, theirs.incarnation)
-        if self._is_stuck(name):
+        if self._has_stuck_read(name):
             raise TransferFailed("earlier reads from the holder were given up and are not over")
         agent = self._open_agent()
-        async with self._turn(name):
+        async with self._peer_lock(name):
             try:
                 said = await self._threads.run(agent.agent.loadRemoteMD, theirs.agent)
             except agent.errors:
@@ -100,27 +100,27 @@ class LiveAgent:
             self._links[name] += 1
         return name
 
-    async def forget(self, name: str) -> None:
-        """Drop one link. After the last one the agent is forgotten, once no read from it is left (``tidy``)."""
+    async def unload_peer(self, name: str) -> None:
+        """Drop one link. After the last one the agent is forgotten, once no read from it is left (``unload_idle_peers``)."""
         self._links[name] -= 1
         if self._links[name] == 0:
             del self._links[name]
             self._warm.discard(name)
-            self._leaving.add(name)
-            await self.tidy()
+            self._unlinked.add(name)
+            await self.unload_idle_peers()
 
     @property
-    def untidy(self) -> bool:
-        """Whether ``tidy`` has a peer to forget."""
+    def has_idle_peers(self) -> bool:
+        """Whether ``unload_idle_peers`` has a peer to unload."""
         busy = {read.peer for read in self._reads}
-        return not self.retired and any(name not in busy for name in self._leaving)
+        return not self.retired and any(name not in busy for name in self._unlinked)
 
-    async def tidy(self) -> None:
+    async def unload_idle_peers(self) -> None:
         """Make NIXL forget peers without links, which frees their memory and connections."""
         busy = {read.peer for read in self._reads}
-        for name in self._leaving - busy:
-            self._leaving.discard(name)
-            async with self._turn(name):
+        for name in self._unlinked - busy:
+            self._unlinked.discard(name)
+            async with self._peer_lock(name):
                 agent = self._agent
                 if agent is None or self.retired or name in self._links:
                     continue
@@ -132,11 +132,11 @@ class LiveAgent:
                 except agent.errors:
                     logger.warning("NIXL could not forget a peer", exc_info=True)
 
-    def _turn(self, name: str) -> asyncio.Lock:
+    def _peer_lock(self, name: str) -> asyncio.Lock:
         """Serializes loading and forgetting of one peer."""
-        return self._turns.setdefault(name, asyncio.Lock())
+        return self._peer_locks.setdefault(name, asyncio.Lock())
 
-    def _is_stuck(self, name: str) -> bool:
+    def _has_stuck_read(self, name: str) -> bool:
         now_s = asyncio.get_running_loop().time()
         return any(
             read.peer == name and read.given_up_s is not None and now_s - read.given_up_s > _WAIT_S
@@ -148,7 +148,7 @@ class LiveAgent:
     async def read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int, *, within_s: float) -> None:
         """Read from ``at`` in a peer's arena to ``offset`` in this process's arena. Raises TransferFailed."""
         loop = asyncio.get_running_loop()
-        read = self._gather(peer, theirs, at, offset, nbytes)
+        read = self._add_read(peer, theirs, at, offset, nbytes)
         try:
             try:
                 await asyncio.sleep(0)  # let others join this turn
@@ -177,20 +177,20 @@ class LiveAgent:
         else:
             late.over.add_done_callback(lambda _: then())
 
-    def _gather(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
+    def _add_read(self, peer: str, theirs: NixlOffer, at: int, offset: int, nbytes: int) -> Read:
         self._open_agent()
         if len(self._reads) >= _MAX_READS:
             raise Overloaded("too many NIXL reads wait")
         over = asyncio.get_running_loop().create_future()
         read = Read(peer, theirs.device, self._base + offset, theirs.address + at, nbytes, over)
         self._reads.add(read)
-        self._gathered.append(read)
+        self._unposted.append(read)
         return read
 
     def _post(self) -> None:
-        if not self._gathered:
+        if not self._unposted:
             return
-        reads, self._gathered = [read for read in self._gathered if not read.over.done()], []
+        reads, self._unposted = [read for read in self._unposted if not read.over.done()], []
         if self._agent is None:
             for read in reads:
                 read.wanted = False
@@ -224,7 +224,7 @@ class LiveAgent:
         finished = await asyncio.to_thread(self._driver.stop, wait_s)
         self._end_reads("closed")
         if finished:
-            self._driver.let_go()
+            self._driver.drop_agent()
         else:
             _kept_alive.append((agent, self._arena))
 
@@ -238,7 +238,7 @@ class LiveAgent:
             if not self._driver.ended or self._threads.calls:
                 return False
             # UCX closes its connections in the agent's destructor (11 ms), after which nothing can arrive.
-            self._driver.let_go()
+            self._driver.drop_agent()
             self._agent = None
         if self._handle() is not None:
             return False

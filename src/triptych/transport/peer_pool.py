@@ -165,7 +165,7 @@ class PeerPool:
 
     async def _link(self, member: _Member, holder: HolderRef) -> _Link:
         while True:
-            if (link := _fitting(member.link, holder)) is not None:
+            if (link := _matching(member.link, holder)) is not None:
                 return link
             if member.attempt is None:
                 return await self._make(member, holder)
@@ -207,7 +207,7 @@ class PeerPool:
             raise TransferFailed(f"encoder {holder.instance_id!r} is not reachable from here") from None
 
 
-def _fitting(link: _Link | None, holder: HolderRef) -> _Link | None:
+def _matching(link: _Link | None, holder: HolderRef) -> _Link | None:
     fits = link is not None and (link.instance_id, link.epoch) == (holder.instance_id, holder.epoch)
     return link if fits else None
 

@@ -40,7 +40,7 @@ class _LinkLostError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Awaited:
+class _PendingReply:
     """A pending reply. ``place`` is None once it is cancelled."""
 
     tag: int
@@ -59,7 +59,7 @@ class Link(asyncio.BufferedProtocol):
         self._filled = 0
         """Received bytes of the current header, or of the current payload when ``_in_payload``."""
         self._in_payload = False
-        self._due: deque[_Awaited] = deque()
+        self._pending: deque[_PendingReply] = deque()
         self._next_tag = 1
         self.used = False
         """Whether it has carried a whole reply."""
@@ -70,24 +70,24 @@ class Link(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def due_nbytes(self) -> int:
-        return sum(awaited.nbytes for awaited in self._due)
+    def pending_nbytes(self) -> int:
+        return sum(reply.nbytes for reply in self._pending)
 
-    def ask(self, lease_id: LeaseId, offset: int, place: memoryview) -> _Awaited:
+    def request(self, lease_id: LeaseId, offset: int, place: memoryview) -> _PendingReply:
         """Send a request; its ``done`` is set once ``place`` is full. Raises _LinkLostError."""
         if self._transport is None or self._transport.is_closing():
             raise _LinkLostError
-        awaited = _Awaited(self._next_tag, len(place), place)
+        reply = _PendingReply(self._next_tag, len(place), place)
         self._next_tag = self._next_tag % 0xFFFF_FFFF + 1
-        self._due.append(awaited)
-        self._transport.write(Read(awaited.tag, lease_id, offset, len(place)).pack())
-        return awaited
+        self._pending.append(reply)
+        self._transport.write(Read(reply.tag, lease_id, offset, len(place)).pack())
+        return reply
 
-    def give_up(self, awaited: _Awaited) -> None:
+    def cancel(self, reply: _PendingReply) -> None:
         """Cancel a reply. Nothing is written to its place after this returns."""
-        awaited.place = None
-        awaited.done.cancel()
-        if self._due and all(other.place is None for other in self._due):
+        reply.place = None
+        reply.done.cancel()
+        if self._pending and all(other.place is None for other in self._pending):
             self.abort()
 
     def abort(self) -> None:
@@ -101,28 +101,28 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._transport = None
-        for awaited in self._due:
-            awaited.place = None
-            if not awaited.done.done():
-                awaited.done.set_exception(_LinkLostError())
-        self._due.clear()
+        for reply in self._pending:
+            reply.place = None
+            if not reply.done.done():
+                reply.done.set_exception(_LinkLostError())
+        self._pending.clear()
         self.closed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the signature is asyncio's
         """Never empty, or uvloop would close the connection."""
         if not self._in_payload:
             return memoryview(self._head)[self._filled :]
-        awaited = self._due[0]
-        if awaited.place is not None:
-            return awaited.place[self._filled :]
+        reply = self._pending[0]
+        if reply.place is not None:
+            return reply.place[self._filled :]
         if self._discard is None:
             self._discard = bytearray(_DISCARD_NBYTES)
-        return memoryview(self._discard)[: awaited.nbytes - self._filled]
+        return memoryview(self._discard)[: reply.nbytes - self._filled]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._in_payload:
-            if self._filled == self._due[0].nbytes:
+            if self._filled == self._pending[0].nbytes:
                 self._finish(None)
         elif self._filled == REPLY.size:
             self._head_received()
@@ -132,9 +132,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _head_received(self) -> None:
         magic, tag, status, nbytes = REPLY.unpack(self._head)
-        if magic != REPLY_MAGIC or not self._due or tag != self._due[0].tag:
+        if magic != REPLY_MAGIC or not self._pending or tag != self._pending[0].tag:
             self.abort()
-        elif status == Status.OK and nbytes == self._due[0].nbytes:
+        elif status == Status.OK and nbytes == self._pending[0].nbytes:
             self._filled, self._in_payload = 0, True
         elif status == Status.LEASE_LOST and nbytes == 0:
             self._finish(LeaseLost("the holder says that the lease is over"))
@@ -144,15 +144,15 @@ class Link(asyncio.BufferedProtocol):
             self.abort()
 
     def _finish(self, error: Exception | None) -> None:
-        awaited = self._due.popleft()
+        reply = self._pending.popleft()
         self._filled, self._in_payload, self.used = 0, False, True
-        awaited.place = None
-        if awaited.done.done():
+        reply.place = None
+        if reply.done.done():
             return
         if error is None:
-            awaited.done.set_result(None)
+            reply.done.set_result(None)
         else:
-            awaited.done.set_exception(error)
+            reply.done.set_exception(error)
 
 
 class TcpPeer:
@@ -244,19 +244,19 @@ class TcpPeer:
 
     @staticmethod
     async def _read_over(link: Link, lease_id: LeaseId, offset: int, place: memoryview) -> None:
-        awaited = link.ask(lease_id, offset, place)
+        reply = link.request(lease_id, offset, place)
         try:
-            await awaited.done
+            await reply.done
         except asyncio.CancelledError:
-            link.give_up(awaited)
+            link.cancel(reply)
             raise
 
     async def _link(self) -> Link:
         """The connection with the fewest pending bytes; a further one when all are busy."""
         async with self._opening:
             self._links = [link for link in self._links if link.alive]
-            least = min(self._links, key=lambda link: link.due_nbytes, default=None)
-            if least is not None and (least.due_nbytes == 0 or len(self._links) >= _LINKS):
+            least = min(self._links, key=lambda link: link.pending_nbytes, default=None)
+            if least is not None and (least.pending_nbytes == 0 or len(self._links) >= _LINKS):
                 return least
             self._check_open()
             try:

@@ -26,7 +26,7 @@ from tests.unit.cli.stranger import stranger
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
 from triptych.cli import chat
-from triptych.cli.chat import Asking, Conversation
+from triptych.cli.chat import ChatSettings, Conversation
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
@@ -257,7 +257,7 @@ def test_what_is_not_about_an_image_is_said_as_it_is(gateway: Stub, param: str) 
 
 def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
-    asking = Asking(gateway.url, show_timeline=False)
+    asking = ChatSettings(gateway.url, show_timeline=False)
     said = StringIO()
 
     async def talk() -> None:
@@ -419,7 +419,7 @@ def test_a_file_that_went_away_is_refused_once(gateway: Stub, tmp_path: Path) ->
             (tmp_path / "a.png").unlink()
         return line
 
-    chat.converse(Asking(gateway.url, show_timeline=False), [], Console(file=said), read)
+    chat.converse(ChatSettings(gateway.url, show_timeline=False), [], Console(file=said), read)
     assert said.getvalue().count("cannot read") == 1
     assert "Hello" in said.getvalue()
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from triptych.transport.nixl_driver import NixlDriver, Read, joined
+from triptych.transport.nixl_driver import NixlDriver, Read, group_reads
 
 
 class Bindings:
@@ -68,8 +68,8 @@ async def ended(*reads: Read) -> list[str | None]:
 
 async def test_small_reads_of_one_peer_are_joined_and_go_first() -> None:
     large, a, b, c = read(nbytes=1 << 20), read("a"), read("b"), read("a")
-    assert joined([large, a, b, c]) == [(a, c), (b,), (large,)]
-    assert [len(group) for group in joined(read() for _ in range(40))] == [16, 16, 8]
+    assert group_reads([large, a, b, c]) == [(a, c), (b,), (large,)]
+    assert [len(group) for group in group_reads(read() for _ in range(40))] == [16, 16, 8]
 
 
 async def test_a_small_read_of_a_warm_peer_is_posted_at_once_when_nothing_else_runs(
@@ -109,10 +109,10 @@ async def test_a_failure_is_told_by_its_name(driver: NixlDriver, nixl: Bindings,
 
 
 async def test_a_read_that_nobody_wants_is_not_begun(driver: NixlDriver, nixl: Bindings) -> None:
-    unwanted = read()
-    unwanted.wanted = False
-    driver.submit([unwanted], warm=set())
-    await ended(unwanted)
+    abandoned = read()
+    abandoned.wanted = False
+    driver.submit([abandoned], warm=set())
+    await ended(abandoned)
     assert nixl.posted == []
 
 

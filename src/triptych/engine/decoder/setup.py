@@ -45,7 +45,7 @@ class DecoderSetup:
     contiguous: bool
     fixed_blocks: int = 0
     """Blocks per sequence besides those of its tokens."""
-    is_cuttable: bool = True
+    supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
 
 
@@ -162,4 +162,4 @@ def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, 
     if not blocks:
         raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
     fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing counted this way can be shared
-    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks, is_cuttable=False)
+    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks, supports_chunked_prefill=False)

@@ -87,7 +87,7 @@ class TransformersTextEngine:
                 token_budget,
                 max_sequences,
                 fixed_blocks=made.fixed_blocks,
-                is_cuttable=made.is_cuttable,
+                supports_chunked_prefill=made.supports_chunked_prefill,
             ),
         )
         self._limits = Limits(

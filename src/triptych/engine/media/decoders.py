@@ -231,14 +231,14 @@ class _Item:
 
     def pixels(self) -> Pixels:
         pixels = np.empty((self.info.height, self.info.width, 3), dtype=np.uint8)
-        with self._asked() as decoder:
+        with self._request() as decoder:
             decoder.read(pixels)
             decoder.read_end()
         return pixels
 
     def frames(self, indices: Sequence[int]) -> Iterator[Frame]:
         times = Counter(indices)
-        with self._asked(indices=sorted(times)) as decoder:
+        with self._request(indices=sorted(times)) as decoder:
             for index in sorted(times):
                 frame = np.empty((self.info.height, self.info.width, 3), dtype=np.uint8)
                 decoder.read(frame)
@@ -248,13 +248,13 @@ class _Item:
 
     def samples(self, sample_rate_hz: int) -> Samples:
         samples = np.empty(self.info.samples_at(sample_rate_hz), dtype=np.float32)
-        with self._asked(sample_rate_hz_wanted=sample_rate_hz) as decoder:
+        with self._request(sample_rate_hz_wanted=sample_rate_hz) as decoder:
             decoder.read(samples)
             decoder.read_end()
         return samples
 
     @contextmanager
-    def _asked(self, **what: object) -> Iterator[_Decoder]:
+    def _request(self, **what: object) -> Iterator[_Decoder]:
         with self.processes.lease(self.stop) as decoder:
             try:
                 decoder.wait_started()

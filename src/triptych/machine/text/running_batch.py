@@ -36,7 +36,7 @@ class BatchLimits:
     """Blocks of a sequence beside those of its tokens; prefixes are not shared then."""
     growth_tokens: int = 256
     """Sequences are placed with room for this many more tokens, if there is any."""
-    is_cuttable: bool = True
+    supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
 
 
@@ -323,7 +323,7 @@ class RunningBatch(Generic[S]):
         return self.blocks_for(most)
 
     def _prefill(self, one: S) -> Prefill:
-        bidirectional = one.bidirectional if self.limits.is_cuttable else (Span(0, one.length),)
+        bidirectional = one.bidirectional if self.limits.supports_chunked_prefill else (Span(0, one.length),)
         return Prefill(one.sequence_id, one.length - one.computed, one.computed, bidirectional, 1 + len(one.followers))
 
     def _leave(self, one: S) -> None:

@@ -113,10 +113,15 @@ def engine(
     token_budget: int = 16,
     max_sequences: int = 8,
     fixed_blocks: int = 0,
-    is_cuttable: bool = True,
+    supports_chunked_prefill: bool = True,
 ) -> Engine:
     limits = BatchLimits(
-        BLOCK, token_budget, max_sequences, fixed_blocks=fixed_blocks, growth_tokens=16, is_cuttable=is_cuttable
+        BLOCK,
+        token_budget,
+        max_sequences,
+        fixed_blocks=fixed_blocks,
+        growth_tokens=16,
+        supports_chunked_prefill=supports_chunked_prefill,
     )
     return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits))
 
@@ -265,7 +270,7 @@ def test_prompts_are_cut_unless_they_must_not_be() -> None:
     one.add("a", [0] * 20, 1)
     assert [part.count for part in one.step().parts] == [8]
     assert one.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
-    uncut = engine(token_budget=10, is_cuttable=False)
+    uncut = engine(token_budget=10, supports_chunked_prefill=False)
     uncut.add("a", [0] * 4, 1)
     uncut.add("b", [0] * 7, 1)
     assert [part.sequence.request_id for part in uncut.step().parts] == ["a"], (
@@ -415,7 +420,7 @@ def test_passes_cut_through_no_whole_run() -> None:
 
 
 def test_without_cuts_every_prompt_goes_in_one_pass() -> None:
-    one = engine(6, token_budget=4, is_cuttable=False, max_sequences=2)
+    one = engine(6, token_budget=4, supports_chunked_prefill=False, max_sequences=2)
     one.add("a", [0] * 7, 9, keyed=False)
     one.add("b", [1] * 6, 8, keyed=False)
     one.run(100)

@@ -31,7 +31,7 @@ from triptych.errors import (
 )
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.ports import StopSignal
-from triptych.runtime.changes import ReportIntervals
+from triptych.runtime.watched_value import ReportIntervals
 from triptych.testing.fakes import BROKEN_MEDIA, FakeEncoderEngine, FakePrepared, fake_embedding, fake_tensors
 from triptych.transport.slot import tensors, verify
 

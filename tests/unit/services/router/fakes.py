@@ -30,8 +30,8 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
 from triptych.media.sniff import MediaLimits
-from triptych.runtime.changes import Changes, ReportIntervals
 from triptych.runtime.tasks import TaskScope
+from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
@@ -97,7 +97,7 @@ class FakeEncoder(Mortal):
         self.forgets = False
         self.working = 0
         self.most_leased_bytes = 0
-        self._changes = Changes(self._load, ReportIntervals())
+        self._watched_load = WatchedValue(self._load, ReportIntervals())
 
     @property
     def leased_bytes(self) -> int:
@@ -115,12 +115,12 @@ class FakeEncoder(Mortal):
         if self.failures:
             raise self.failures.popleft()
         self.working += 1
-        self._changes.notify()
+        self._watched_load.notify()
         try:
             await self.spend(self.encode_s)
         finally:
             self.working -= 1
-            self._changes.notify()
+            self._watched_load.notify()
         tokens = request.tokens + self.extra_tokens
         tensors = fake_tensors(tokens, self.model.hidden_size)
         nbytes = payload_nbytes(tensors)
@@ -161,7 +161,7 @@ class FakeEncoder(Mortal):
         await self.spend(0.001)
         for one in lease_ids:
             self.leases.pop(one, None)
-        self._changes.notify()
+        self._watched_load.notify()
 
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:

@@ -56,7 +56,7 @@ _MARKUP = (
 )
 
 
-def foreign_format(data: bytes) -> str:
+def unsupported_format(data: bytes) -> str:
     """The name, with article, of a known format that is not accepted; "" for an unknown one."""
     if data[4:8] == b"ftyp":
         return _image_in_boxes(data)

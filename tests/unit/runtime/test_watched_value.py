@@ -3,18 +3,18 @@
 import asyncio
 from contextlib import aclosing
 
-from triptych.runtime.changes import Changes, ReportIntervals
+from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.testing.virtual_time import run
 
 
 def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_signs_of_life() -> None:
     async def scenario() -> list[tuple[float, int]]:
         value = 0
-        changes = Changes(lambda: value, ReportIntervals(0.1, 1.0))
+        watched = WatchedValue(lambda: value, ReportIntervals(0.1, 1.0))
         seen: list[tuple[float, int]] = []
 
         async def watch() -> None:
-            async with aclosing(changes.watch()) as values:
+            async with aclosing(watched.watch()) as values:
                 async for one in values:
                     seen.append((round(asyncio.get_running_loop().time(), 3), one))
                     if len(seen) == 4:
@@ -25,10 +25,10 @@ def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_sig
             for _ in range(5):
                 await asyncio.sleep(0.01)
                 value += 1
-                changes.notify()
+                watched.notify()
             await asyncio.sleep(0.25)
             value += 1
-            changes.notify()
+            watched.notify()
         return seen
 
     assert run(scenario()) == [(0.0, 0), (0.1, 5), (0.3, 6), (1.4, 6)]
@@ -37,13 +37,13 @@ def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_sig
 def test_waiting_for_a_value_ends_when_it_holds() -> None:
     async def scenario() -> float:
         value = 3
-        changes = Changes(lambda: value, ReportIntervals(0.001, 60.0))
+        watched = WatchedValue(lambda: value, ReportIntervals(0.001, 60.0))
         async with asyncio.TaskGroup() as group:
-            group.create_task(changes.wait_until(lambda one: one == 0))
+            group.create_task(watched.wait_until(lambda one: one == 0))
             while value:
                 await asyncio.sleep(1.0)
                 value -= 1
-                changes.notify()
+                watched.notify()
         return asyncio.get_running_loop().time()
 
     assert run(scenario()) == 3.0

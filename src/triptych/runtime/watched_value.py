@@ -25,7 +25,7 @@ class ReportIntervals:
         check_limits(self)
 
 
-class Changes(Generic[T]):
+class WatchedValue(Generic[T]):
     """Watchers read the current value, so a slow one skips intermediate values and no queue grows.
 
     The shortest interval bounds the rate per watcher; after the longest without a change the value is sent again as a
@@ -45,7 +45,7 @@ class Changes(Generic[T]):
         for listener in self._listeners:
             listener()
 
-    def when_changed(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` on every ``notify``."""
         self._listeners.append(listener)
 
