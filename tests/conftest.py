@@ -15,12 +15,12 @@ hypothesis.settings.register_profile("explore", max_examples=2000, database=None
 hypothesis.settings.load_profile("ci")
 
 ENDING_S = 5.0
-"""How long processes may take to end once nobody needs them."""
+"""Time for processes to end after their last use."""
 
 
 def pytest_configure() -> None:
-    """Settings of whoever runs the tests do not reach them (TRIPTYCH_TEST_... tells where optional inputs are), and no
-    test looks for models on the network.
+    """The environment's settings do not reach tests (TRIPTYCH_TEST_... names optional inputs), and no test looks for
+    models on the network.
     """
     settings = [name for name in os.environ if name.startswith("TRIPTYCH_") and not name.startswith("TRIPTYCH_TEST_")]  # noqa: TID251  # it is the subject
     for name in settings:

@@ -43,7 +43,7 @@ LOAD = InstanceLoad({Stage.ENCODE: StageLoad(1, 2, 3), Stage.PREFILL: StageLoad(
 
 
 class ScriptedEncoder:
-    """Fails with ``error`` if it is set; else answers, or waits for ever when the item's media says so."""
+    """Fails with ``error`` if set; otherwise answers, or blocks for ever when the item's media demands it."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

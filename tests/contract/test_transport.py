@@ -76,7 +76,7 @@ async def pull_for_ever(peer: Peer, ticket: Ticket, at: int) -> None:
 
 
 async def until_terminal(reader: Site) -> None:
-    """Ends when no late write is possible any more; a transport is asked, it does not tell."""
+    """Waits until no late write is possible, by polling the transport."""
     async with asyncio.timeout(5):
         while reader.transport.quarantined():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
@@ -305,7 +305,7 @@ async def test_a_killed_holder_fails_before_during_and_at_connect(backend: str) 
 
 
 async def test_a_stopped_holder_costs_no_more_than_the_callers_deadline() -> None:
-    """It cannot be told from a slow one. NIXL can read it through shared memory; over TCP, see its own tests."""
+    """A stopped holder looks like a slow one. NIXL can still read it through shared memory; for TCP see its own tests."""
     with holder_process("tcp") as holder:
         async with Kit("tcp").site("reader", nbytes=64 << 20) as reader:
             peer = await reader.transport.connect(holder.offer)
@@ -496,7 +496,7 @@ async def test_tcp_an_idle_connection_closed_by_the_holder_is_made_again() -> No
 
 
 def run_nixl_child(code: str, **environment: str) -> str:
-    """UCX reads its environment once, so some things need a process of their own. Returns what it printed."""
+    """Run code in a separate process, since UCX reads its environment only once. Returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,

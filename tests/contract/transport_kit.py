@@ -37,7 +37,7 @@ def tensor_of(name: str, dtype: DType, shape: tuple[int, ...], seed: int) -> Ten
 
 @dataclass
 class Site:
-    """One instance: arena, the memory of who may read what, and a transport."""
+    """One instance: arena, leases, and transport."""
 
     arena: Arena
     machine: ArenaMachine
@@ -142,7 +142,7 @@ SIZES = (64 << 10, 48 << 20)
 
 @contextlib.contextmanager
 def holder_process(backend: str, *, name: str = "holder", **environment: str) -> Iterator[Holder]:
-    """A holder in a process of its own, killed at the end. Blocks while it starts."""
+    """A holder in a separate process, killed at the end. Blocks while it starts."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__)), backend, name],
         stdin=subprocess.PIPE,
@@ -177,7 +177,7 @@ def holder_process(backend: str, *, name: str = "holder", **environment: str) ->
 
 
 async def serve(backend: str, name: str) -> None:
-    """What a holder process does: it says what it has, and serves until its input ends."""
+    """The holder process: prints its offer and serves until its input ends."""
     async with Kit(backend).site(name, nbytes=64 << 20) as site:
         tickets = [
             site.put(bytes([index]), [tensor_of("embedding", DType.U8, (nbytes,), seed=index)])

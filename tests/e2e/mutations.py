@@ -1,6 +1,6 @@
-"""Requests that are almost right: every field of a message in turn has what nobody expects, and bytes that are no message.
+"""Mutated requests: each field of a message in turn gets unexpected values, and bytes that are no message.
 
-The fields come from the message's own descriptor, so that a new one is mutated without anybody naming it here.
+The fields come from the message's descriptor, so that new ones are covered without being listed here.
 """
 
 import random
@@ -24,7 +24,7 @@ _FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e308)
 
 
 def mutations(message: Message, seed: int) -> Iterator[tuple[str, bytes]]:
-    """What was done to the message, and the bytes that it is now."""
+    """A description of the mutation, and the resulting bytes."""
     yield from _fields(message, message, "")
     yield from _bytes(message, seed)
 

@@ -1,4 +1,4 @@
-"""What transformers' ``generate`` says: the answers that the cluster has to give, token for token."""
+"""Reference answers by transformers' ``generate``, which the cluster must match token for token."""
 
 import base64
 from collections.abc import Sequence

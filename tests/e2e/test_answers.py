@@ -1,4 +1,4 @@
-"""A cluster of real processes answers as transformers' ``generate`` does, and says no to what it cannot take."""
+"""A cluster of real processes answers as transformers' ``generate`` does, and refuses what it cannot take."""
 
 import asyncio
 import json

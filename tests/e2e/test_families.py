@@ -21,7 +21,7 @@ ANSWER_TOKENS = 12
 MODEL_ID = "tiny"
 TINIES = all_tiny_families()
 CUT = frozenset({"qwen2_5_vl", "internvl", "voxtral"})
-"""Of these an item is cut; each family stands for others of its kind."""
+"""Families whose items are sharded here; each represents others of its kind."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ def blocks() -> list[Block]:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """``triptych up`` on free ports: what stands in the guides, and what it is here."""
+    """``triptych up`` on free ports, with replacements for the guides' addresses."""
     log = tmp_path_factory.mktemp("up") / "up.log"
     command = [sys.executable, "-m", "triptych.cli.main", "up", "--port", "0", "--router-port", "0", "--no-live"]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT) as process:
@@ -124,7 +124,7 @@ def snippets() -> list[Any]:
 
 @pytest.mark.parametrize("snippet", snippets())
 def test_python_of_the_guides_runs(snippet: str, addresses: dict[str, str]) -> None:
-    """Each as it stands, from the root of a checkout; a ``client`` of the SDK is there where the text has one."""
+    """Run each unchanged, from the root of a checkout; with a ``client`` of the SDK where the text has one."""
     before = 'from triptych import Client\n\nclient = Client("127.0.0.1:50051")\n'
     done = subprocess.run(
         [sys.executable, "-c", here(before + snippet, addresses)],

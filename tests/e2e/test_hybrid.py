@@ -1,4 +1,4 @@
-"""The whole model in one process, and such processes among others: the answers of a pair, and nothing that travels."""
+"""Hybrid instances, alone and among others: same answers as a pair, and no transfers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def http(cluster: LocalCluster) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def families(cluster: LocalCluster, client: httpx.AsyncClient) -> dict[str, float]:
-    """The instance's metrics; each family stands there once."""
+    """The instance's metrics; each family appears once."""
     told = (await client.get(f"{cluster.admin_urls['hybrid-1']}/metrics")).text
     found = list(text_string_to_metric_families(told))
     assert len({family.name for family in found}) == len(found)

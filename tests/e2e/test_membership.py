@@ -1,4 +1,4 @@
-"""Processes that join and leave a running router, by the file that it watches."""
+"""Processes join and leave a running router by the file that it watches."""
 
 import asyncio
 import contextlib

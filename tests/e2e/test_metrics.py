@@ -1,4 +1,4 @@
-"""Every process of a cluster says how it does, in numbers that are right, and no log says what users said."""
+"""Every process of a cluster exports correct metrics, and no log contains users' content."""
 
 import asyncio
 import base64

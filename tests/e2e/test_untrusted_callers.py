@@ -30,7 +30,7 @@ from triptych.wire.decode import REQUESTS
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
 
 ROOM_NBYTES = 1 << 30
-"""Address space that a process gets beyond what it has when it is ready; each of its threads may map 64 MiB of it."""
+"""Address space beyond that of a ready process; each thread may map 64 MiB of it."""
 GROWTH_NBYTES = 400 << 20
 """Of resident memory, over all that follows."""
 CALL_S = 20.0
@@ -177,7 +177,7 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
 
 
 async def placeholder_id(router: Port) -> int:
-    """What stands for the item in the prompt: the token that is there most often."""
+    """The item's placeholder in the prompt: the most frequent token."""
     chat = chat_request()
     answer = await router.ask(
         "/triptych.v1.Router/Tokenize", router_pb2.TokenizeRequest(chat=chat), router_pb2.TokenizeResponse
@@ -260,7 +260,7 @@ def listening(pid: int) -> list[tuple[int, Any]]:
 
 
 def throw(family: int, address: Any, data: bytes) -> None:
-    """Send what is taken of it, and leave; nobody has to answer."""
+    """Send as much as is accepted, then close; an answer is not required."""
     with socket.socket(family, socket.SOCK_STREAM) as thrown:
         thrown.settimeout(5)
         with contextlib.suppress(OSError):  # it was hung up on, or waits for more

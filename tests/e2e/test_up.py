@@ -1,4 +1,4 @@
-"""``triptych up`` on a terminal, with real services: what it listens on, and what stays when the terminal is closed."""
+"""``triptych up`` on a terminal, with real services: its listening ports, and what remains when the terminal closes."""
 
 import os
 import re

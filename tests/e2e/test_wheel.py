@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it asks for, and nothing of the checkout."""
+    """A virtual environment with the wheel and its dependencies, and nothing of the checkout."""
     directory = tmp_path_factory.mktemp("wheel")
     _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(ROOT), cwd=ROOT)
     (wheel,) = directory.glob("*.whl")
@@ -35,7 +35,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(environment: Path, tmp_path: Path) -> Iterator[str]:
-    """``triptych up`` from the wheel, far from the checkout; the URL of its gateway."""
+    """``triptych up`` from the wheel, outside of the checkout; returns its gateway's URL."""
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

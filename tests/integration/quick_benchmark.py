@@ -8,7 +8,7 @@ from typing import Any
 
 
 def figures_of(name: str, directory: Path) -> dict[str, Any]:
-    """Run ``benchmarks.<name> --quick``; what it writes, which names the machine."""
+    """Run ``benchmarks.<name> --quick``; returns its output, which describes the machine."""
     out = directory / f"{name}.json"
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out)],

@@ -1,4 +1,4 @@
-"""The benchmark of sampling runs, and says how long a step takes in one batch and row by row."""
+"""The sampling benchmark runs and reports the times of a step in one batch and row by row."""
 
 from pathlib import Path
 

@@ -78,7 +78,7 @@ class _Node:
         self._cluster = cluster
         self._scope: TaskScope | None = None
         self.instance: Any = None
-        """What answers those who call this incarnation."""
+        """The servicer of this incarnation."""
         self.links: list[Link[Any]] = []
         """Ways that end when this instance does: from others to it, and from it to others."""
 
@@ -89,7 +89,7 @@ class _Node:
         return self._scope
 
     async def kill(self) -> None:
-        """At once and without a word: what it had to say or to give back stays unsaid and ungiven."""
+        """Kill it at once: unsent messages and unreleased leases are lost."""
         for link in self.links:
             link.kill()
         await self.end()
@@ -148,7 +148,7 @@ class EncoderNode(_Node):
 
 
 class TextNode(_Node):
-    """A text process, with links of its own to the encoders that tickets name."""
+    """A text process with its own links to the encoders named by tickets."""
 
     service: TextService
     receiver: TensorReceiver
@@ -331,7 +331,7 @@ class SimCluster:
         return LinkedInstance(self.link(f"router->{name}", self.processes[name]))
 
     def rng(self, name: str) -> Random:
-        """A source of its own for each part, so that one part's draws do not shift another's."""
+        """A separate random source for each part, so that draws of one do not shift another's."""
         return Random(f"{self.world.seed}/{name}")
 
     def link(self, name: str, node: EncoderNode | TextNode) -> Link[Any]:

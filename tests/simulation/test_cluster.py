@@ -33,7 +33,7 @@ Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 
 
 def simulate(world: World, scenario: Scenario, *, limit_s: float = 600) -> list[tuple[float, str, str]]:
-    """Run a scenario and return what was decided; a failure names the seed that it happened with."""
+    """Run a scenario and return its decisions; a failure names the seed."""
 
     async def main() -> list[tuple[float, str, str]]:
         async with running(world) as cluster:
@@ -342,7 +342,7 @@ def test_an_image_that_cannot_be_decoded_is_refused_each_time_and_harms_nobody()
 
 
 def chaos(seed: int) -> list[tuple[float, str, str]]:
-    """Lost requests and replies, an encoder that dies and comes back, clients that leave: all of it at random."""
+    """Random faults: lost requests and replies, an encoder that dies and returns, clients that leave."""
     rng = Random(seed)
     asks = [
         replace(ask, leave_after_s=rng.uniform(0, 0.5) if rng.random() < 0.1 else None)

@@ -1,4 +1,4 @@
-"""Instances that encode as well, under virtual time: right answers, nothing held, and nobody who starves."""
+"""Hybrid instances under virtual time: right answers, nothing left held, no starvation."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

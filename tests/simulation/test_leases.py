@@ -1,4 +1,4 @@
-"""Leases under virtual time: none is left over by an answer that nobody saw, none runs out while it is needed."""
+"""Leases under virtual time: none is leaked by a lost answer, none expires while needed."""
 
 import asyncio
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_an_encode_whose_answer_is_lost_leaves_no_lease(seed: int) -> None:
 
 @pytest.mark.parametrize("max_lease_s", [20.0, 60.0])
 def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(max_lease_s: float) -> None:
-    """Leases end long before; meanwhile others push everything out of the arenas that nobody leases."""
+    """Leases expire early, and other requests evict everything without a lease."""
     asks = make_asks(3, 4, rate_per_s=None, images=(3, 4), timeout_s=590.0, distinct_images=400)
     images = {part.data for ask in asks for part in ask.request.media}
 

@@ -155,7 +155,7 @@ def test_a_shard_that_cannot_be_pulled_is_encoded_again_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_arenas_that_hold_one_request_at_a_time_make_the_others_wait(seed: int) -> None:
-    """Credits for all shards of all items or for none: whoever holds some never waits for more."""
+    """Credits for all shards of all items or for none: a holder of credits never waits for more."""
 
     async def scenario(cluster: SimCluster) -> None:
         tall = [png(14 * 4, 14 * 64, seed=number) for number in range(6)]

@@ -1,4 +1,4 @@
-"""The tree is what ARCHITECTURE and the guides say that it is."""
+"""The code matches ARCHITECTURE and the guides."""
 
 import ast
 import re

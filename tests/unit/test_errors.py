@@ -1,4 +1,4 @@
-"""The tree of errors is what its own page says it is."""
+"""The error tree matches its documentation."""
 
 import re
 

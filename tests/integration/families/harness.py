@@ -1,4 +1,4 @@
-"""What the parity of families is tested with: tiny models, questions about them, and transformers' own answers.
+"""Harness for parity tests of families: tiny models, questions, and transformers' answers.
 
 A family's ``tiny_<name>.py`` subclasses ``TinyFamily`` and names its instances in ``TINIES``; nothing else lists them.
 """
@@ -42,7 +42,7 @@ COMMON = ("<pad>", "<end>", "<user>", "<answer>")
 """The first special tokens of every tiny vocabulary; ids 0 to 3."""
 EOS = COMMON.index("<end>")
 _MERGES = (("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ġ", "a"), ("a", "b"), (":", "Ċ"))
-"""So that what stands around an item changes how its marks are tokenized, as in real vocabularies."""
+"""Makes tokenization of an item's marks depend on the text around it, as in real vocabularies."""
 _LETTERS = "abcdefgh .:\n"
 
 
@@ -71,16 +71,16 @@ def items_of(question: Question) -> list[Item]:
 
 
 class TinyFamily(ABC):
-    """A tiny random model of one family, and how transformers itself is asked about its items."""
+    """A tiny random model of one family, and the reference results of transformers."""
 
     name: str
-    """``model_type`` of its configuration; variants (other settings) add a dash and what is different."""
+    """The configuration's ``model_type``; variants append a dash and their difference."""
     targets: Sequence[tuple[Modality, str]]
-    """What its chat template writes for an item of each modality that it takes."""
+    """The chat template's text for an item of each modality."""
     seed: int = 0
     """Of the weights: another one where a reference is not clear."""
     chunk_tokens: int = 7
-    """Token budget of a step that cuts through items; the longest run that attends both ways where there are such."""
+    """Token budget that splits items across steps; with bidirectional spans, the longest one."""
     context: int = 2048
 
     @property
@@ -175,7 +175,7 @@ def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
 
 
 def image_processor_class(name: str) -> Any:
-    """Of its module: in place of some, transformers 5.17 exports what only says that torchvision is missing."""
+    """The class from its module, since transformers 5.17 exports a placeholder for some that mention torchvision."""
     return getattr(importlib.import_module(getattr(transformers, name).__module__), name)
 
 

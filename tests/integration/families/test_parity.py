@@ -43,7 +43,7 @@ def test_each_modality_alone_and_all_together(case: Case) -> None:
 
 
 def test_items_decide_answers(case: Case) -> None:
-    """Otherwise nothing above says that they arrive."""
+    """No other test here shows that they arrive."""
     question = case.question(1, 1)
     other = tuple(items_of(case.question(101, 1))[0] if not isinstance(part, str) else part for part in question)
     assert case.answer(question, ANSWER_TOKENS) != case.answer(other, ANSWER_TOKENS)
@@ -99,7 +99,7 @@ def test_what_was_computed_before_changes_nothing(case: Case) -> None:
 
 
 def test_a_beginning_is_taken_over_only_where_what_follows_changes_nothing_of_it(case: Case) -> None:
-    """Of text, before other text and before an item: an item may change what stands in front of it."""
+    """Embeddings of text before other text and before an item, which may change what precedes it."""
     question = case.question(6, 1)
     plain = (question[0], "ab")
     for order in ((plain, question), (question, plain)):

@@ -1,6 +1,6 @@
-"""Items that can be cut: any cut gives the rows of the whole, and answers equal ``generate``.
+"""Sharded items: any split gives the rows of the whole, and answers equal ``generate``.
 
-Shards are encoded by engines of their own, in batches with other shards, as encoders in several processes do.
+Shards are encoded by separate engines, in batches with other shards, as by encoders in several processes.
 """
 
 import random
@@ -43,7 +43,7 @@ def engine(case: Case) -> TransformersEncoderEngine:
 
 
 def divisible(case: Case) -> list[Item]:
-    """Items of several units: there are such among the first that a family makes."""
+    """Items of several units, of which a family's first items include some."""
     family = case.builder.family
     if not isinstance(family, Shardable):
         assert case.tiny.model_type not in DIVIDE

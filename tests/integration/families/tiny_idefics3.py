@@ -16,7 +16,7 @@ IMAGE = "<image>"
 
 
 def marked_tokenizer() -> Any:
-    """Some row and column marks are tokens of their own, others are spelled out."""
+    """Some row and column marks are single tokens, others are tokenized as text."""
     marks = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     return tokenizer(IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *marks)
 

@@ -1,4 +1,4 @@
-"""The gateway in this process, spoken to in ASGI: no sockets, so that it runs under virtual time too."""
+"""The gateway in this process, called by ASGI: without sockets, so that it works under virtual time."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from services.gateway.settings import GatewaySettings
 from triptych.ports import Clock, Offload, Router
 
 PIECE_BYTES = 64 << 10
-"""In such pieces bodies arrive from a socket."""
+"""Size of a body's pieces, as from a socket."""
 
 
 def make_gateway(router: Router, offload: Offload, clock: Clock, **settings: Any) -> Gateway:

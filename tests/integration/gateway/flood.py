@@ -1,4 +1,4 @@
-"""A client in a process of its own: large bodies on many connections.
+"""A client process that posts large bodies on many connections.
 
 ``python -m tests.integration.gateway.flood PORT CONNECTIONS POSTS IMAGE_BYTES`` prints the statuses of the answers.
 """

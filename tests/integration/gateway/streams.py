@@ -1,4 +1,4 @@
-"""Streams that are cut: what they ask for, and who still works on one."""
+"""Helpers for interrupted streams: their requests, and which services still work on one."""
 
 import base64
 import json

@@ -79,7 +79,7 @@ def request(request_id: str, asked: bytes) -> bytes:
 
 
 async def cut(connection: Connection, *, reset: bool) -> None:
-    """Close it as a program that ends does, or (``reset``) as a machine that knows of no such connection answers."""
+    """Close it as an exiting program does, or (``reset``) by RST, as from a host without such a connection."""
     writer = connection[1]
     if reset:
         linger = struct.pack("ii", 1, 0)

@@ -123,9 +123,9 @@ async def test_health_is_answered_while_large_bodies_are_parsed() -> None:
 
 @pytest.mark.timeout(120)
 async def test_health_is_answered_over_sockets_while_larger_bodies_come_in() -> None:
-    """A gateway and its clients as processes of their own; there is no router, so that parsing is all there is to do.
+    """A gateway and its clients in separate processes, without a router, so that only parsing is measured.
 
-    Time is what the gateway computes from a probe's beginning to its answer: others on the machine do not count.
+    Time is the gateway's CPU time from a probe's start to its answer, which other load does not affect.
     """
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.gateway", "--port", "0", "--router", "127.0.0.1:1", "--admin-port", "0"),

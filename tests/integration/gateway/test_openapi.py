@@ -1,4 +1,4 @@
-"""The gateway against its own description: schemathesis asks for everything that ``/openapi.json`` says is there."""
+"""The gateway against its OpenAPI description: schemathesis calls everything in ``/openapi.json``."""
 
 from typing import Any
 

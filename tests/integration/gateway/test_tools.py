@@ -1,4 +1,4 @@
-"""Tools from end to end, through OpenAI's own client and the SDK: the demo model with templates that teach it to call."""
+"""Tool calls end to end, with OpenAI's client and the SDK: the demo model with templates that make it call tools."""
 
 import json
 import shutil

@@ -49,7 +49,7 @@ class Cable:
         self.a.run("ip", "link", "set", self.a.interface, "down")
 
     def deaf(self, host: Host) -> None:
-        """Nothing reaches ``host`` any more, and nobody is told; what it sends arrives."""
+        """Silently drop all packets to ``host``; those it sends still arrive."""
         host.run("iptables", "-A", "INPUT", "-i", host.interface, "-j", "DROP")
 
     def reset(self, host: Host) -> None:

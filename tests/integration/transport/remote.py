@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 READY_S = 120.0
 ANSWER_S = 30.0
-"""Far beyond every deadline under test: whoever takes longer hangs."""
+"""Far beyond every deadline under test: a longer call hangs."""
 
 NIXL_IS_HERE = importlib.util.find_spec("nixl_cu12") is not None
 nixl = pytest.param(
@@ -28,8 +28,10 @@ nixl = pytest.param(
 
 
 UCX_OVER_TCP = {"UCX_TLS": "tcp", "UCX_PROTO_EMULATION_ENABLE": "y"}
-"""NIXL as between hosts that have no RDMA, which it refuses unless told otherwise: UCX has the holder send, and aborts it
-when its reader's connection ends before all is sent. So no reader dies here, and no connection is reset.
+"""NIXL as between hosts without RDMA, which it refuses by default.
+
+UCX makes the holder send, and aborts it when its reader's connection ends midway. So here no reader dies and no
+connection is reset.
 """
 
 
@@ -178,14 +180,14 @@ async def pull(reader: Remote, peer: int, ticket: dict[str, Any], at: int) -> Pu
 
 
 async def quarantine_over(reader: Remote, *, within_s: float = 20.0) -> None:
-    """Ends when no late write is possible any more; a transport is asked, it does not tell."""
+    """Waits until no late write is possible, by polling the transport."""
     async with asyncio.timeout(within_s):
         while await reader.call("quarantined"):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
 
 
 async def connect_in_time(reader: Remote, holder: Remote, *, within_s: float) -> int:
-    """As a reader does after a fault: again and again, until the link is there."""
+    """Retry as a reader does after a fault, until the link works."""
     offers = await holder.call("offers")
     async with asyncio.timeout(within_s):
         while True:

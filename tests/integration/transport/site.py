@@ -1,8 +1,7 @@
-"""An instance in a process of its own, holder and reader in one: it does what it is told, a JSON object a line.
+"""An instance in a separate process, holder and reader in one, that executes commands given as JSON lines.
 
-    {"id": 1, "do": "pull", ...} on its input; {"id": 1, "done": ...} or {"id": 1, "error": [class, message]} back.
-
-Commands run side by side. It ends with its input.
+{"id": 1, "do": "pull", ...} on its input; {"id": 1, "done": ...} or {"id": 1, "error": [class, message]} as the answer.
+Commands run concurrently. It ends with its input.
 """
 
 import asyncio
@@ -144,7 +143,7 @@ class Site:
         await self._peers.pop(peer).close()
 
     async def pull(self, peer: int, ticket: dict[str, Any], at: int, *, patience_s: float | None = None) -> str:
-        """Pull to ``at``, verify, and say what lies there. After ``patience_s`` it is given up, by cancelling it."""
+        """Pull to ``at``, verify, and return the bytes. Cancel it after ``patience_s``."""
         wanted = ticket_from_json(ticket)
         async with asyncio.timeout(patience_s):
             await self._peers[peer].pull(wanted, at)
@@ -175,7 +174,7 @@ class Site:
         }
 
     async def descriptors(self) -> dict[str, int]:
-        """What is open, by what it is: sockets by kind and state, files by name."""
+        """Open descriptors: sockets by kind and state, files by name."""
         return dict(Counter(_targets()))
 
     @staticmethod
@@ -231,7 +230,7 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """Even when this process stands still just then."""
+    """Even if this process is stopped at that moment."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -41,7 +41,7 @@ WAYS = {
 }
 MAX_PULL_S = 1.5
 HEALED_S = 10.0
-"""In which pulls must work again; a connection attempt that began in the dark has its own deadline in it."""
+"""Time in which pulls must work again, including the deadline of a connection attempt begun during the fault."""
 LARGE, SMALL = 12 << 20, 4 << 10
 PLACES = (4096, 16 << 20, 32 << 20)
 CANARY = 0xA5

@@ -1,7 +1,7 @@
-"""Thousands of random operations on a real arena over a real backend, against a model in plain Python.
+"""Thousands of random operations on a real arena and backend, against a model in plain Python.
 
-The model knows what stands where, who may read it until when, and which of the reader's bytes are free: those hold a
-pattern that nothing may touch.
+The model knows the content, who may read it until when, and which of the reader's bytes are free: those hold a pattern
+that nothing may overwrite.
 """
 
 import asyncio
@@ -191,7 +191,7 @@ class World:
             await asyncio.sleep(1e-4)
 
     async def several(self) -> None:
-        """Pulls at once, while the holder's world goes on under them."""
+        """Concurrent pulls, while the holder's arena changes."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self.rng.randint(2, 5)):
                 group.create_task(self.pull(patience=None))
@@ -245,7 +245,7 @@ class World:
             operation()
 
     async def end(self) -> None:
-        """Everybody gives back what they have: nothing is left."""
+        """Release everything: nothing is left."""
         for key, (made, _) in self.writing.items():
             self.happens(arena_events.Abandon(key, made.generation))
         self.happens(arena_events.Release(tuple(self.leases)))

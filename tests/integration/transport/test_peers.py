@@ -1,4 +1,4 @@
-"""Holders in processes of their own that die, stop and come back: right bytes, or one clear error in time."""
+"""Holder processes die, stop and return: right bytes, or one clear error in time."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 SMALL, LARGE = 64 << 10, 40 << 20
 BACKENDS = ["tcp", "shm", nixl]
 ENVIRONMENT: dict[str, dict[str, str]] = {"tcp": {}, "shm": {}, "nixl": UCX_OVER_TCP}
-"""NIXL as between hosts: through shared memory it can read a holder that stands still."""
+"""NIXL as between hosts; through shared memory it can read a stopped holder."""
 MAX_PULL_S = 1.0
 CANARY = 0xA5
 

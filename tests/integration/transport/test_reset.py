@@ -45,8 +45,8 @@ LINGER_S = 1.0
 
 
 class Patience:
-    """Limits of a transport under test. A slow call on a busy machine must not be taken for a fault: how long one may
-    take is judged only from when a test's fault begins until there was a reset.
+    """Limits of a transport under test. A slow call on a busy machine must not count as a fault, so the limit of a
+    call's duration applies only from a test's fault until the reset.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Faults:
 
 
 class _Faulty:
-    """NIXL's own agent, but for the call that begins a transfer."""
+    """NIXL's agent with a fault in the call that begins a transfer."""
 
     def __init__(self, inner: Any, faults: Faults) -> None:
         self._inner = inner
@@ -132,7 +132,7 @@ class Reader:
         slot.verify(self.arena, at, ticket)
 
     async def pull_again(self, ticket: Ticket, at: int) -> None:
-        """As one who lost a pull does, until it is there."""
+        """Retry a failed pull until it succeeds."""
         async with asyncio.timeout(IN_TIME_S):
             while True:
                 try:
@@ -177,7 +177,7 @@ async def reading(holder: Holder, faults: Faults, *, max_pull_s: float = IN_TIME
 
 
 async def connect_again(transport: NixlTransport, holder: Holder) -> Peer:
-    """As one who could not reach a holder does, until it is there."""
+    """Retry until the holder can be reached."""
     async with asyncio.timeout(IN_TIME_S):
         while True:
             try:
@@ -375,7 +375,7 @@ asyncio.run(main())
 
 
 def test_holders_that_stand_still_again_and_again_cost_an_agent_each_and_no_memory() -> None:
-    """As between hosts: through shared memory NIXL can read a holder that stands still."""
+    """As between hosts; through shared memory NIXL can read a stopped holder."""
     done = subprocess.run(
         [sys.executable, "-c", STOPPED],
         capture_output=True,

@@ -23,7 +23,7 @@ from triptych.machine.extents import Extents
 
 SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
 WARM_UP = 0.4
-"""Of the time: what libraries keep for good is there after it."""
+"""Fraction of the time after which libraries have made their permanent allocations."""
 RSS_TOLERANCE = 24 << 20
 """Bytes by which a process may be larger at the end than when it was warm: arenas of 64 MB, embeddings up to 2 MB."""
 FD_TOLERANCE = 0
@@ -79,7 +79,7 @@ class Soak:
             await self.reader.call("disconnect", peer=link)
 
     async def replace(self, place: Place) -> None:
-        """Its process is killed; another one is there when this returns."""
+        """Kill its process and start another."""
         async with asyncio.timeout(READY_S):
             while place.remote is None:  # noqa: ASYNC110 - a process starts
                 await asyncio.sleep(0.05)
@@ -96,7 +96,7 @@ class Soak:
             await self.strike(self.rng.choice(self.places))
 
     async def strike(self, place: Place) -> None:
-        """The first one is only ever stopped and cut off: it is there to be measured."""
+        """The first one is only stopped and disconnected, so that it can be measured."""
         remote, what = place.remote, self.rng.choice(("kill", "stop", "cut"))
         if what == "kill" and remote is not None and place is not self.places[0]:
             remote.signal(signal.SIGKILL)

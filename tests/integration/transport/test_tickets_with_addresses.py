@@ -1,4 +1,4 @@
-"""A text instance finds the holder by the address in the ticket, and whoever makes one up learns and harms nothing."""
+"""A text instance finds the holder by the ticket's address, and forged tickets reveal and damage nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 @contextmanager
 def stranger(answer: bytes = b"<html>Hello</html>", status: int = 200, kind: str = "text/html") -> Iterator[int]:
-    """A web server that says the same to all; its port."""
+    """A web server with a fixed answer; returns its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,6 +1,6 @@
-"""Stands in for any service of a cluster: takes all flags, and says on its admin port that it is ready.
+"""A stub of any service: accepts all flags, and reports ready on its admin port.
 
-As the gateway it says that everyone is ready on its own port, too.
+As the gateway it also reports a ready cluster on its own port.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The command as people use it, against a gateway with a router that says what it is told."""
+"""The command line, against a gateway with a scripted router."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ from triptych.errors import ContextTooLong, InstanceLost, InvalidMedia, Overload
 
 
 class Stub:
-    """A gateway on a loop of its own."""
+    """A gateway on its own event loop."""
 
     def __init__(self, router: FakeRouter | None = None) -> None:
         self.router = router

@@ -1,4 +1,4 @@
-"""What a timeline looks like, against what it says."""
+"""Rendered timelines, compared with their data."""
 
 import re
 from io import StringIO

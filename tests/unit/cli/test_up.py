@@ -25,7 +25,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The stubs say that everyone is there; what is temporary goes where the test sees it."""
+    """The stubs report a ready cluster; temporary files go where the test sees them."""
     instances = {"TRIPTYCH_STUB_INSTANCES": "encoder-1,text-1"}
     return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm", **instances}  # noqa: TID251
 

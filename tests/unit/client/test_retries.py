@@ -9,7 +9,7 @@ from triptych.errors import InvalidRequest, Overloaded, Unavailable, tree
 
 
 class Always:
-    """Rng that always says the same."""
+    """An Rng with a constant value."""
 
     def __init__(self, value: float) -> None:
         self._value = value

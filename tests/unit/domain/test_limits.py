@@ -1,4 +1,4 @@
-"""Bounds of settings stand in their types; what does not keep to them is named."""
+"""Limits are declared in the settings' types; violations are named."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Memory that one pass gives back is there for the next."""
+"""Memory freed by one pass is reused by the next."""
 
 import resource
 import sys

@@ -106,7 +106,7 @@ class Served:
 
 
 def serve(model_dir: Path, contiguous: bool) -> Served:
-    """In a process of its own, whose memory is this engine's."""
+    """In a separate process, whose memory is the engine's alone."""
     logging.disable(logging.CRITICAL)
     rng = random.Random(int(contiguous))
     engine = text_engine(

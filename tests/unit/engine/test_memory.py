@@ -1,4 +1,4 @@
-"""What the text engine does when KV memory is short, and what it does not compute twice: answers stay ``generate``'s."""
+"""The text engine under KV memory pressure and with prefix caching: answers equal ``generate``'s."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Encoder and decoder in one process: files are read once, and each result equals that of a process of its own."""
+"""Encoder and decoder in one process: files are read once, and results equal those of separate processes."""
 
 import random
 from hashlib import file_digest

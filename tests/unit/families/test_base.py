@@ -1,4 +1,4 @@
-"""Where an item lies in a prompt, whatever the family."""
+"""The position of an item in a prompt, for any family."""
 
 import pytest
 from hypothesis import given

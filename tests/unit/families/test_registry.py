@@ -1,4 +1,4 @@
-"""The page on models tells of every family that is served, and of no other."""
+"""The page on models lists exactly the families that are served."""
 
 import re
 from pathlib import Path

@@ -53,7 +53,7 @@ def sizing_processor(name: str, **settings: Any) -> Any:
 
 
 def processed_size(processor: Any, frames: int, height: int, width: int) -> tuple[int, int]:
-    """Height and width that a processor brings so many frames to. Raises ValueError for what it refuses."""
+    """Height and width after a processor resizes ``frames`` frames. Raises ValueError for what it refuses."""
     video = torch.empty(1, dtype=torch.uint8).expand(1, frames, 3, height, width)
     size: tuple[int, int] = processor.resize(
         video,

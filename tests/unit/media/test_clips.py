@@ -148,7 +148,7 @@ def test_limits_hold(data: bytes, limit: dict[str, int], message: str) -> None:
 
 
 def with_frames(data: bytes, count: int) -> bytes:
-    """An MP4 that says to have so many frames, each one second long."""
+    """An MP4 that declares a number of frames, each one second long."""
     stsz, stts = data.index(b"stsz") + 4, data.index(b"stts") + 4
     data = data[: stsz + 8] + struct.pack(">I", count) + data[stsz + 12 :]
     return data[: stts + 8] + struct.pack(">I", count) + data[stts + 12 :]

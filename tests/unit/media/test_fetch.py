@@ -1,4 +1,4 @@
-"""Fetching by URL, against servers on loopback that misbehave, and a resolver that says what a test tells it."""
+"""Fetching by URL, against misbehaving servers on loopback and a scripted resolver."""
 
 import asyncio
 import ssl
@@ -153,7 +153,7 @@ async def test_redirects_are_bounded() -> None:
 
 
 async def test_a_name_is_resolved_once_per_hop_and_the_answer_is_what_is_connected_to() -> None:
-    """DNS rebinding: the second answer would be loopback, but nobody asks a second time."""
+    """DNS rebinding: a second lookup would give loopback, but there is none."""
     answers = [["203.0.113.9"], [LOOPBACK]]
     asked: list[str] = []
 

@@ -57,7 +57,7 @@ def test_prompts_and_items_never_share_an_iteration_and_whatever_is_there_gets_o
 def test_neither_stage_waits_longer_than_is_promised(
     prompts: list[bool], ready_at: list[int], iteration_s: float
 ) -> None:
-    """Batches become ready in iterations ``ready_at``; prompts are there as ``prompts`` says, and after that always."""
+    """Batches become ready in iterations ``ready_at``; prompts are ready as ``prompts`` tells, and always after it."""
     pending = sorted(ready_at)
     held_back, in_a_row = False, 0
     order: list[tuple[int, int]] = []

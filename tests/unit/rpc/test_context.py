@@ -1,4 +1,4 @@
-"""What goes along with a call is short, well formed, and says nothing that is not asked for."""
+"""Metadata of calls is short, well formed, and reveals nothing else."""
 
 import asyncio
 

@@ -26,7 +26,7 @@ ROUTES = {"/health": _ok, "/broken": _broken}
 
 
 async def exchange(port: int, request: bytes) -> bytes:
-    """All that comes back; nothing when the connection was cut."""
+    """The whole response; empty when the connection was cut."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)

@@ -1,4 +1,4 @@
-"""Processes know who they are."""
+"""Identity of processes and hosts."""
 
 import subprocess
 import sys

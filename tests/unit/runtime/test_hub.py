@@ -14,7 +14,7 @@ from triptych.runtime.process import CannotStart
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """What a hub was asked for; it has everything."""
+    """Records requests to a hub that has every model."""
     asked: list[dict[str, Any]] = []
 
     def snapshot_download(repository: str, **options: Any) -> str:

@@ -1,4 +1,4 @@
-"""A record says by itself which request it belongs to, for people and for machines."""
+"""Each log record carries its request id, in text and in JSON."""
 
 import asyncio
 import json

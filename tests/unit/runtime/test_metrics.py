@@ -1,4 +1,4 @@
-"""Metrics belong to an object; what is watched is read when it is asked for."""
+"""Metrics belong to an object; watched values are read at scrape time."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

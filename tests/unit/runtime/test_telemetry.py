@@ -1,4 +1,4 @@
-"""What nobody asked for is not even imported; what was asked for and cannot be had is one clear line."""
+"""Unused telemetry is not imported; requested telemetry that is not installed gives one clear line."""
 
 import subprocess
 import sys

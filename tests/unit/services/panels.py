@@ -264,7 +264,7 @@ def _stub(encoder: Encoder) -> LinkedInstance:
 
 @dataclass
 class Asked:
-    """A request and the answer that it should get."""
+    """A request and its expected answer."""
 
     request: TextRequest
     expected: tuple[int, ...]
@@ -324,7 +324,7 @@ async def answer(service: TextService, request: TextRequest) -> Answered:
 
 
 async def encode_and_keep_only_tickets(panel: EncoderPanel, *names: str) -> list[tuple[str, EncodeResult]]:
-    """Encode items and give the caller's own leases back: what is left are the readers'."""
+    """Encode items and release the caller's own leases: only the readers' are left."""
     results = await asyncio.gather(*(panel.service.encode(encode_request(name)) for name in names))
     await panel.service.release([result.router_lease for result in results])
     return [(name, addressed(result)) for name, result in zip(names, results, strict=True)]
@@ -372,5 +372,5 @@ async def hybrid_panels(
 
 
 def under_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]], *, seed: int | None = None) -> None:
-    """Run a scenario; it may take an hour of its own time."""
+    """Run a scenario of up to an hour of virtual time."""
     run(scenario(), seed=seed)

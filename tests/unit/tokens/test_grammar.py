@@ -51,7 +51,7 @@ def allowed(grammar: TokenMatcher) -> list[int]:
 
 
 def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, rng: Random, limit: int = 600) -> str | None:
-    """What a model of random logits says; None when it does not come to an end."""
+    """The output of a model with random logits; None when it does not end."""
     token_ids: list[int] = []
     while len(token_ids) < limit:
         token_ids.append(rng.choice(allowed(grammar)))

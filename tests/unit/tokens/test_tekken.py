@@ -34,7 +34,7 @@ SPECIAL = [
     "<SPECIAL_10>",
 ]
 PATTERN = r"[A-Za-z]+| ?[^\sA-Za-z]+|\s+"
-"""That Python's own expressions and the tokenizer's read alike, for these texts."""
+"""Check that Python's regular expressions and the tokenizer's split these texts alike."""
 JOINED = [*(b"th the in ing an and 12 !!".split()), b" !", b"  ", b"\xc3\xa9", b"\xe6\x97", b"\xe6\x97\xa5"]
 RANKS = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *JOINED])}
 PIECES = ("the", "and", "thing", "é", "日本", "1", "12", " ", "  ", "\n", "!", "B")
@@ -49,7 +49,7 @@ def documented(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A directory as published, of a small vocabulary, after what the guide says to do with it."""
+    """A directory as published, with a small vocabulary, after the guide's steps."""
     directory = tmp_path_factory.mktemp("voxtral")
     config = {"model_type": "voxtral", "audio_token_id": SPECIAL.index("[AUDIO]")}
     parts = {"text_config": {"model_type": "llama"}, "audio_config": {"model_type": "voxtral_encoder"}}

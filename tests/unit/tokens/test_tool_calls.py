@@ -1,4 +1,4 @@
-"""Calls are told from text the same way however an answer is cut; what is no call is text to the letter."""
+"""Tool calls are recognized however an answer is split; all else is text, unchanged."""
 
 import json
 from random import Random

@@ -17,7 +17,7 @@ class Bindings:
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.posted: list[tuple[str, list[int], bool]] = []
-        """Of each transfer its peer, the sizes of its reads, and whether the event loop's thread posted it."""
+        """Each transfer's peer, the sizes of its reads, and whether the event loop posted it."""
         self.released = 0
         self.fails = False
         self.hangs = False

@@ -1,6 +1,6 @@
-"""Pulls that are started together from one peer are few transfers, and each still comes to its own end.
+"""Pulls started together from one peer become few transfers, and each ends on its own.
 
-Over played bindings, which copy within this process: what they are asked for is counted, and they fail when told to.
+Over fake bindings that copy within this process, count calls, and fail on demand.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Bindings:
     transfers: list[tuple[str, Parts, Parts]] = field(default_factory=list)
     """Of each its peer and its parts here and there."""
     on_loop: list[bool] = field(default_factory=list)
-    """Of each, whether the event loop's thread asked for it."""
+    """For each call, whether the event loop's thread made it."""
     metadata: bytes = b"reader"
     done: set[int] = field(default_factory=set)
 
@@ -99,7 +99,7 @@ class _Agent:
 
 
 class Holder:
-    """An arena with an embedding of its own size for each of the pulls."""
+    """An arena with an embedding of another size for each pull."""
 
     def __init__(self, name: str) -> None:
         self.arena = HostArena(8 << 20, instance_id=name, epoch=1)

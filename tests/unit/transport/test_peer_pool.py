@@ -1,4 +1,4 @@
-"""Connections to the holders that tickets name: shared, bounded, replaced, and worth nothing to who makes tickets up."""
+"""Connections to the holders named by tickets: shared, bounded, replaced, and useless to forgers of tickets."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

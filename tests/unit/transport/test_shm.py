@@ -1,4 +1,4 @@
-"""What is shared memory's own: who is handed an arena, what they can do with it, and that nothing stays behind."""
+"""Specifics of shared memory: who gets an arena, what they can do with it, and that nothing is left behind."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def offered(site: Site) -> ShmOffer:
 
 
 async def ask(site: Site, said: bytes) -> tuple[bytes, list[int]]:
-    """What a stranger gets who connects and says that."""
+    """The answer to a connection that sends ``said``."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.setblocking(False)

@@ -1,4 +1,4 @@
-"""TCP under TLS: the same pulls, encrypted, and nobody without the right certificate."""
+"""TCP under TLS: the same pulls, encrypted, and refused without the right certificate."""
 
 import asyncio
 import contextlib

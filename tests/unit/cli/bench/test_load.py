@@ -1,4 +1,4 @@
-"""The load generator against endpoints that do as a test says."""
+"""The load generator against scripted endpoints."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ DONE = b"data: [DONE]\n\n"
 
 @asynccontextmanager
 async def endpoint(handle: Handle, **options: float) -> AsyncIterator[Endpoint]:
-    """An HTTP server that reads a request and leaves the answer to ``handle``, which is told its number."""
+    """An HTTP server that reads a request and calls ``handle`` with its number for the answer."""
     count = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +93,7 @@ async def test_chunks_are_counted_where_the_server_counts_nothing() -> None:
 
 
 async def test_the_load_is_open() -> None:
-    """Later requests are sent though the first is not answered, and that one's time includes all of its wait."""
+    """Later requests are sent while the first is unanswered, whose time includes its whole wait."""
     last = asyncio.Event()
 
     async def handle(writer: asyncio.StreamWriter, number: int) -> None:

@@ -146,6 +146,6 @@ def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.i
 
 
 def _bits(mask: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """A bit mask, least significant bit first, as ``count`` booleans; what it does not reach is False."""
+    """A bit mask, least significant bit first, as ``count`` booleans; missing bits are False."""
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=min(count, 8 * len(mask)), bitorder="little")
     return np.pad(bits, (0, count - len(bits))).astype(bool)

@@ -1,6 +1,6 @@
-"""Decoding by CUDA graphs: what is filled in, which rows count, and who does not take part.
+"""Decoding by CUDA graphs: filled buffers, padding rows, and passes that are not captured.
 
-Without a GPU: see ``on_cuda``. Answers of every family along this way are in ``tests/integration/families``.
+Without a GPU: see ``on_cuda``. Answers of every family by graphs are in ``tests/integration/families``.
 """
 
 import logging

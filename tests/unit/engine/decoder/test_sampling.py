@@ -49,7 +49,7 @@ def sequence(
 
 
 def drawn(sampling: SamplingParams, logits: npt.NDArray[np.float32] = LOGITS, draws: int = 400) -> list[float]:
-    """How often each token comes, over many positions in one batch; each as the reference says."""
+    """Token frequencies over many positions in one batch, equal to the reference's."""
     rows = torch.from_numpy(np.tile(logits, (draws, 1)))
     sampled = sample(rows, [sequence(sampling, [0] * position) for position in range(draws)])
     tokens = [one.token_id for one in sampled if isinstance(one, Sampled)]
@@ -195,7 +195,7 @@ PROMPT, ANSWER = [3, 4, 4, 9], [4, 7, 7, 7]
 def chosen(
     sampling: SamplingParams, answer: Sequence[int] = (), *, grammar: Callable[[], TokenGrammar] | None = None
 ) -> int:
-    """The token after an answer, in a batch of its own; as the reference says."""
+    """The token after an answer, sampled alone and equal to the reference's."""
     ours, theirs = (None, None) if grammar is None else (grammar(), grammar())
     one = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
     (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [one])
@@ -326,7 +326,7 @@ def test_log_probabilities_are_told_only_when_asked_for() -> None:
 
 
 class Allowing(Only):
-    """Allows a set of tokens by a mask that reaches the whole vocabulary, and fails where it is told to."""
+    """Allows a set of tokens by a mask over the whole vocabulary, and fails on demand."""
 
     def __init__(self, *tokens: int, error: Exception | None = None) -> None:
         super().__init__(*tokens)

@@ -1,4 +1,4 @@
-"""An adapter that a checkpoint brings; that it is on for the right prompts is tested with Granite Speech's parity."""
+"""A checkpoint's LoRA adapter. Granite Speech's parity tests show that it applies to the right prompts."""
 
 import json
 import shutil

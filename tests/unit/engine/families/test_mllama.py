@@ -1,4 +1,4 @@
-"""What only Llama 3.2 Vision does; that it answers as transformers does is tested with the other families."""
+"""Specifics of Llama 3.2 Vision; its answers are tested with the other families."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""Decoding in processes of their own: equal results, and nothing that an item does there outlives its caller."""
+"""Decoding in separate processes: equal results, and no decode outlives its caller."""
 
 import os
 import signal

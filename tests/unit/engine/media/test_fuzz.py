@@ -110,7 +110,7 @@ def decode(decoders: DecoderProcesses, data: bytes, info: MediaInfo) -> None:
 def test_whatever_is_damaged_in_a_file_it_is_refused_or_decoded(
     decoders: DecoderProcesses, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A frame may say that it is far larger than the file does: it ends at the bound on memory."""
+    """A frame may declare a far larger size than the file: the memory limit ends it."""
     data, rng = FILES[name](), Random(name)
     decode(decoders, data, inspect_media(data, LIMITS))
     for number in range(MUTATIONS):

@@ -24,7 +24,7 @@ def test_every_name_of_a_processor_is_that_on_pillow(name: str) -> None:
 
 
 def test_a_processor_behind_a_placeholder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformers 5.17 has such in place of processors that need no torchvision."""
+    """Transformers 5.17 exports such placeholders for processors that need no torchvision."""
     name = "Idefics3ImageProcessorPil"
     module = "transformers.models.idefics3.image_processing_pil_idefics3"
     monkeypatch.setattr(transformers, name, type(name, (), {"__module__": module}))

@@ -172,7 +172,7 @@ LOSSY = 3.0
 @pytest.mark.parametrize("inks", INKS)
 @pytest.mark.parametrize("adobe", [True, False])
 def test_cmyk(inks: tuple[int, ...], adobe: bool) -> None:
-    """Stored the other way round, as Adobe does; files that do not say who wrote them are taken for such."""
+    """CMYK stored inverted, as by Adobe; files without a writer's marker count as such."""
     data = saved(Image.new("CMYK", (16, 16), inks), "jpeg", quality=100)
     assert b"Adobe" in data
     if not adobe:

@@ -99,7 +99,7 @@ Call = Encode | Renew | Generate | TextWanted | CreditsWanted
 
 
 class World:
-    """Answers what the machine asks for, when it is told to, and keeps the books of what is held."""
+    """Answers the machine's effects on command, and tracks what is held."""
 
     def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
         self.machine = RequestMachine(
@@ -249,7 +249,7 @@ class World:
 
     @property
     def calls_left(self) -> list[Call]:
-        """Calls nobody has cancelled; the text call ends with the request."""
+        """Calls that were not cancelled; the text call ends with the request."""
         return [call for call in self.calls if not isinstance(call, Generate)]
 
     @property

@@ -21,7 +21,7 @@ BLOCK = 4
 
 @dataclass
 class Engine:
-    """Computes nothing: a slot of memory holds all tokens up to its own, and the next token follows from the last."""
+    """A fake computation: a slot holds all tokens up to its own, and the next token follows from the last."""
 
     batch: RunningBatch[Sequence]
     seed: int = 0
@@ -474,7 +474,7 @@ def test_everybody_gets_through_whatever_the_lengths(
     fixed_blocks: int,
     cancels: list[tuple[int, int, int]],
 ) -> None:
-    """No livelock: each step gets somebody on, and all are through in bounded time, each with its own answer."""
+    """No livelock: each step makes progress, and all finish in bounded time with their own answers."""
     one = engine(
         blocks,
         contiguous=contiguous,

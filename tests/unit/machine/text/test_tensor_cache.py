@@ -394,7 +394,7 @@ def test_memory_beside_a_quarantined_range_is_free() -> None:
 
 
 class CacheModel(RuleBasedStateMachine):
-    """Any order of events: invariants hold, and every ticket comes back exactly once."""
+    """Under any order of events invariants hold, and every ticket is returned exactly once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -243,11 +243,11 @@ def test_what_can_never_fit_is_the_requests_fault() -> None:
 
 
 ITEM_NBYTES = 40 + 4 * 16 * 8
-"""What the fake engine says that preparing an item of ``encode_request`` takes, the item itself included."""
+"""The fake engine's memory for preparing an item of ``encode_request``, including the item."""
 
 
 class CountingEngine(FakeEncoderEngine):
-    """Counts what it prepares; a shard takes its share of the whole."""
+    """Counts prepared bytes; a shard takes its share of the whole."""
 
     prepared = 0
 
@@ -263,7 +263,7 @@ class CountingEngine(FakeEncoderEngine):
 
 
 class StoppingEngine(FakeEncoderEngine):
-    """Keeps the signals that it is given; the first item ends with an error, as one does whose decoder is killed."""
+    """Records its stop signals; the first item fails, as when its decoder is killed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

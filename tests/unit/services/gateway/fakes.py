@@ -1,4 +1,4 @@
-"""A router that says what a test tells it to, and remembers what it was asked."""
+"""A scripted router that records its requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -218,7 +218,7 @@ async def test_connections_far_beyond_the_limit_are_refused_before_they_ask() ->
 
 
 async def test_another_protocol_is_not_taken_up_and_the_body_is_read() -> None:
-    """Java's client asks for HTTP/2 in this way, with each request of a connection until it has it."""
+    """Java's client requests an upgrade to HTTP/2 in each request until it gets it."""
     upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
     async with connected() as connection:
         for _ in range(2):

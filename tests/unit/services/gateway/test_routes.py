@@ -1,4 +1,4 @@
-"""Every answer of the gateway, over HTTP in this process, in front of a router that says what it is told."""
+"""Every answer of the gateway, over in-process HTTP, with a scripted router."""
 
 import asyncio
 import base64

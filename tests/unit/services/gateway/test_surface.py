@@ -1,4 +1,4 @@
-"""What the REST API has beside plain chat: choices, logprobs, raw prompts, tokens, URLs, keys, its own description."""
+"""The REST API beyond plain chat: choices, logprobs, raw prompts, tokens, URLs, keys, OpenAPI description."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

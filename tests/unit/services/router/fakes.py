@@ -1,4 +1,4 @@
-"""Encoders and text instances that keep books: who holds which lease, who was asked what, who is dead."""
+"""Fake encoders and text instances that record leases, calls, and deaths."""
 
 import asyncio
 from collections import deque
@@ -40,7 +40,7 @@ from triptych.tokens.grammar import Grammars
 
 
 class Mortal:
-    """What dies takes every call down with it, and comes back with another epoch."""
+    """Dying fails every running call; it returns with another epoch."""
 
     def __init__(self, instance_id: str, role: Role, model: ModelInfo, arena_bytes: int) -> None:
         self.instance_id = instance_id

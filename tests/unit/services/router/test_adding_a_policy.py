@@ -1,4 +1,4 @@
-"""docs/adding_a_policy.md, run as it stands there."""
+"""Runs docs/adding_a_policy.md unchanged."""
 
 import re
 from pathlib import Path

@@ -106,7 +106,7 @@ async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> 
 
 
 class Stopped(FakeText):
-    """As under SIGSTOP: connections stand, nothing is said."""
+    """As under SIGSTOP: connections stay open but silent."""
 
     stopped = False
 
@@ -139,7 +139,7 @@ async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> No
 
 
 class Paused(FakeText):
-    """As under SIGSTOP, until SIGCONT: what was said meanwhile is heard then."""
+    """As under SIGSTOP until SIGCONT: pending messages arrive then."""
 
     going: asyncio.Event
 

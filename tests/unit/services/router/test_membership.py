@@ -33,7 +33,7 @@ epoch = 18446744073709551615
 
 
 def write(path: Path, text: str) -> None:
-    """As it is to be done: nobody ever sees half of it."""
+    """Replace the file atomically, as recommended."""
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").rename(path)
 

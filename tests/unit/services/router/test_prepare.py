@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Counted:
-    """``ports.Offload`` that counts what it is handed."""
+    """``ports.Offload`` that counts its calls."""
 
     def __init__(self) -> None:
         self.runs = 0

@@ -1,4 +1,4 @@
-"""Events of the text instance become those that the caller gets, calls told from text."""
+"""Events of the text instance become the caller's, with tool calls parsed from text."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""One choice's text: where it ends, and what is told of its tokens."""
+"""One choice's text: where it ends, and its token metadata."""
 
 from collections.abc import Sequence
 

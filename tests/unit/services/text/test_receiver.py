@@ -243,7 +243,7 @@ def test_a_hung_encoder_with_many_pulls_leaves_the_others_their_turns() -> None:
 
 
 async def fail(work: object) -> str:
-    """What a request that must fail says."""
+    """The error of a request that must fail."""
     try:
         await work  # type: ignore[misc]
     except Exception as error:  # noqa: BLE001 - the message is the subject

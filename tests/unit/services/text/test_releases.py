@@ -1,4 +1,4 @@
-"""Leases go back in the background, together, and a holder that does not answer holds nobody up."""
+"""Leases are released in the background, in batches, and an unresponsive holder delays no others."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from triptych.transport.peer_pool import PeerPool
 
 
 class Listening(LinkedInstance):
-    """Writes down what it was given back."""
+    """Records released leases."""
 
     def __init__(self, link: Link[Encoder]) -> None:
         super().__init__(link)

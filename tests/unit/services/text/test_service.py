@@ -422,7 +422,7 @@ def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() 
 
 
 async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Ready], dict[int, list[TextEvent]]]:
-    """The stream taken apart; after its end a choice says no more."""
+    """The events of a stream by choice; nothing follows a choice's end."""
     readies: list[Ready] = []
     choices: dict[int, list[TextEvent]] = {}
     async with aclosing(service.generate(request)) as stream:
