@@ -44,7 +44,7 @@ class RouterSettings(RpcServiceSettings):
     capacity: ServerBounds = ServerBounds()
     """Limits over all requests."""
     cluster: ClusterLimits = ClusterLimits()
-    """Limits of what is remembered of the instances, and of what waits for them."""
+    """Limits of waiting requests and embedding hints, and timings of backoff."""
     attempts: RequestLimits = RequestLimits()
     """Retries and leases of one request."""
     shards: ShardLimits = ShardLimits()

@@ -29,9 +29,9 @@ class RequestBounds:
     max_top_k: Count = 1_000_000
     """Largest top_k."""
     max_stop_token_ids: Count = 64
-    """Most stop token ids in one request; 4096 at most, whatever is set."""
+    """Most stop token ids in one request; at most 4096."""
     max_logit_bias: Count = 1024
-    """Most tokens whose logits one request may shift; 4096 at most, whatever is set."""
+    """Most tokens whose logits one request may bias; at most 4096."""
     max_schema_chars: Positive = 32_768
     """Longest JSON schema."""
 

@@ -48,7 +48,7 @@ class Divisible:
         return sum(self.units)
 
     def most_shards(self, limits: ShardLimits) -> int:
-        """Into so many shards it may be cut."""
+        """The most shards it may be split into."""
         least = limits.min_shard_tokens
         return max(1, min(len(self.units), limits.max_shards, self.tokens // least)) if least else 1
 

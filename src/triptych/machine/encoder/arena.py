@@ -335,13 +335,13 @@ class ArenaMachine:
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"  # noqa: S101 - invariant
         due = set(self._by_expiry)
-        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "no end"  # noqa: S101 - invariant
-        assert len(self._released) <= self._max_released, "too much is remembered"  # noqa: S101 - invariant
+        assert all((lease.expires_s, i) in due for i, lease in self._leases.items()), "a lease without an expiry"  # noqa: S101 - invariant
+        assert len(self._released) <= self._max_released, "too many released ids"  # noqa: S101 - invariant
         assert not self._released.keys() & self._leases.keys(), "a released lease is live"  # noqa: S101 - invariant
         held = {lease_id: key for key, entry in self._entries.items() for lease_id in entry.leases}
-        assert held == {i: lease.key for i, lease in self._leases.items()}, "a lease on nothing"  # noqa: S101 - invariant
+        assert held == {i: lease.key for i, lease in self._leases.items()}, "leases and entries differ"  # noqa: S101 - invariant
         for key, entry in self._entries.items():
-            assert entry.slot.key == key, "an entry stands under another key"  # noqa: S101 - invariant
+            assert entry.slot.key == key, "an entry has another key"  # noqa: S101 - invariant
             assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"  # noqa: S101 - invariant
-            assert not (entry.leases and entry.state is SlotState.WRITING), "lease on a part"  # noqa: S101 - invariant
+            assert not (entry.leases and entry.state is SlotState.WRITING), "a lease on a slot being written"  # noqa: S101 - invariant
         assert len(self._leases) <= self._limits.max_leases, "too many leases"  # noqa: S101 - invariant

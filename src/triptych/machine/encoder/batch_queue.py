@@ -298,6 +298,6 @@ class BatchQueue:
         phases = [entry.phase for entry in self._entries.values()]
         assert phases.count(Phase.PREPARING) == self._preparing <= self._max_preparing, "too many are prepared"  # noqa: S101 - invariant
         idle = self._preparing < self._max_preparing
-        assert not (idle and Phase.ARRIVED in phases), "an entry waits for nothing"  # noqa: S101 - invariant
+        assert not (idle and Phase.ARRIVED in phases), "an entry waits although a thread is free"  # noqa: S101 - invariant
         wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))
-        assert all(wanted), "an entry waits for nobody"  # noqa: S101 - invariant
+        assert all(wanted), "a waiting entry has no waiters"  # noqa: S101 - invariant

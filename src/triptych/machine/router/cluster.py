@@ -73,7 +73,7 @@ TEXT: Stages = (Stage.PREFILL, Stage.DECODE)
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """Limits of what is remembered of the instances, and of what waits for them."""
+    """Limits of waiting requests and embedding hints, and timings of backoff."""
 
     max_waiting_requests: Count = 1024
     """Most requests that wait for room in the encoders' arenas."""
@@ -213,8 +213,8 @@ class ClusterMachine:
                 assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
             assert instance.state == instance.state_under(self._model), f"{name}: state"  # noqa: S101
         known = self._instances.keys()
-        assert {credit.name for credit in self._credits.values()} <= known, "credits of nobody"  # noqa: S101
-        assert set(self._hints.values()) <= known, "hints to nobody"  # noqa: S101
+        assert {credit.name for credit in self._credits.values()} <= known, "credits of an unknown instance"  # noqa: S101
+        assert set(self._hints.values()) <= known, "hints to an unknown instance"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
         assert len(self._hints) <= self._limits.max_embedding_hints, "hints above their bound"  # noqa: S101
 

@@ -178,22 +178,22 @@ class RequestMachine:
         """Raise AssertionError where an invariant does not hold."""
         for item in self._items:
             held, whose = item.held, f"item {item.index}"
-            assert held is None or held.unsent is None or held.sealed is not None, f"{whose}: ticket of nothing"  # noqa: S101
-            assert held is None or held.lease_ids, f"{whose}: a place without leases"  # noqa: S101
-            assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews nothing"  # noqa: S101
+            assert held is None or held.unsent is None or held.sealed is not None, f"{whose}: unsent, not sealed"  # noqa: S101
+            assert held is None or held.lease_ids, f"{whose}: a credit without leases"  # noqa: S101
+            assert held is None or not held.renewing or held.sealed is not None, f"{whose}: renews without a ticket"  # noqa: S101
             assert item.losses <= self._limits.max_encode_attempts, f"{whose}: attempts"  # noqa: S101
         if self._phase in {Phase.PREPARING, Phase.WAITING, Phase.STREAMING} or self._phase.over:
             assert self.holds == 0, f"{self._phase.value} holds credits"  # noqa: S101
         if self._phase is Phase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
-            assert len(wanted) == len(self._items) > 0, "waits for less than everything"  # noqa: S101
+            assert len(wanted) == len(self._items) > 0, "waits for only some of its items"  # noqa: S101
         if self._phase is Phase.ENCODING:
             busy = any(item.held is not None and item.held.pending for item in self._items)
-            assert busy or self._reserving or self._pauses, "encodes nothing"  # noqa: S101
+            assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"  # noqa: S101
         if self._phase is Phase.DISPATCHING:
             assert all(item.ready for item in self._items), "dispatched before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
-        assert not (self._phase.over and self._pauses), "pauses for nothing"  # noqa: S101
+        assert not (self._phase.over and self._pauses), "a finished request has pauses"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 

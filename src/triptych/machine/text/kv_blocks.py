@@ -186,7 +186,7 @@ class KvBlocks:
         counts = [0] * self.blocks
         for owner in self._owners.values():
             assert len(set(owner.table)) == len(owner.table), "a table has a block twice"  # noqa: S101 - invariant
-            assert owner.is_contiguous == _is_run(owner.table), "a table is not what it is said"  # noqa: S101 - invariant
+            assert owner.is_contiguous == _is_run(owner.table), "is_contiguous is wrong"  # noqa: S101 - invariant
             for block in owner.table:
                 counts[block] += 1
         assert counts == self._references, "references do not add up"  # noqa: S101 - invariant
@@ -238,7 +238,7 @@ class KvBlocks:
         return True
 
     def _settle(self, known: _Owner, start: int, count: int) -> tuple[Copy, ...]:
-        """Let an owner have ``count`` blocks from ``start`` on, which are taken, instead of those it has."""
+        """Move an owner to the ``count`` blocks from ``start`` on, which are already taken."""
         old, new = known.table, range(start, start + count)
         self._clear_end(known)
         known.table, known.is_contiguous = [], True

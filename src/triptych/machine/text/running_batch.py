@@ -183,7 +183,7 @@ class RunningBatch(Generic[S]):
                 self.blocks.register_hash(one.sequence_id, index, one.prefix_hashes.hashes[index])
 
     def fork(self, leader: S) -> tuple[list[S], tuple[Copy, ...]]:
-        """The prompt is computed: the choices that go on from here, and what has to be copied for them."""
+        """The prompt is computed: share or copy its blocks for the other choices. Returns these and the copies."""
         followers, leader.followers = leader.followers, []
         copies: list[Copy] = []
         for one in followers:
@@ -202,7 +202,7 @@ class RunningBatch(Generic[S]):
             assert line == sorted(line, key=_order), "out of order"  # noqa: S101 - invariant
         everyone = [other for one in (*running, *waiting) for other in (one, *one.followers)]
         known = [one for choices in self._known.values() for one in choices.values()]
-        assert sorted(map(_order, everyone)) == sorted(map(_order, known)), "somebody is lost"  # noqa: S101 - invariant
+        assert sorted(map(_order, everyone)) == sorted(map(_order, known)), "a sequence is lost"  # noqa: S101 - invariant
         for one in waiting:
             held = [self.blocks.table(other.sequence_id) for other in (one, *one.followers)]
             assert not any(held), f"{one.sequence_id} holds memory while it waits"  # noqa: S101 - invariant

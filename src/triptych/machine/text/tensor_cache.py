@@ -527,11 +527,11 @@ class TensorCache:
         assert pins == {(i, key) for i, r in self._requests.items() for key in r.keys}, "pins"  # noqa: S101 - invariant
         for entry in self._entries.values():
             ready = entry.state is CacheState.READY
-            assert not (ready and (entry.tickets or entry.orphan)), "a lease is kept for nothing"  # noqa: S101 - invariant
-            assert ready or entry.tickets.keys() == entry.pins, "a request without its ticket"  # noqa: S101 - invariant
+            assert not (ready and (entry.tickets or entry.orphan)), "a READY entry keeps a lease"  # noqa: S101 - invariant
+            assert ready or entry.tickets.keys() == entry.pins, "tickets and pins differ"  # noqa: S101 - invariant
         held_fits = len(self._held) <= 1 or self.held_bytes <= self._limits.max_embedding_bytes
         assert held_fits, "requests hold too many bytes"  # noqa: S101 - invariant
-        assert self._held.keys() >= self._requests.keys(), "a request reads what nobody counts"  # noqa: S101 - invariant
+        assert self._held.keys() >= self._requests.keys(), "the bytes of a request are not counted"  # noqa: S101 - invariant
         assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"  # noqa: S101 - invariant
 
 
