@@ -293,18 +293,24 @@ class Cluster:
         """Get the instance's description, then follow its load. On failure start over, with exponential backoff."""
         name = connection.name
         delay_s = self._settings.reconnect_min_s
+        last_answer_s = self._clock()
         while True:
             # A new description settles earlier suspicions; a later one ends the watch below.
             connection.suspect.clear()
             try:
                 async with asyncio.timeout(self._settings.control_timeout_s):
                     info = await connection.client.describe()
+                last_answer_s = self._clock()
                 self.feed(InstanceSeen(name, info))
                 delay_s = self._settings.reconnect_min_s
-                if await self._follow(connection):
+                planned = await self._follow(connection)
+                last_answer_s = self._clock()
+                if planned:
                     continue
             except TimeoutError:
                 logger.debug("%s does not answer", name)
+                if self._clock() - last_answer_s >= self._settings.heartbeat_timeout_s:
+                    connection.give_up_calls()
             except TriptychError as error:
                 logger.debug("%s: %s", name, error.code)
             self.feed(InstanceSuspected(name))

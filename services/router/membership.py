@@ -95,7 +95,7 @@ def read_members(path: Path) -> tuple[Member, ...]:
         entries = _File.model_validate(tomllib.loads(data.decode())).instances
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]

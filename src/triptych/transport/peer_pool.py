@@ -192,7 +192,8 @@ class PeerPool:
         member.known = True
         if (info.instance_id, info.epoch) != (holder.instance_id, holder.epoch):
             raise TransferFailed(f"encoder {holder.instance_id!r} (epoch {holder.epoch}) is not where its ticket says")
-        former, member.link = member.link, _Link(await self._connect(info.offers), info.instance_id, info.epoch)
+        peer = await self._connect(info.offers)
+        former, member.link = member.link, _Link(peer, info.instance_id, info.epoch)
         if former is not None and former.users == 0:
             await former.peer.close()
         return member.link

@@ -283,6 +283,7 @@ class ClusterMachine:
             return self._forget(name, "has left", now_s)
         instance.leaving = True
         self._forget_hints(name)
+        self._adopt_model()
         self._review(now_s)
         return [Logged(name, f"leaving, {instance.credits} credits in use")]
 
@@ -291,8 +292,21 @@ class ClusterMachine:
             return []
         self._forget_hints(name)
         self._credits = {number: credit for number, credit in self._credits.items() if credit.name != name}
+        self._adopt_model()
         self._review(now_s)
         return [Logged(name, what), Disconnect(name)]
+
+    def _adopt_model(self) -> bool:
+        """If no remaining instance serves the known model, take that of the remaining ones. Returns whether it changed."""
+        served = [
+            one.info.model
+            for one in self._instances.values()
+            if one.reachable and not one.leaving and one.info is not None and one.member.agrees_with(one.info)
+        ]
+        if not served or self._model in served:
+            return False
+        self._model = served[0]
+        return True
 
     def _forget_hints(self, name: str) -> None:
         for content in [content for content, held_by in self._hints.items() if held_by == name]:
@@ -305,7 +319,11 @@ class ClusterMachine:
         restarted = instance.seen(info)
         if restarted:
             self._forget_hints(name)
-        followed = [other for other in self._instances.values() if other is not instance and other.reachable]
+        followed = [
+            other
+            for other in self._instances.values()
+            if other is not instance and other.reachable and not other.leaving
+        ]
         if not any(other.info is not None and other.info.model == self._model for other in followed):
             # No other reachable instance serves the known model: adopt the new one's.
             self._model = info.model
@@ -480,6 +498,9 @@ class ClusterMachine:
             return []
         if now_s < self._textless_s + self._limits.pool_grace_s:
             return self._wake(self._textless_s + self._limits.pool_grace_s, "no text instance within the grace")
+        if self._adopt_model():
+            self._review(now_s)
+            return self._check_text_pool(now_s) + self._serve_waiting(now_s)
         self._text_lost = True
         return [TextPoolLost(self._no_text())]
 

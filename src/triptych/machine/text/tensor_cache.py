@@ -288,7 +288,12 @@ class TensorCache:
             if offset is None:
                 for taken in placed.values():
                     self._extents.free(taken)
-                return None
+                own = next((key for key in keys if key in self._idle), None)
+                if own is None or self._pinned_bytes:
+                    return None
+                # Nothing is pinned, so no event would ever make room: the request's own cached tensors split the free memory.
+                self._evict(own, "its place is needed for the rest of its request", effects)
+                return self._place(request, effects)
             placed[key] = offset
         return placed
 

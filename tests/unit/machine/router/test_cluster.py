@@ -903,3 +903,34 @@ class Traffic(RuleBasedStateMachine):
 
 TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("end", [MemberLeaving, MemberLeft, InstanceSuspected])
+def test_instances_of_a_new_model_serve_when_those_of_the_former_are_gone(
+    end: type[MemberLeaving | MemberLeft | InstanceSuspected],
+) -> None:
+    machine = cluster("a", "t")
+    for name in ("b", "u"):
+        machine.handle(MemberJoined(Member(name)), 1)
+        machine.handle(InstanceSeen(name, info(name, model=replace(MODEL, revision="new"))), 1)
+    assert machine.model == MODEL
+    for name in ("a", "t"):
+        machine.handle(end(name), 2)
+    for now_s in range(3, 10):
+        machine.handle(LoadReported("u", load()), now_s)
+        machine.handle(Tick(), now_s)
+    assert machine.model is not None
+    assert machine.model.revision == "new"
+    assert machine.readiness().ready
+    assert not machine.text_lost
+
+
+def test_instances_of_a_new_model_serve_while_one_that_leaves_still_streams() -> None:
+    machine = cluster("a", "t")
+    machine.handle(TextWanted(1, 10), 0)
+    for name in ("a", "t"):
+        machine.handle(MemberLeaving(name), 1)
+    for name in ("b", "u"):
+        machine.handle(MemberJoined(Member(name)), 2)
+        machine.handle(InstanceSeen(name, info(name, model=replace(MODEL, revision="new"))), 2)
+    assert machine.readiness().ready

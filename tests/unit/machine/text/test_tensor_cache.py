@@ -492,3 +492,17 @@ class CacheModel(RuleBasedStateMachine):
 
 
 TestCacheModel = CacheModel.TestCase
+
+
+def test_a_request_whose_own_cached_tensors_are_in_the_way_of_the_rest_is_placed_all_the_same() -> None:
+    machine = cache(4096, max_waiting=8)
+    around = {"x": ticket(b"x", 1536), "a": ticket(b"a", 1024), "y": ticket(b"y", 1536)}
+    for request_id, one in around.items():
+        fill(machine, request_id, one)
+    for request_id in around:
+        machine.handle(Leave(request_id), 0.0)
+        machine.handle(CopiesGone(request_id), 0.0)
+    started = pulls(acquire(machine, "large", ticket(b"a", 1024), ticket(b"b", 2048)))
+    assert sorted(pull.ticket.key for pull in started) == [b"a", b"b"]
+    assert machine.waiting == 0
+    machine.validate()

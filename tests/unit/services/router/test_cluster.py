@@ -138,6 +138,45 @@ async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> No
         assert 2 < now_s() - stopped_s < 5
 
 
+class LongPrefill(Stopped):
+    async def spend(self, duration_s: float) -> None:
+        await super().spend(1.0 if duration_s == 0.002 else duration_s)  # the prefill
+
+
+@pytest.mark.parametrize("reason", ["the watch ends as planned", "a call fails"])
+@virtual
+async def test_calls_to_an_instance_that_stops_while_it_is_described_are_redone_elsewhere(reason: str) -> None:
+    async with bench(texts=2, settings=RouterSettings(heartbeat_timeout_s=3)) as made:
+        text = made.texts[0]
+        text.__class__ = LongPrefill
+        watch, planned, ended = text.watch_load, asyncio.Event(), asyncio.Event()
+
+        async def watch_until_planned() -> AsyncGenerator[InstanceLoad]:
+            async with aclosing(watch()) as loads:
+                async for one in loads:
+                    if planned.is_set():
+                        ended.set()
+                        raise DeadlineExceeded("the call's time is over")
+                    yield one
+
+        text.watch_load = watch_until_planned  # type: ignore[method-assign]
+        made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
+        await asyncio.sleep(0.3)
+        answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)], timeout_s=60))) for n in range(6)]
+        await asyncio.sleep(0.3)
+        assert text.running
+        if reason == "a call fails":
+            made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("another call failed")))
+        else:
+            planned.set()
+            await ended.wait()
+        text.stopped = True  # type: ignore[attr-defined]
+        stopped_s = now_s()
+        outcomes = await asyncio.gather(*answers)
+        assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
+        assert now_s() - stopped_s < 8
+
+
 class Paused(FakeText):
     """As under SIGSTOP until SIGCONT: pending messages arrive then."""
 

@@ -64,6 +64,8 @@ def test_the_file_that_the_readme_shows_is_valid(tmp_path: Path) -> None:
         ("", "instances: Field required"),
         ("[[instances]", "is not TOML"),
         ("\x00", "is not TOML"),
+        ("instances = " + "[" * 5000, "is not TOML"),
+        ("instances = " + "{a=" * 5000, "is not TOML"),
         ("[[instances]]\n", "instances.0.address: Field required"),
         (one("nowhere"), "instances.0.address: .*'nowhere': it is not HOST:PORT"),
         (one("unix:/run/x"), "it is not HOST:PORT"),
@@ -75,7 +77,7 @@ def test_the_file_that_the_readme_shows_is_valid(tmp_path: Path) -> None:
         ("#" * (1 + (1 << 20)), "more than 1048576 bytes"),
         ("".join(one(f"a:{port}") for port in range(1, 4098)), "at most 4096 items"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_a_file_that_is_wrong_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "members.toml"
