@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import httptools
@@ -144,6 +145,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.transport is self.transport:
+            cycle.transport = _Closing(self, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -185,10 +188,16 @@ class BoundedHttp(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))
         self.cycle = cycle
 
+    def drop_rest(self) -> None:
+        """Ignore what is left of an answered request and close without losing the answer."""
+        self._refused = True
+        self.linger()
+
     def linger(self) -> None:
         """Close when the client closes, or after ``_LINGER_S``."""
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection
+                self.transport.write_eof()
             self._close_after(_LINGER_S)
 
     def _close_after(self, seconds: float) -> None:
@@ -217,3 +226,17 @@ class _Lingering:
 
     def close(self) -> None:
         self._protocol.linger()
+
+
+class _Closing(_Lingering):
+    """Lingers while the client still sends the body of an answered request; otherwise closes at once."""
+
+    def __init__(self, protocol: BoundedHttp, cycle: RequestResponseCycle) -> None:
+        super().__init__(protocol)
+        self._cycle = cycle
+
+    def close(self) -> None:
+        if self._cycle.more_body and self._cycle.response_complete:
+            self._protocol.drop_rest()
+        else:
+            self._protocol.transport.close()

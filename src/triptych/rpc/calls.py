@@ -30,6 +30,10 @@ async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[
         message = await call
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
+    return _converted(message, convert)
+
+
+def _converted(message: Wire, convert: Callable[[Wire], Domain]) -> Domain:
     try:
         return convert(message)
     except errors.InvalidRequest as error:  # the peer's answer is invalid, which is not this caller's fault
@@ -42,7 +46,7 @@ async def stream(
     """Yield answers as they arrive; closing the generator cancels the call."""
     try:
         async for message in call:
-            yield convert(message)
+            yield _converted(message, convert)
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
     finally:

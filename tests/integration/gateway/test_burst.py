@@ -9,6 +9,7 @@ import pytest
 from tests.integration.gateway.streams import body
 from tests.integration.gateway.wired import HOST, wired
 from tests.simulation.cluster import World
+from triptych.policy.admission import ServerBounds
 
 REQUESTS = 1500
 AT_ONCE = 1200
@@ -19,7 +20,8 @@ AT_ONCE = 1200
 @pytest.mark.timeout(180)
 async def test_of_a_burst_each_request_is_answered_or_told_when_to_come_again() -> None:
     asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the work
-    world = World(encoders=2, texts=2, router={"heartbeat_timeout_s": 60.0, "max_concurrent_requests": AT_ONCE})
+    capacity = ServerBounds(max_concurrent_requests=AT_ONCE)
+    world = World(encoders=2, texts=2, router={"heartbeat_timeout_s": 60.0, "capacity": capacity})
     seen: Counter[tuple[int, bool]] = Counter()
     async with wired(world) as site:
 

@@ -144,13 +144,14 @@ def _mask(logits: torch.Tensor, sequences: Sequence[EngineSequence], failures: d
 
 
 def _forbid_ends(logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> None:
-    """Forbid end tokens before ``min_tokens``, unless a finished grammar allows nothing else."""
+    """Forbid end tokens before ``min_tokens``, unless nothing else is allowed."""
     for row, one in enumerate(sequences):
         if one.is_early:
             ends = torch.tensor(sorted(one.end_ids), device=logits.device)
             before = logits[row, ends]
             logits[row, ends] = -torch.inf
-            if one.grammar is not None and not logits[row].isfinite().any():
+            nothing_else = one.grammar is not None or len(ends) == logits.shape[1]
+            if nothing_else and not logits[row].isfinite().any():
                 logits[row, ends] = before
 
 

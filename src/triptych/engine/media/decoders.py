@@ -83,12 +83,17 @@ class _Decoder:
                 limits.max_decode_s,
                 ",".join(map(str, cores)),
             )
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
-                [sys.executable, "-m", _MODULE, *map(str, options)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                process_group=0,  # a terminal's signals go to the parent only
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
+                    [sys.executable, "-m", _MODULE, *map(str, options)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    process_group=0,  # a terminal's signals go to the parent only
+                )
+            except OSError as error:
+                self._link.close()
+                os.close(self._file)
+                raise EngineFailure(f"a decoder process does not start: {error.strerror}") from None
         self.cores = cores
         self.started = self.busy = self._read = self._ended = False
 
@@ -264,13 +269,16 @@ class _Item:
                 self._blame(decoder)
 
     def _blame(self, decoder: _Decoder) -> NoReturn:
-        """Raise the error for a dead process: the item's fault, unless it was stopped or never started."""
+        """Raise the error for a dead process: the item's fault, unless it was stopped, killed or never started."""
         status = decoder.end()
         if self.stop is not None and self.stop.stopped:
             raise Cancelled("nobody waits for the item any more") from None
         if not decoder.started:
             raise EngineFailure(f"a decoder process does not start: status {status}") from None
         what = f"the {self.info.format} {self.info.modality.value}"
+        if status == -signal.SIGKILL:  # by the system or an operator: its own limits end it otherwise
+            logger.warning("a decoder process was killed on %s of %d bytes", what, len(self.media))
+            raise EngineFailure("the process that decoded the item was killed") from None
         if status == -signal.SIGPROF:
             limit_s = self.processes.limits.max_decode_s
             raise InvalidMedia(f"{what} takes more than {limit_s:g} s to decode") from None

@@ -255,6 +255,13 @@ def test_no_end_comes_before_min_tokens() -> None:
     assert chosen(replace(ends, ignore_eos=True), [5]) == 1  # which is then no end
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_every_token_ends_the_answer_min_tokens_forbids_none(temperature: float) -> None:
+    every = SamplingParams(temperature=temperature, seed=1, min_tokens=2, stop_token_ids=tuple(range(len(RAW))))
+    without = replace(every, min_tokens=0)
+    assert chosen(every, []) == chosen(without, [])
+
+
 # --- grammar ---------------------------------------------------------------------------------------------------------
 
 

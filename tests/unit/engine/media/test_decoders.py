@@ -1,7 +1,9 @@
 """Decoding in separate processes: equal results, and no decode outlives its caller."""
 
+import errno
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from triptych.engine.media.audio import decode_audio
 from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
 from triptych.engine.media.images import decode_image
 from triptych.engine.media.videos import decode_video
-from triptych.errors import Cancelled, InvalidMedia
+from triptych.errors import Cancelled, EngineFailure, InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import Stop
 from triptych.testing import clips
@@ -164,6 +166,29 @@ def test_a_crash_of_the_decoder_costs_one_item_an_error(decoders: DecoderProcess
     assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
 
 
+def test_a_kill_from_outside_is_not_the_fault_of_the_item(decoders: DecoderProcesses) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        decode, process = stuck(decoders, pool, Stop())
+        process.kill()
+        with pytest.raises(EngineFailure, match="killed"):
+            decode.result(SOON_S)
+    assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor(
+    decoders: DecoderProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        with pytest.raises(EngineFailure, match="does not start"):
+            decoders.item(*looked_at(png(50, 20))).pixels()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_process_that_died_while_it_was_idle_is_replaced(decoders: DecoderProcesses) -> None:
     decoders.start()
     (process,) = running()
@@ -211,7 +236,7 @@ def test_closing_ends_what_runs() -> None:
     with ThreadPoolExecutor(1) as pool:
         decode, process = stuck(decoders, pool, Stop())
         decoders.close()
-        with pytest.raises(InvalidMedia):
+        with pytest.raises(EngineFailure, match="killed"):
             decode.result(SOON_S)
     until(lambda: not process.is_running())
 

@@ -302,3 +302,22 @@ async def test_a_refused_client_that_sends_on_is_cut_off(monkeypatch: pytest.Mon
             await asyncio.get_running_loop().sock_sendall(client, b"garbage\r\n\r\n")
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 await send_on(client)
+
+
+def status_after_sending_all(port: int, request: bytes) -> bytes:
+    """As blocking clients do: the answer is read only when the whole request is sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request)
+        return client.recv(12).split()[1]
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n", b"HTTP/1.0\r\n"])
+async def test_an_early_refusal_reaches_a_client_that_still_sends_and_asks_to_close(
+    head: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "keys.toml").write_text(new_key("bob")[1])
+    nbytes = 4 << 20
+    request = b"POST /v1/chat/completions " + head + b"content-length: %d\r\n\r\n" % nbytes + bytes(nbytes)
+    async with serve(GatewaySettings(port=0, keys=tmp_path / "keys.toml"), FakeRouter()) as app, asyncio.timeout(20):
+        for _ in range(3):
+            assert await asyncio.to_thread(status_after_sending_all, app.port, request) == b"401"
