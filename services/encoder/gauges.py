@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.stage import Stage
-from triptych.runtime.metrics import Metrics, gauge
+from triptych.runtime.metrics import Metrics, gauge, longest_wait
 
 from .arena_store import ArenaStore
 
@@ -32,10 +32,10 @@ def watch(metrics: Metrics, service: Loaded, store: ArenaStore) -> None:
     def read() -> Iterable[Metric]:
         load, memory = service.load().at(Stage.ENCODE), store.memory
         leased = load.leased_bytes
-        longest = service.longest_waits_s().items()
-        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
-        yield gauge(
-            "triptych_encoder_longest_wait_seconds", "Longest wait of the items that are waiting", waits, ("priority",)
+        yield longest_wait(
+            "triptych_encoder_longest_wait_seconds",
+            "Longest wait of the items that are waiting",
+            service.longest_waits_s(),
         )
         yield gauge("triptych_encoder_items_pending", "Items being prepared, waiting or being encoded", load.pending)
         yield gauge("triptych_encoder_tokens_pending", "Their tokens", load.pending_tokens)

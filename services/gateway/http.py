@@ -67,8 +67,7 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.message_event.set()
         super().connection_lost(exc)
 
-    # --- receiving
-    # ------------------------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         while data and not self._refused:

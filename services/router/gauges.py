@@ -6,7 +6,7 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 from triptych.domain.membership import MembershipSnapshot
-from triptych.runtime.metrics import Metrics, gauge
+from triptych.runtime.metrics import Metrics, gauge, longest_wait
 
 
 class State(Protocol):
@@ -52,13 +52,10 @@ def watch(metrics: Metrics, state: State) -> None:
             "Requests waiting for room in the encoders' arenas",
             cluster.waiting_for_credits,
         )
-        longest = cluster.longest_waits_s().items()
-        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
-        yield gauge(
+        yield longest_wait(
             "triptych_router_longest_wait_seconds",
             "Longest wait of requests that wait for credits now",
-            waits,
-            ("priority",),
+            cluster.longest_waits_s(),
         )
         yield gauge("triptych_credits_outstanding", "Credits in use", cluster.outstanding_credits)
         yield gauge(

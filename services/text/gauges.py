@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.stage import Stage
-from triptych.runtime.metrics import Metrics, gauge, total
+from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 
 from .receiver import TensorReceiver
 
@@ -66,10 +66,8 @@ def watch(
         running, waiting = per_model(decode.pending), per_model(prefill.pending)
         yield gauge("vllm:num_requests_running", "Requests in the engine", running, of_model)
         yield gauge("vllm:num_requests_waiting", "Requests that wait for items or the engine", waiting, of_model)
-        longest = service.longest_waits_s().items()
-        waits: dict[tuple[str, ...], float] = {(str(priority),): waited_s for priority, waited_s in longest}
-        yield gauge(
-            "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", waits, ("priority",)
+        yield longest_wait(
+            "triptych_longest_wait_seconds", "Longest wait of the requests that are waiting", service.longest_waits_s()
         )
         memory_of_kv = kv()
         usage, queries = per_model(memory_of_kv.usage), per_model(memory_of_kv.queries_tokens)

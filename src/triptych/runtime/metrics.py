@@ -78,6 +78,11 @@ def gauge(name: str, help_: str, value: float | Values, labels: Sequence[str] = 
     return _filled(GaugeMetricFamily(name, help_, labels=labels), value)
 
 
+def longest_wait(name: str, help_: str, waits_s: Mapping[int, float]) -> Metric:
+    """The longest wait of each priority, in seconds (``policy.queueing.longest_waits``)."""
+    return gauge(name, help_, {(str(priority),): wait_s for priority, wait_s in waits_s.items()}, ("priority",))
+
+
 def total(name: str, help_: str, value: float | Values, labels: Sequence[str] = ()) -> Metric:
     """As ``gauge``, for a counter; ``name`` is without its ``_total``."""
     return _filled(CounterMetricFamily(name, help_, labels=labels), value)

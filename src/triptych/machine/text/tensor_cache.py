@@ -272,7 +272,7 @@ class TensorCache:
     def _place(self, request: _Request, effects: list[Effect]) -> dict[Key, int] | None:
         """Allocate memory for everything missing, evicting the least recently used.
 
-        Returns None, changing nothing, if it cannot.
+        Returns None, with nothing allocated, if it cannot.
         """
         keys = request.keys
         missing = {key: ticket.slot_nbytes for key, ticket in keys.items() if key not in self._entries}
