@@ -31,6 +31,7 @@ from triptych.domain.embedding import LeaseId, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import Placement
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.stage import Role, Stage
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
@@ -220,10 +221,10 @@ async def serve_peers(encoder_ports: Sequence[int], text_port: int, step_s: floa
 
 async def serve_relay(port: int, encoder_ports: Sequence[int], text_port: int) -> None:
     def channel(to: int) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(f"{HOST}:{to}", options=limits.CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(f"{HOST}:{to}", options=limits.channel_options())
 
     encoders = [encoder_pb2_grpc.EncoderStub(channel(to)) for to in encoder_ports]
-    server = grpc.aio.server(options=limits.server_options(limits.MAX_MESSAGE_NBYTES))
+    server = grpc.aio.server(options=limits.server_options(MAX_MESSAGE_NBYTES))
     router_pb2_grpc.add_RouterServicer_to_server(Relay(encoders, text_pb2_grpc.TextStub(channel(text_port))), server)
     server.add_insecure_port(f"{HOST}:{port}")
     await server.start()

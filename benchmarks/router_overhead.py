@@ -5,14 +5,16 @@ on loopback, all on uvloop:
 
 - ``direct``: the client calls encoders and text instance itself, the baseline. Only for the time to first token.
 - ``relay``: client -> relay -> encoders, text. No templates, no tokens, no hashes, no decisions, no timelines.
-- ``router``: client -> router -> encoders, text.
+- ``plain``: client -> router -> encoders, text; the client makes a gRPC call per request, like that of the relay.
+- ``router``: the same with the client of this repository, whose calls share a stream (ADR 21).
 - ``gateway``: REST client -> gateway -> router -> encoders, text.
 - ``mounted``: REST client -> gateway with a router in its process -> encoders, text.
 
 Time added to the first token is that of one request at a time, systems alternating, less the median of ``direct``.
 At saturation a closed loop keeps ``concurrency`` requests open; requests per second *per core* are requests by the CPU
 seconds that the system's own processes took for them (not clients, not peers), so they hold however many cores there
-are. All of it without coalescing in the text service and with it (``--stream-interval-s``).
+are. ``direct``, ``relay`` and the clients of ``relay`` and ``plain`` make a gRPC call for each request, item and
+release; what runs between our own processes shares streams. All of it without coalescing in the text service and with it (``--stream-interval-s``).
 """
 
 import argparse
@@ -34,6 +36,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import grpc.aio
 import psutil
 import uvloop
 
@@ -46,12 +49,18 @@ from triptych.domain.generation import Placement, Ready, TextRequest
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import TriptychError
-from triptych.rpc.stubs import InstanceStub, RouterStub
+from triptych.rpc import calls, limits
+from triptych.rpc.context import outgoing
+from triptych.rpc.stubs import RouterStub
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png
+from triptych.v1 import encoder_pb2_grpc, router_pb2_grpc, text_pb2_grpc
+from triptych.wire import encoder as encode
+from triptych.wire import router, text
 
-RELAY, ROUTER, GATEWAY, MOUNTED, DIRECT = "relay", "router", "gateway", "mounted", "direct"
-SYSTEMS = (RELAY, ROUTER, GATEWAY, MOUNTED)
+RELAY, PLAIN, ROUTER, GATEWAY, MOUNTED = "relay", "plain", "router", "gateway", "mounted"
+DIRECT = "direct"
+SYSTEMS = (RELAY, PLAIN, ROUTER, GATEWAY, MOUNTED)
 _SIDE_PX = 56
 _START_S = 30.0
 _REQUEST_S = 60.0
@@ -109,10 +118,13 @@ Ask = Callable[[int, int], Awaitable[float]]
 
 
 class Grpc:
-    """A client of any server with the router's API."""
+    """A client of any server with the router's API. Its calls are ``rpc.stubs``' if ``shared``, else plain ones."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, shared: bool) -> None:
         self._stub = RouterStub(f"{HOST}:{port}")
+        self._channel = _channel(port)
+        self._plain = router_pb2_grpc.RouterStub(self._channel)
+        self._shared = shared
         self._pictures = _pictures()
 
     async def __call__(self, images: int, output_tokens: int) -> float:
@@ -125,22 +137,35 @@ class Grpc:
             timeout_s=_REQUEST_S,
         )
         began_s, first_s = time.perf_counter(), None
-        async with aclosing(self._stub.chat(request)) as events:
+        async with aclosing(self._chat(request)) as events:
             async for _ in events:
                 first_s = first_s or time.perf_counter()
         assert first_s is not None
         return first_s - began_s
 
+    def _chat(self, request: ChatRequest) -> AsyncGenerator[Any]:
+        if self._shared:
+            return self._stub.chat(request)
+        return calls.stream(
+            self._plain.Chat(
+                router.chat_request_to_wire(request), timeout=_REQUEST_S, metadata=outgoing(request.request_id)
+            ),
+            router.chat_events_from_wire,
+        )
+
     async def close(self) -> None:
         await self._stub.close()
+        await self._channel.close()
 
 
 class Direct:
     """Calls encoders and text instance itself."""
 
     def __init__(self, encoder_ports: Sequence[int], text_port: int) -> None:
-        self._encoders = [InstanceStub(f"{HOST}:{port}") for port in encoder_ports]
-        self._text = InstanceStub(f"{HOST}:{text_port}")
+        self._channels = [_channel(port) for port in (*encoder_ports, text_port)]
+        *encoders, last = self._channels
+        self._encoders = [encoder_pb2_grpc.EncoderStub(channel) for channel in encoders]
+        self._text = text_pb2_grpc.TextStub(last)
         self._pictures = _pictures()
 
     async def __call__(self, images: int, output_tokens: int) -> float:
@@ -154,7 +179,8 @@ class Direct:
             SamplingParams(max_tokens=output_tokens, ignore_eos=True),
             timeout_s=_REQUEST_S,
         )
-        async with aclosing(self._text.generate(request)) as events:
+        call = self._text.Generate(text.TEXT_REQUEST.to_wire(request), timeout=_REQUEST_S)
+        async with aclosing(calls.stream(call, text.text_events_from_wire)) as events:
             async for ready in events:
                 if not isinstance(ready[0], Ready):
                     first_s = first_s or time.perf_counter()
@@ -178,11 +204,12 @@ class Direct:
             secrets.token_bytes(16),
             secrets.token_bytes(16),
         )
-        return (await encoder.encode(request)).ticket
+        call = encoder.Encode(encode.ENCODE_REQUEST.to_wire(request), timeout=_REQUEST_S)
+        return (await calls.unary(call, encode.encode_result_from_wire)).ticket
 
     async def close(self) -> None:
-        for stub in (*self._encoders, self._text):
-            await stub.close()
+        for channel in self._channels:
+            await channel.close()
 
 
 class Rest:
@@ -235,6 +262,10 @@ class Rest:
             writer.close()
 
 
+def _channel(port: int) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"{HOST}:{port}", options=limits.channel_options())
+
+
 def _pictures() -> Iterator[bytes]:
     """An endless cycle of different images, since a router remembers where it has seen an image."""
     made = [png(_SIDE_PX, _SIDE_PX, seed=seed) for seed in range(64)]
@@ -253,17 +284,17 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerator[Running]:
     """Start peers and all systems as processes; they end with the context."""
-    encoder_1, encoder_2, text, relay, router, own_router, gateway, mounted = _free_ports(8)
+    encoder_1, encoder_2, text_port, relay, router_port, own_router, gateway, mounted = _free_ports(8)
     encoders = (encoder_1, encoder_2)
     numbers = ",".join(map(str, encoders))
     peers = "benchmarks.relay_peers"
-    wiring = f"--model {MODEL_DIR} --instances {','.join(f'{HOST}:{port}' for port in (*encoders, text))}"
+    wiring = f"--model {MODEL_DIR} --instances {','.join(f'{HOST}:{port}' for port in (*encoders, text_port))}"
     quiet = ("--log-level", "WARNING")
     commands: dict[str, tuple[str, ...]] = {
-        "peers": (peers, "peers", str(text), numbers, str(settings.step_s), str(stream_interval_s)),
-        RELAY: (peers, "relay", str(relay), str(text), numbers),
-        ROUTER: ("services.router", "--port", str(router), *quiet, *wiring.split()),
-        GATEWAY: ("services.gateway", "--port", str(gateway), *quiet, "--router", f"{HOST}:{router}"),
+        "peers": (peers, "peers", str(text_port), numbers, str(settings.step_s), str(stream_interval_s)),
+        RELAY: (peers, "relay", str(relay), str(text_port), numbers),
+        ROUTER: ("services.router", "--port", str(router_port), *quiet, *wiring.split()),
+        GATEWAY: ("services.gateway", "--port", str(gateway), *quiet, "--router", f"{HOST}:{router_port}"),
         MOUNTED: (
             "services.gateway",
             *("--port", str(mounted), *quiet),
@@ -272,9 +303,14 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
     }
     with contextlib.ExitStack() as stack:
         processes = {name: stack.enter_context(_process(command)) for name, command in commands.items()}
-        direct, by_relay, by_router = Direct(encoders, text), Grpc(relay), Grpc(router)
-        by_gateway, by_mounted = Rest(gateway), Rest(mounted)
-        clients = (direct, by_relay, by_router, by_gateway, by_mounted)
+        clients: tuple[Direct | Grpc | Rest, ...] = (
+            Direct(encoders, text_port),
+            Grpc(relay, shared=False),
+            Grpc(router_port, shared=False),
+            Grpc(router_port, shared=True),
+            Rest(gateway),
+            Rest(mounted),
+        )
         ask: dict[str, Ask] = dict(zip((DIRECT, *SYSTEMS), clients, strict=True))
         pid = {name: process.pid for name, process in processes.items()}
         try:
@@ -284,6 +320,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
                 ask,
                 {
                     RELAY: {RELAY: pid[RELAY]},
+                    PLAIN: {ROUTER: pid[ROUTER]},
                     ROUTER: {ROUTER: pid[ROUTER]},
                     GATEWAY: {GATEWAY: pid[GATEWAY], ROUTER: pid[ROUTER]},
                     MOUNTED: {MOUNTED: pid[MOUNTED]},

@@ -46,9 +46,9 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
-from triptych.engine.decoder.setup import fastest_s
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.measuring import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.telemetry import Telemetry

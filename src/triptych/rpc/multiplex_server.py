@@ -1,0 +1,282 @@
+"""Server of ``triptych.v1.Calls``: serves each call of a stream like one that came by itself (ADR 21)."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import NoReturn, cast
+
+import grpc
+import grpc.aio
+
+from triptych import errors
+from triptych.rpc import limits
+from triptych.rpc.interceptors import Context, ErrorInterceptor, Handler
+from triptych.runtime.clock import monotonic
+from triptych.v1 import calls_pb2, calls_pb2_grpc
+from triptych.wire.status import error_to_status
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "triptych.v1.Calls"
+
+
+class Handlers:
+    """The handlers that ``register`` adds to ``server``, by rpc path."""
+
+    def __init__(self, server: grpc.aio.Server, register: Callable[[grpc.aio.Server], None]) -> None:
+        self._server = server
+        self._by_path: dict[str, Handler] = {}
+        register(cast("grpc.aio.Server", self))
+
+    def get(self, path: str) -> "Handler | None":
+        return self._by_path.get(path)
+
+    def add_registered_method_handlers(self, service: str, handlers: "Mapping[str, Handler]") -> None:
+        """As on a server; generated code calls both methods."""
+        self._server.add_registered_method_handlers(service, handlers)
+        self._by_path.update((f"/{service}/{name}", handler) for name, handler in handlers.items())
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+
+class CallsServicer(calls_pb2_grpc.CallsServicer):
+    """Serves calls of ``handlers``, behind ``boundary`` like those that come by themselves; at most ``limit`` at once."""
+
+    def __init__(self, handlers: Handlers, boundary: ErrorInterceptor, limit: int | None) -> None:
+        self._handlers = handlers
+        self._boundary = boundary
+        self.limit = limit
+        self.open = 0
+        """Calls of all streams."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        calls_pb2_grpc.add_CallsServicer_to_server(self, server)
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and self.open >= self.limit
+
+    def handler(self, start: calls_pb2.StartCall) -> "Handler | None":
+        """None for a method that this server does not have, or that reads a stream of requests."""
+        handler = self._handlers.get(start.method)
+        return (
+            None
+            if handler is None or handler.request_streaming
+            else self._boundary.wrap(handler, start.method, start.metadata.items())
+        )
+
+    async def Exchange(self, requests: object, context: Context) -> None:  # noqa: N802 - the name is the wire's
+        del requests
+        await _Exchange(context, self).run()
+
+
+class _Exchange:
+    """One stream: reads requests, runs a task per call, and sends what they have answered."""
+
+    def __init__(self, context: Context, servicer: CallsServicer) -> None:
+        self._context = context
+        self._servicer = servicer
+        self._calls: dict[int, _Call] = {}
+        self._last = 0
+        self._unsent = _Unsent()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write())
+            error = await self._read(group)
+            tasks = [call.task for call in self._calls.values()]
+            if error is not None:
+                for task in tasks:
+                    task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            self._unsent.close()  # gRPC does not allow to abort during a write
+        if error is not None:
+            raise error
+
+    async def _read(self, group: asyncio.TaskGroup) -> errors.InvalidRequest | None:
+        """Read until the client sends no more or something invalid, or the server stops.
+
+        A client that leaves cancels the stream.
+        """
+        try:
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                for request in message.requests:
+                    self._take(request, group)
+                await self._unsent.settle()
+        except errors.InvalidRequest as error:
+            return error
+        except grpc.aio.BaseError as error:  # the server has stopped: gRPC cancels this stream
+            logger.debug("the stream is over: %s", error)
+        return None
+
+    def _take(self, request: calls_pb2.CallRequest, group: asyncio.TaskGroup) -> None:
+        call = self._calls.get(request.call)
+        match request.WhichOneof("request"):
+            case "start":
+                self._start(request.call, request.start, group)
+            case "cancel" if call is not None:
+                call.task.cancel()
+            case "received_nbytes" if call is not None:
+                call.add_room(request.received_nbytes)
+
+    def _start(self, number: int, start: calls_pb2.StartCall, group: asyncio.TaskGroup) -> None:
+        if number <= self._last:
+            raise errors.InvalidRequest(f"call {number} started after call {self._last}", param="call")
+        self._last = number
+        if self._servicer.full:
+            status = error_to_status(errors.Overloaded(f"{self._servicer.limit} calls are open, which is the limit"))
+            self._unsent.end(number, status.grpc_code, status.message, status.metadata)
+            return
+        call = self._calls[number] = _Call(number, start.timeout_s)
+        self._servicer.open += 1
+        call.task = group.create_task(self._serve(call, start))
+        call.task.add_done_callback(lambda _: self._ended(call))
+
+    def _ended(self, call: "_Call") -> None:
+        call.timer.cancel()
+        self._servicer.open -= 1
+        del self._calls[call.number]
+
+    async def _serve(self, call: "_Call", start: calls_pb2.StartCall) -> None:
+        try:
+            await self._answer(call, start)
+            call.code = "OK"
+        except asyncio.CancelledError:
+            if not call.late:
+                raise
+            call.code = "DEADLINE_EXCEEDED"
+        except grpc.aio.AbortError:
+            pass  # the handler has set the status
+        except Exception:
+            logger.exception("%s failed", start.method)
+            call.code = "INTERNAL"
+        self._unsent.end(call.number, call.code, call.message, call.metadata)
+
+    async def _answer(self, call: "_Call", start: calls_pb2.StartCall) -> None:
+        handler = self._servicer.handler(start)
+        if handler is None:
+            await call.abort(grpc.StatusCode.UNIMPLEMENTED)
+        serialize = cast("Callable[[object], bytes]", handler.response_serializer)
+        if handler.response_streaming:
+            serve_stream = cast("Callable[[bytes, _Call], AsyncGenerator[object]]", handler.unary_stream)
+            async with aclosing(serve_stream(start.request, call)) as answers:
+                async for answer in answers:
+                    message = serialize(answer)
+                    await call.take_room(limits.window_nbytes(message))
+                    self._unsent.add(call.number, message)
+        else:
+            serve = cast("Callable[[bytes, _Call], Awaitable[object]]", handler.unary_unary)
+            self._unsent.add(call.number, serialize(await serve(start.request, call)))
+
+    async def _write(self) -> None:
+        try:
+            while (batch := await self._unsent.next()) is not None:
+                await self._context.write(batch)
+        except Exception as error:  # noqa: BLE001 - the client is gone, and gRPC cancels this stream
+            logger.debug("the stream is over: %s", error)
+
+
+class _Call:
+    """One call at the server, and its ``ServicerContext``."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, number: int, timeout_s: float) -> None:
+        self.number = number
+        self.code = "UNKNOWN"
+        self.message = ""
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        self.late = False
+        """It was cancelled at its deadline."""
+        self._deadline_s = monotonic() + timeout_s
+        self.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        self._room_nbytes = limits.WINDOW_NBYTES
+        self._roomy = asyncio.Event()
+
+    def time_remaining(self) -> float:
+        return max(0.0, self._deadline_s - monotonic())
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, str], ...] = ()
+    ) -> NoReturn:
+        self.code, self.message, self.metadata = code.name, details, trailing_metadata
+        raise grpc.aio.AbortError
+
+    async def take_room(self, nbytes: int) -> None:
+        """Wait until the client has taken enough of what was sent."""
+        while self._room_nbytes <= 0:
+            self._roomy.clear()
+            await self._roomy.wait()
+        self._room_nbytes -= nbytes
+
+    def add_room(self, nbytes: int) -> None:
+        self._room_nbytes = min(limits.WINDOW_NBYTES, self._room_nbytes + nbytes)
+        self._roomy.set()
+
+    def _expire(self) -> None:
+        self.late = True
+        self.task.cancel()
+
+
+class _Unsent:
+    """Answers that wait to be sent, in batches. The windows of the calls bound them."""
+
+    def __init__(self) -> None:
+        self._full: list[calls_pb2.CallAnswers] = []
+        self._batch = calls_pb2.CallAnswers()
+        self._nbytes = 0
+        self._answers: dict[int, calls_pb2.CallAnswer] = {}
+        self._closed = False
+        self._ready = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    def add(self, number: int, message: bytes) -> None:
+        self._answer(number).messages.append(message)
+        self._nbytes += len(message)
+
+    def end(self, number: int, code: str, message: str, metadata: tuple[tuple[str, str], ...]) -> None:
+        end = self._answer(number).end
+        end.code, end.message = code, message
+        for key, value in metadata:
+            end.metadata[key] = value
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._closed = True
+        self._ready.set()
+
+    async def next(self) -> calls_pb2.CallAnswers | None:
+        """The next batch; None after the last."""
+        await self._ready.wait()
+        if self._full:
+            return self._full.pop(0)
+        if self._closed and not self._answers:
+            return None
+        batch = self._batch
+        self._clear()
+        if not self._closed:
+            self._ready.clear()
+        self._taken.set()
+        return batch
+
+    async def settle(self) -> None:
+        """Wait while there are too many answers, so that a client which reads nothing cannot start further calls."""
+        while len(self._answers) > limits.MAX_UNSENT_ANSWERS or self._full:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def _answer(self, number: int) -> calls_pb2.CallAnswer:
+        if self._nbytes >= limits.BATCH_NBYTES:
+            self._full.append(self._batch)
+            self._clear()
+        answer = self._answers.get(number)
+        if answer is None:
+            answer = self._answers[number] = self._batch.answers.add(call=number)
+            self._ready.set()
+        return answer
+
+    def _clear(self) -> None:
+        self._batch, self._nbytes, self._answers = calls_pb2.CallAnswers(), 0, {}
