@@ -1,8 +1,12 @@
 """The error tree matches its documentation."""
 
+import ast
 import re
+from pathlib import Path
 
 from triptych import errors
+
+ROOT = Path(__file__).parents[2]
 
 _ROW = re.compile(r"^    ((?:\|   |    )*)\+-- (\w+) +([A-Z_]+) +(\d+)", re.MULTILINE)
 
@@ -16,3 +20,16 @@ def test_the_page_names_every_error_with_its_parent_its_grpc_code_and_its_http_s
         line.append(name)
     tree = {cls.__name__: (cls.__bases__[0].__name__, cls.grpc_code, cls.http_status) for cls in errors.tree().values()}
     assert told == tree
+
+
+def test_no_other_module_adds_an_error_to_the_tree() -> None:
+    """Peers know the errors of the tree by their codes. What is imported must not change it."""
+    own = Path(errors.__file__)
+    names = {"TriptychError"} | {cls.__name__ for cls in errors.tree().values()}
+    for path in (*own.parent.rglob("*.py"), *(ROOT / "services").rglob("*.py")):
+        if path == own:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
+                assert not bases & (names), f"{path.relative_to(ROOT)}: {node.name}"

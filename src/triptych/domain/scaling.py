@@ -1,0 +1,53 @@
+"""Pools as a scaler sees them (``ports.Scaler``): the wanted number of instances, and what exists."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from triptych.domain.stage import Role
+
+
+@dataclass(frozen=True, slots=True)
+class PoolName:
+    """The instances of one model that serve the same stages."""
+
+    model: str
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.role.value}"
+
+
+class Phase(StrEnum):
+    """Where an instance is in its life, for whoever starts and stops it."""
+
+    ORDERED = "ordered"
+    """Wanted and not started yet, or waiting for its next attempt."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was told to end and finishes what runs."""
+    FAILED = "failed"
+    """It is not started any more, until another size is declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledInstance:
+    """An instance of a pool; ``reason`` says why it is not running, if there is more to say."""
+
+    name: str
+    phase: Phase
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPool:
+    """The state of a pool. ``wanted`` is the size declared last; None if none was."""
+
+    name: PoolName
+    wanted: int | None
+    instances: tuple[ScaledInstance, ...]
+    fault: str = ""
+    """Why the pool does not become what is wanted; empty while nothing is wrong."""
+
+    def count(self, *phases: Phase) -> int:
+        return sum(instance.phase in phases for instance in self.instances)

@@ -1,0 +1,1 @@
+"""Adapters to the systems of others."""

@@ -1,0 +1,305 @@
+"""Pools of processes on one machine: how many are wanted, which exist, and when one is started again.
+
+
+    ORDERED -- StartProcess -> STARTING -- ready -> RUNNING -- Remove, StopProcess -> STOPPING -- ended -> gone
+       ^                          |                   |
+       +------- after a backoff --+------- ended -----+        FAILED: after several crashes at the start
+
+A size above what exists orders new processes. A size below it forgets those that do not run yet, the newest first; a running
+process ends only when an order names it. A process that ended by itself is started again, under its name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from triptych.domain.scaling import Phase
+from triptych.errors import Deposed, InvalidRequest, NotFound
+from triptych.machine.process_pool_events import (
+    Adopt,
+    Effect,
+    Event,
+    GaveUp,
+    KillProcess,
+    ProcessEnded,
+    ProcessReady,
+    Remove,
+    SetSize,
+    StartProcess,
+    StopProcess,
+    TimePassed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRules:
+    """When processes are started again, and when they are killed."""
+
+    first_backoff_s: float = 1.0
+    """Pause before a process that ended is started again. Doubles each time."""
+    longest_backoff_s: float = 60.0
+    stable_s: float = 60.0
+    """A process that was ready for so long begins with the first pause again."""
+    start_crashes: int = 3
+    """After so many crashes at the start in a row, none of a pool being ready in between, the pool gives up."""
+    start_timeout_s: float = 300.0
+    """A process that is not ready after this time is killed, and counts as crashed."""
+    grace_s: float = 30.0
+    """From the request to end to the kill. Longer than the process's own drain."""
+    max_processes: int = 64
+    """Most processes of one pool."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_backoff_s <= self.longest_backoff_s:
+            raise ValueError("0 < first_backoff_s <= longest_backoff_s must hold")
+        if (
+            min(self.stable_s, self.start_timeout_s, self.grace_s) <= 0
+            or min(self.start_crashes, self.max_processes) < 1
+        ):
+            raise ValueError("times must be positive, and numbers at least 1")
+
+
+@dataclass(slots=True)
+class _Process:
+    name: str
+    phase: Phase
+    since_s: float
+    due_s: float = 0.0
+    """ORDERED: when it is started. STARTING, STOPPING: when it is killed."""
+    backoff_s: float = 0.0
+    """The last pause; 0 if it never ended."""
+    reason: str = ""
+    killed: bool = False
+
+
+@dataclass(slots=True)
+class _Pool:
+    pattern: str
+    wanted: int | None = None
+    crashes: int = 0
+    fault: str = ""
+    numbers: int = 0
+    """Processes that the pool has had; names are not reused."""
+    processes: dict[str, _Process] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process of a pool, read-only."""
+
+    name: str
+    phase: Phase
+    reason: str
+
+
+class ProcessPools:
+    """The state machine. ``names`` has the pools and the names of their processes, ``encoder-{}`` for example.
+
+    A name without ``{}`` allows one process.
+    """
+
+    def __init__(self, names: Mapping[str, str], rules: RestartRules) -> None:
+        self._rules = rules
+        self._pools = {pool: _Pool(pattern) for pool, pattern in names.items()}
+        self._token = 0
+
+    # --- what it knows ---
+
+    def wanted(self, pool: str) -> int | None:
+        return self._pool(pool).wanted
+
+    def fault(self, pool: str) -> str:
+        """Why the pool does not become what is wanted; empty if nothing is wrong."""
+        return self._pool(pool).fault
+
+    def processes(self, pool: str) -> tuple[ProcessState, ...]:
+        """In the order of their names' numbers."""
+        return tuple(ProcessState(one.name, one.phase, one.reason) for one in self._pool(pool).processes.values())
+
+    def all_processes(self) -> tuple[ProcessState, ...]:
+        return tuple(state for pool in self._pools for state in self.processes(pool))
+
+    @property
+    def due_s(self) -> float | None:
+        """When ``TimePassed`` has something to do next."""
+        waits = (Phase.ORDERED, Phase.STARTING, Phase.STOPPING)
+        return min((one.due_s for one in self._all() if one.phase in waits and not one.killed), default=None)
+
+    def validate(self) -> None:
+        """Raise AssertionError if an invariant is violated."""
+        for name, pool in self._pools.items():
+            active = [one.phase for one in pool.processes.values() if one.phase is not Phase.STOPPING]
+            idle = active.count(Phase.ORDERED) + active.count(Phase.FAILED)
+            wanted = len(active) if pool.wanted is None else pool.wanted
+            violated = {
+                "has more processes than names": len(pool.processes) > pool.numbers,
+                "keeps processes that do not run and are too many": len(active) > wanted and idle > 0,
+                "lacks processes without a reason": len(active) < wanted
+                and not (pool.fault or "{}" not in pool.pattern),
+                "has failed processes but did not give up": Phase.FAILED in active and not pool.fault,
+                "did not give up": pool.crashes >= self._rules.start_crashes and not pool.fault,
+            }
+            if any(violated.values()):
+                raise AssertionError(f"pool {name} {next(what for what, is_so in violated.items() if is_so)}")
+
+    # --- what happens ---
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """The only mutator. Raises Deposed, NotFound or InvalidRequest for an order; nothing has changed then."""
+        match event:
+            case Adopt():
+                return self._adopt(event, now_s)
+            case SetSize():
+                return self._set_size(event, now_s)
+            case Remove():
+                return self._remove(event, now_s)
+            case ProcessReady(name):
+                return self._ready(name, now_s)
+            case ProcessEnded(name, reason):
+                return self._ended(name, reason, now_s)
+            case TimePassed():
+                return [effect for name in self._pools for effect in self._advance(name, now_s)]
+
+    def _adopt(self, event: Adopt, now_s: float) -> list[Effect]:
+        pool = self._pool(event.pool)
+        for name in event.processes:
+            pool.processes[name] = _Process(name, Phase.RUNNING, now_s)
+        pool.numbers += len(event.processes)
+        pool.wanted = len(pool.processes)
+        return []
+
+    def _set_size(self, event: SetSize, now_s: float) -> list[Effect]:
+        pool = self._pool(event.pool)
+        limit = self._rules.max_processes if "{}" in pool.pattern else 1
+        if not 0 <= event.size <= limit:
+            raise InvalidRequest(f"the size of pool {event.pool} is {event.size}, it must be 0 to {limit}")
+        self._check(event.token)
+        if event.size != pool.wanted:
+            pool.wanted = event.size
+            self._try_again(pool, now_s, now_s)
+        return self._advance(event.pool, now_s)
+
+    def _remove(self, event: Remove, now_s: float) -> list[Effect]:
+        pool = self._pool(event.pool)
+        one = pool.processes.get(event.process)
+        if one is None:
+            raise NotFound(f"pool {event.pool} has no process {event.process[:80]!r}")
+        self._check(event.token)
+        effects: list[Effect] = []
+        if one.phase in (Phase.RUNNING, Phase.STARTING):
+            effects.append(self._stop(one, "removed", now_s))
+        elif one.phase is not Phase.STOPPING:
+            del pool.processes[one.name]
+        return effects + self._advance(event.pool, now_s)
+
+    def _ready(self, name: str, now_s: float) -> list[Effect]:
+        key, one = self._find(name)
+        if one is None or one.phase is not Phase.STARTING:
+            return []
+        pool = self._pools[key]
+        one.phase, one.since_s, one.reason = Phase.RUNNING, now_s, ""
+        self._try_again(pool, now_s, now_s + self._rules.first_backoff_s)  # it can start after all
+        return self._advance(key, now_s)
+
+    def _ended(self, name: str, reason: str, now_s: float) -> list[Effect]:
+        key, one = self._find(name)
+        if one is None or one.phase in (Phase.ORDERED, Phase.FAILED):
+            return []
+        pool = self._pools[key]
+        effects: list[Effect] = []
+        if one.phase is Phase.STOPPING:
+            del pool.processes[name]
+        else:
+            if one.phase is Phase.STARTING:
+                pool.crashes += 1
+                reason = f"{one.reason}: {reason}" if one.killed else f"{reason} while starting"
+            else:
+                # Its replacement gets its attempts, whatever happened to others before.
+                self._try_again(pool, now_s, now_s + self._rules.longest_backoff_s)
+                one.backoff_s = 0.0 if now_s - one.since_s >= self._rules.stable_s else one.backoff_s
+            one.backoff_s = min(max(2 * one.backoff_s, self._rules.first_backoff_s), self._rules.longest_backoff_s)
+            one.phase, one.since_s, one.due_s = Phase.ORDERED, now_s, now_s + one.backoff_s
+            one.reason, one.killed = reason, False
+            if pool.crashes >= self._rules.start_crashes and not pool.fault:
+                pool.fault = f"gave up after {pool.crashes} crashes at the start: {reason}"
+                effects.append(GaveUp(key, pool.fault))
+        return effects + self._advance(key, now_s)
+
+    # --- how ---
+
+    def _advance(self, key: str, now_s: float) -> list[Effect]:
+        """Make the pool what is wanted, as far as it is time for that."""
+        pool = self._pools[key]
+        effects: list[Effect] = []
+        if pool.wanted is not None:
+            effects += self._shrink(pool, pool.wanted, now_s)
+            self._grow(pool, pool.wanted, now_s)
+        for one in pool.processes.values():
+            if pool.fault and one.phase is Phase.ORDERED:
+                one.phase, one.since_s = Phase.FAILED, now_s
+            elif one.phase is Phase.ORDERED and one.due_s <= now_s:
+                why = f"again: {one.reason}" if one.reason else f"{pool.wanted} wanted"
+                one.phase, one.since_s, one.due_s = Phase.STARTING, now_s, now_s + self._rules.start_timeout_s
+                effects.append(StartProcess(key, one.name, why))
+            elif one.phase in (Phase.STARTING, Phase.STOPPING) and one.due_s <= now_s and not one.killed:
+                limit_s = now_s - one.since_s
+                one.reason = f"{'not ready' if one.phase is Phase.STARTING else 'not ended'} after {limit_s:.0f} s"
+                one.killed = True
+                effects.append(KillProcess(one.name, one.reason))
+        return effects
+
+    def _shrink(self, pool: _Pool, wanted: int, now_s: float) -> Iterator[Effect]:
+        active = [one for one in pool.processes.values() if one.phase is not Phase.STOPPING]
+        surplus = len(active) - wanted
+        for phase in (Phase.FAILED, Phase.ORDERED, Phase.STARTING):
+            for one in reversed(active):
+                if surplus <= 0 or one.phase is not phase:
+                    continue
+                surplus -= 1
+                if phase is Phase.STARTING:
+                    yield self._stop(one, f"{wanted} wanted", now_s)
+                else:
+                    del pool.processes[one.name]
+
+    @staticmethod
+    def _grow(pool: _Pool, wanted: int, now_s: float) -> None:
+        active = sum(one.phase is not Phase.STOPPING for one in pool.processes.values())
+        while active < wanted and not pool.fault:
+            name = pool.pattern.format(pool.numbers + 1)
+            if name in pool.processes:  # one that may exist once, and still ends
+                return
+            pool.numbers += 1
+            active += 1
+            pool.processes[name] = _Process(name, Phase.ORDERED, now_s, now_s)
+
+    @staticmethod
+    def _try_again(pool: _Pool, now_s: float, due_s: float) -> None:
+        pool.crashes, pool.fault = 0, ""
+        for one in pool.processes.values():
+            if one.phase is Phase.FAILED:
+                one.phase, one.since_s, one.due_s, one.backoff_s = Phase.ORDERED, now_s, due_s, 0.0
+
+    def _stop(self, one: _Process, reason: str, now_s: float) -> StopProcess:
+        one.phase, one.since_s, one.due_s = Phase.STOPPING, now_s, now_s + self._rules.grace_s
+        one.reason, one.killed = reason, False
+        return StopProcess(one.name, reason)
+
+    def _check(self, token: int) -> None:
+        if token < self._token:
+            raise Deposed(f"the order's token is {token}, a later leader has {self._token}")
+        self._token = token
+
+    def _pool(self, name: str) -> _Pool:
+        try:
+            return self._pools[name]
+        except KeyError:
+            raise NotFound(f"there is no pool {name[:80]!r}") from None
+
+    def _find(self, name: str) -> tuple[str, _Process | None]:
+        for key, pool in self._pools.items():
+            if name in pool.processes:
+                return key, pool.processes[name]
+        return "", None
+
+    def _all(self) -> Iterator[_Process]:
+        for pool in self._pools.values():
+            yield from pool.processes.values()

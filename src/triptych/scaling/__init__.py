@@ -1,0 +1,1 @@
+"""Scalers (``ports.Scaler``): what makes pools have their wanted sizes."""

@@ -1,0 +1,175 @@
+"""Keeps pools of local processes at their wanted size (``ports.Scaler``), and starts again what died."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.errors import NotFound, Unavailable
+from triptych.machine.process_pool_events import (
+    Adopt,
+    Effect,
+    Event,
+    GaveUp,
+    KillProcess,
+    ProcessEnded,
+    ProcessReady,
+    Remove,
+    SetSize,
+    StartProcess,
+    StopProcess,
+    TimePassed,
+)
+from triptych.machine.process_pools import ProcessPools, RestartRules
+from triptych.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+_READY_POLL_S = 0.2
+
+
+Done = Effect | ProcessReady
+"""Something that was begun, or a process that has started."""
+
+
+class Processes(Protocol):
+    """Starts processes and ends them. Who implements it also calls ``ProcessScaler.ended``."""
+
+    async def start(self, pool: str, process: str) -> None:
+        """Start a process, again with the same ports if it has run before. Raises Unavailable or OSError."""
+        ...
+
+    def terminate(self, process: str) -> None:
+        """Ask a process to finish what runs and to end."""
+        ...
+
+    def kill(self, process: str) -> None: ...
+
+    async def serves(self, processes: Sequence[str]) -> list[str]:
+        """Those of them that have finished starting."""
+        ...
+
+
+class ProcessScaler:
+    """``ports.Scaler`` for the processes of one machine, while ``run`` runs.
+
+    ``scaled`` are the pools of instances that others may scale, and the names of their processes; ``others`` are pools that
+    are only kept: a router, for example.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        *,
+        scaled: Mapping[PoolName, str],
+        others: Mapping[str, str],
+        rules: RestartRules,
+        clock: Clock,
+    ) -> None:
+        self.on_event: Callable[[Done], None] = lambda _: None
+        """Called with everything that is done; set before ``run``."""
+        self._processes = processes
+        self._keys = {name: str(name) for name in scaled}
+        self._machine = ProcessPools({**{str(name): names for name, names in scaled.items()}, **others}, rules)
+        self._clock = clock
+        self._effects: deque[Effect] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+
+    # --- orders ---
+
+    async def scale(self, pool: PoolName, size: int, token: int) -> None:
+        self._handle(SetSize(self._key(pool), size, token))
+
+    async def remove(self, pool: PoolName, instance: str, token: int) -> None:
+        self._handle(Remove(self._key(pool), instance, token))
+
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        return tuple(
+            ScaledPool(
+                name,
+                self._machine.wanted(key),
+                tuple(ScaledInstance(one.name, one.phase, one.reason) for one in self._machine.processes(key)),
+                self._machine.fault(key),
+            )
+            for name, key in self._keys.items()
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    # --- what happens to processes ---
+
+    def adopt(self, pool: str, processes: Sequence[str]) -> None:
+        """Processes of a pool (by its name as a string) that run already."""
+        self._handle(Adopt(pool, tuple(processes)))
+
+    def ended(self, process: str, reason: str) -> None:
+        """A process has ended."""
+        self._handle(ProcessEnded(process, reason))
+
+    def phase(self, process: str) -> Phase | None:
+        """None if it belongs to no pool (any more)."""
+        return next((one.phase for one in self._machine.all_processes() if one.name == process), None)
+
+    async def run(self) -> None:
+        """Carry out what is due, until closed."""
+        while not self._closed:
+            self._news.clear()
+            for process in await self._processes.serves(list(self._starting())):
+                self._handle(ProcessReady(process))
+                self.on_event(ProcessReady(process))
+            self._handle(TimePassed())
+            while self._effects:
+                await self._perform(self._effects.popleft())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self._news.wait()
+
+    def _key(self, pool: PoolName) -> str:
+        try:
+            return self._keys[pool]
+        except KeyError:
+            raise NotFound(f"there is no pool {pool}") from None
+
+    def _handle(self, event: Event) -> None:
+        effects = self._machine.handle(event, self._clock())
+        if effects:
+            self._effects.extend(effects)
+            self._news.set()
+        elif not isinstance(event, TimePassed):
+            self._news.set()  # something may be due earlier
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case StartProcess(pool, process, _):
+                try:
+                    await self._processes.start(pool, process)
+                except (Unavailable, OSError) as error:
+                    logger.warning("%s cannot be started: %s", process, error)
+                    self._handle(ProcessEnded(process, f"it cannot be started: {error}"))
+            case StopProcess(process, _):
+                self._processes.terminate(process)
+            case KillProcess(process, _):
+                self._processes.kill(process)
+            case GaveUp(pool, reason):
+                logger.error("pool %s %s", pool, reason)
+        self.on_event(effect)
+
+    def _starting(self) -> Iterator[str]:
+        """Processes that were started and are not ready yet."""
+        pending = {effect.process for effect in self._effects if isinstance(effect, StartProcess)}
+        for one in self._machine.all_processes():
+            if one.phase is Phase.STARTING and one.name not in pending:
+                yield one.name
+
+    def _pause_s(self) -> float | None:
+        due_s = self._machine.due_s
+        left_s = None if due_s is None else max(0.0, due_s - self._clock())
+        if any(True for _ in self._starting()):
+            return _READY_POLL_S if left_s is None else min(left_s, _READY_POLL_S)
+        return left_s

@@ -1,0 +1,96 @@
+"""Scalers to test, over stub processes where they start some."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.contract.kubernetes_kit import ApiServer, namespace
+from triptych.cli import cluster as cluster_module
+from triptych.cli import plan
+from triptych.cli.cluster import LocalCluster
+from triptych.demo import MODEL_ID
+from triptych.domain.scaling import PoolName, ScaledPool
+from triptych.domain.stage import Role
+from triptych.integrations.kubernetes.api import KubernetesApi
+from triptych.integrations.kubernetes.scaler import KubernetesScaler
+from triptych.ports import Scaler
+from triptych.scaling.none import NoScaler
+
+POOL, OTHER = PoolName(MODEL_ID, Role.E), PoolName(MODEL_ID, Role.PD)
+GRACE_S = 1.0
+
+
+@dataclass
+class Kit:
+    scaler: Scaler
+    max_size: int
+    broken: Path
+    """While this file exists, no instance can start."""
+    slow: Path
+    """While this file exists, instances that start do not become ready."""
+    is_alive: Callable[[str], bool]
+    """Whether an instance runs, however the scaler calls it."""
+
+    async def pool(self, name: PoolName = POOL) -> ScaledPool:
+        (found,) = [pool for pool in await self.scaler.pools() if pool.name == name]
+        return found
+
+    async def until(self, condition: Callable[[ScaledPool], bool], timeout_s: float = 20) -> ScaledPool:
+        """Wait until the pool is so."""
+        async with asyncio.timeout(timeout_s):
+            while not condition(found := await self.pool()):  # noqa: ASYNC110 - as a manager does
+                await asyncio.sleep(0.02)
+            return found
+
+    async def until_gone(self, instance: str) -> None:
+        async with asyncio.timeout(20):
+            while self.is_alive(instance):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def none_kit(folder: Path) -> AsyncIterator[Kit]:
+    scaler = NoScaler(max_size=64)
+    yield Kit(scaler, 64, folder / "broken", folder / "slow", lambda _: False)
+    await scaler.close()
+
+
+@asynccontextmanager
+async def process_kit(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> AsyncIterator[Kit]:
+    """One encoder and one text process run at the beginning."""
+    monkeypatch.setattr(plan, "package_of", lambda service: "tests.unit.cli.stub_service")
+    monkeypatch.setattr(cluster_module, "_KILL_MARGIN_S", GRACE_S)
+    broken, slow = folder / "broken", folder / "slow"
+    cluster = LocalCluster(
+        encoders=1,
+        text=1,
+        options={
+            "gateway": ("--instances", "encoder-1,text-1"),
+            "encoder": ("--broken-if", str(broken), "--slow-if", str(slow), *options),
+        },
+        log_dir=folder / "logs",
+        drain_s=0.0,
+        restart=True,
+        first_backoff_s=0.05,
+    )
+    async with cluster:
+        yield Kit(cluster.scaler, 64, broken, slow, lambda name: name in cluster.processes)
+
+
+@asynccontextmanager
+async def kubernetes_kit(folder: Path, url: str, ca_file: Path) -> AsyncIterator[Kit]:
+    """Deployments of one pod each."""
+    server = ApiServer(url, ca_file)
+    deployments = {POOL: "triptych-encoder", OTHER: "triptych-text"}
+    async with server.admin, namespace(server, folder, tuple(deployments.values())) as (controllers, settings):
+        api = KubernetesApi(settings)
+        scaler = KubernetesScaler(api, deployments, max_size=64, interval_s=0.1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scaler.run())
+            yield Kit(scaler, 64, folder / "broken", folder / "slow", lambda name: name in controllers.alive)
+            await scaler.close()
+        await api.close()

@@ -1,0 +1,302 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from triptych.domain.scaling import Phase
+from triptych.errors import Deposed, InvalidRequest, NotFound
+from triptych.machine.process_pool_events import (
+    Adopt,
+    Effect,
+    Event,
+    GaveUp,
+    KillProcess,
+    ProcessEnded,
+    ProcessReady,
+    Remove,
+    SetSize,
+    StartProcess,
+    StopProcess,
+    TimePassed,
+)
+from triptych.machine.process_pools import ProcessPools, RestartRules
+
+RULES = RestartRules(
+    first_backoff_s=1,
+    longest_backoff_s=8,
+    stable_s=60,
+    start_crashes=3,
+    start_timeout_s=100,
+    grace_s=30,
+    max_processes=8,
+)
+
+
+class Pools:
+    """The machine with a clock, validated after each event."""
+
+    def __init__(self) -> None:
+        self.machine = ProcessPools({"encoder": "encoder-{}", "router": "router"}, RULES)
+        self.now_s = 0.0
+
+    def __call__(self, event: Event) -> list[Effect]:
+        effects = self.machine.handle(event, self.now_s)
+        self.machine.validate()
+        return effects
+
+    def scale(self, size: int, token: int = 1, pool: str = "encoder") -> list[Effect]:
+        return self(SetSize(pool, size, token))
+
+    def later(self, seconds: float) -> list[Effect]:
+        self.now_s += seconds
+        return self(TimePassed())
+
+    def run(self, size: int) -> None:
+        for effect in self.scale(size):
+            assert isinstance(effect, StartProcess)
+            self(ProcessReady(effect.process))
+
+    def end(self, process: str, reason: str = "it was killed") -> list[Effect]:
+        return self(ProcessEnded(process, reason))
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        return {one.name: one.phase for one in self.machine.processes("encoder")}
+
+    @property
+    def fault(self) -> str:
+        return self.machine.fault("encoder")
+
+
+def started(effects: list[Effect]) -> list[str]:
+    return [effect.process for effect in effects if isinstance(effect, StartProcess)]
+
+
+def test_a_size_starts_as_many_processes_and_a_larger_one_the_rest() -> None:
+    pools = Pools()
+    assert started(pools.scale(2)) == ["encoder-1", "encoder-2"]
+    assert started(pools.scale(2)) == []
+    assert started(pools.scale(3)) == ["encoder-3"]
+    assert set(pools.phases.values()) == {Phase.STARTING}
+    pools(ProcessReady("encoder-2"))
+    assert pools.phases["encoder-2"] is Phase.RUNNING
+
+
+def test_a_smaller_size_stops_the_newest_that_start_and_nothing_that_runs() -> None:
+    pools = Pools()
+    pools.run(2)
+    pools.scale(4)
+    assert pools.scale(1) == [StopProcess("encoder-4", "1 wanted"), StopProcess("encoder-3", "1 wanted")]
+    assert pools.phases["encoder-1"] is pools.phases["encoder-2"] is Phase.RUNNING
+    assert pools(Remove("encoder", "encoder-1", 1)) == [StopProcess("encoder-1", "removed")]
+    assert pools.end("encoder-1") == []
+    assert "encoder-1" not in pools.phases
+
+
+def test_a_removed_process_is_replaced_if_the_size_still_wants_it() -> None:
+    pools = Pools()
+    pools.run(2)
+    effects = pools(Remove("encoder", "encoder-1", 1))
+    assert effects == [StopProcess("encoder-1", "removed"), StartProcess("encoder", "encoder-3", "2 wanted")]
+    assert pools(Remove("encoder", "encoder-1", 1)) == [], "it ends already"
+
+
+def test_a_newer_size_replaces_an_older_one_that_is_being_carried_out() -> None:
+    pools = Pools()
+    pools.scale(4)
+    pools.scale(0)
+    for process in ("encoder-1", "encoder-2", "encoder-3", "encoder-4"):
+        assert pools.phases[process] is Phase.STOPPING
+    assert started(pools.scale(1)) == ["encoder-5"]
+
+
+def test_a_process_that_died_is_started_again_under_its_name_after_pauses_that_double() -> None:
+    pools = Pools()
+    pools.run(1)
+    for pause_s in (1, 2, 4, 8, 8):
+        assert pools.end("encoder-1") == []
+        assert pools.phases == {"encoder-1": Phase.ORDERED}
+        assert pools.machine.due_s == pools.now_s + pause_s
+        assert pools.later(pause_s - 0.01) == []
+        assert pools.later(0.01) == [StartProcess("encoder", "encoder-1", "again: it was killed")]
+        pools(ProcessReady("encoder-1"))
+    pools.later(60)
+    pools.end("encoder-1")
+    assert pools.machine.due_s == pools.now_s + 1, "it was stable"
+
+
+def test_a_process_that_died_is_not_started_again_when_fewer_are_wanted() -> None:
+    pools = Pools()
+    pools.run(2)
+    pools.scale(1)
+    pools.end("encoder-1")
+    assert pools.phases == {"encoder-2": Phase.RUNNING}
+
+
+def test_three_crashes_at_the_start_give_the_pool_up_until_another_size() -> None:
+    pools = Pools()
+    pools.scale(2)
+    pools.end("encoder-1", "it ended with status 1")
+    pools.end("encoder-2", "it ended with status 1")
+    pools.later(1)
+    reason = "gave up after 3 crashes at the start: it ended with status 1 while starting"
+    assert pools.end("encoder-1", "it ended with status 1") == [GaveUp("encoder", reason)]
+    assert pools.fault == reason
+    assert pools.phases["encoder-1"] is Phase.FAILED
+    pools.end("encoder-2")
+    assert set(pools.phases.values()) == {Phase.FAILED}
+    assert pools.later(1000) == []
+    assert pools.scale(2) == [], "the same size again is no news"
+    assert started(pools.scale(3)) == ["encoder-1", "encoder-2", "encoder-3"]
+    assert pools.fault == ""
+
+
+def test_crashes_are_counted_in_a_row() -> None:
+    pools = Pools()
+    pools.scale(2)
+    for _ in range(5):
+        pools.end("encoder-1")
+        pools.later(10)
+        pools(ProcessReady("encoder-2"))
+        pools.end("encoder-2")
+        pools.later(10)
+    assert pools.fault == ""
+
+
+def test_a_pool_that_gave_up_still_replaces_what_ran() -> None:
+    pools = Pools()
+    pools.run(1)
+    pools.scale(2)
+    for _ in range(3):
+        pools.end("encoder-2")
+        pools.later(10)
+    assert pools.fault
+    assert pools.phases == {"encoder-1": Phase.RUNNING, "encoder-2": Phase.FAILED}
+    pools.later(100)
+    pools.end("encoder-1")
+    assert started(pools.later(1)) == ["encoder-1"]
+    pools(ProcessReady("encoder-1"))
+    assert pools.fault == ""
+
+
+def test_a_process_that_does_not_get_ready_is_killed_and_counts_as_crashed() -> None:
+    pools = Pools()
+    pools.scale(1)
+    for number in range(3):
+        assert pools.later(99) == []
+        assert pools.later(1) == [KillProcess("encoder-1", "not ready after 100 s")]
+        assert pools.later(1) == [], "once"
+        pools.end("encoder-1")
+        assert bool(pools.fault) == (number == 2)
+        pools.later(8)
+    assert "not ready after 100 s: it was killed" in pools.fault
+
+
+def test_a_process_that_does_not_end_is_killed_after_the_grace_time_and_not_before() -> None:
+    pools = Pools()
+    pools.run(1)
+    pools.scale(0)
+    pools(Remove("encoder", "encoder-1", 1))
+    assert pools.later(29.9) == []
+    assert pools.later(0.1) == [KillProcess("encoder-1", "not ended after 30 s")]
+    pools.end("encoder-1")
+    assert pools.phases == {}
+    assert pools.machine.due_s is None
+
+
+def test_an_order_with_an_older_token_is_refused_for_every_pool() -> None:
+    pools = Pools()
+    pools.scale(1, token=5)
+    with pytest.raises(Deposed, match="token is 4, a later leader has 5"):
+        pools.scale(2, token=4)
+    with pytest.raises(Deposed):
+        pools.scale(1, token=4, pool="router")
+    with pytest.raises(Deposed):
+        pools(Remove("encoder", "encoder-1", 4))
+    assert pools.phases == {"encoder-1": Phase.STARTING}
+    assert started(pools.scale(2, token=5)) == ["encoder-2"]
+
+
+def test_orders_that_cannot_be_carried_out_are_refused_and_change_nothing() -> None:
+    pools = Pools()
+    for size in (-1, 9):
+        with pytest.raises(InvalidRequest, match="must be 0 to 8"):
+            pools.scale(size, token=9)
+    with pytest.raises(InvalidRequest, match="must be 0 to 1"):
+        pools.scale(2, pool="router", token=9)
+    with pytest.raises(NotFound):
+        pools.scale(1, pool="text", token=9)
+    with pytest.raises(NotFound):
+        pools(Remove("encoder", "encoder-1", 9))
+    pools.scale(1, token=1)
+
+
+def test_processes_that_run_already_are_adopted() -> None:
+    pools = Pools()
+    pools(Adopt("encoder", ("encoder-1", "encoder-2")))
+    pools(Adopt("router", ("router",)))
+    assert pools.machine.wanted("encoder") == 2
+    pools.end("encoder-2")
+    pools.end("router")
+    assert started(pools.later(1)) == ["encoder-2", "router"]
+    assert started(pools.scale(3)) == ["encoder-3"]
+
+
+EVENTS = st.one_of(
+    st.builds(SetSize, st.just("encoder"), st.integers(0, 8), st.integers(1, 3)),
+    st.builds(Remove, st.just("encoder"), st.integers(1, 12).map("encoder-{}".format), st.integers(1, 3)),
+    st.builds(ProcessReady, st.integers(1, 12).map("encoder-{}".format)),
+    st.builds(ProcessEnded, st.integers(1, 12).map("encoder-{}".format), st.just("it was killed")),
+    st.just(TimePassed()),
+)
+
+
+class World:
+    """Processes that exist, as the machine asked."""
+
+    def __init__(self) -> None:
+        self.pools = Pools()
+        self.alive: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ProcessReady | ProcessEnded) and event.process not in self.alive:
+            return  # only what was started is reported on
+        if isinstance(event, ProcessEnded):
+            self.alive.discard(event.process)
+        try:
+            effects = self.pools(event)
+        except (Deposed, NotFound):
+            return
+        for effect in effects:
+            match effect:
+                case StartProcess():
+                    assert effect.process not in self.alive, "started twice"
+                    self.alive.add(effect.process)
+                case StopProcess() | KillProcess():
+                    assert effect.process in self.alive
+
+    def settle(self) -> None:
+        """Whatever starts becomes ready, and whatever is stopped ends."""
+        for process, phase in self.pools.phases.items():
+            if process in self.alive and phase is Phase.STARTING:
+                self(ProcessReady(process))
+            elif process in self.alive and phase is Phase.STOPPING:
+                self(ProcessEnded(process, "as asked"))
+        self.pools.now_s += 10
+        self(TimePassed())
+
+
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 200)), max_size=60))
+def test_whatever_happens_the_pool_becomes_what_is_wanted_once_processes_start(
+    history: list[tuple[Event, float]],
+) -> None:
+    world = World()
+    for event, pause_s in history:
+        world.pools.now_s += pause_s
+        world(event)
+    size = 1 + (world.pools.machine.wanted("encoder") or 0) % 8
+    world(SetSize("encoder", size, 3))
+    for _ in range(60):
+        world.settle()
+    running = [process for process, phase in world.pools.phases.items() if phase is Phase.RUNNING]
+    assert len(running) == len(world.pools.phases)
+    assert len(running) >= size, "what runs is not stopped without a name"
