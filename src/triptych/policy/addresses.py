@@ -1,4 +1,4 @@
-"""Which holders' addresses may be connected to: they come with tickets, so any caller of this process chooses them."""
+"""Addresses: one form of each, and which holders may be connected to (tickets name them, so any caller chooses them)."""
 
 import re
 from ipaddress import ip_address
@@ -25,3 +25,17 @@ def why_not_called(address: str, *, beyond_loopback: bool) -> str | None:
             return "it is not HOST:PORT"
         is_loopback = host.lower() == "localhost"
     return None if is_loopback or beyond_loopback else "it is not a loopback address"
+
+
+def canonical(address: str) -> str:
+    """One form of a valid HOST:PORT: lower case, no leading zeros in the port, the shortest form of an IPv6 address.
+
+    Names are not resolved.
+    """
+    host, _, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]").lower()
+    try:
+        ip = ip_address(bare)
+    except ValueError:
+        return f"{bare}:{int(port)}"
+    return f"[{ip.compressed}]:{int(port)}" if ip.version == 6 else f"{ip}:{int(port)}"

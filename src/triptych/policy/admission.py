@@ -10,7 +10,7 @@ from math import isfinite
 from triptych.domain.bounds import Between, Bound, Many, Size
 from triptych.domain.chat import PRIORITY, ToolChoice
 from triptych.domain.limits import Count, Positive, PositiveSeconds, check_limits
-from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, SamplingParams
+from triptych.domain.sampling import PARAMETERS, SCHEMA, Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 
 _BOUNDED = [(row.name, row.default, row.api_name, row.bound) for row in PARAMETERS.values() if row.bound is not None]
@@ -57,8 +57,8 @@ class ServerBounds:
 def check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:
     """``check_parameters``, and the settings' tighter limits. Raises InvalidRequest."""
     check_parameters(sampling)
-    if sampling.top_k:
-        _hold("top_k", sampling.top_k, Between(0, bounds.max_top_k))
+    if sampling.top_k > 0:
+        _hold("top_k", sampling.top_k, Between(-1, bounds.max_top_k))
     if sampling.stop:
         _hold("stop", sampling.stop, Many(bounds.max_stop_strings, Size(bounds.max_stop_chars), "strings"))
     if sampling.stop_token_ids:
@@ -77,8 +77,9 @@ def check_parameters(sampling: SamplingParams) -> None:
     """
     for name, default, api_name, bound in _BOUNDED:
         value = getattr(sampling, name)
-        if value != default and value is not None:  # most parameters have their defaults
-            _hold(api_name, value, bound)
+        # Most parameters have their defaults.
+        if value != default and value is not None and (fault := bound.fault(api_name, value)) is not None:
+            raise InvalidRequest(fault, param=api_name)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {sampling.min_tokens}, more than max_tokens, which is {sampling.max_tokens}",
@@ -88,12 +89,11 @@ def check_parameters(sampling: SamplingParams) -> None:
         token_id, times = Counter(token_id for token_id, _ in sampling.logit_bias).most_common(1)[0]
         if times > 1:
             raise InvalidRequest(f"logit_bias: token {token_id} is named twice", param="logit_bias")
-    _check_format(sampling)
+    if sampling.response_format is not None:
+        _check_format(sampling, sampling.response_format)
 
 
-def _check_format(sampling: SamplingParams) -> None:
-    if (wanted := sampling.response_format) is None:
-        return
+def _check_format(sampling: SamplingParams, wanted: ResponseFormat) -> None:
     if sampling.ignore_eos:
         raise InvalidRequest("ignore_eos and response_format exclude each other", param="ignore_eos")
     takes_schema = wanted.grammar is not Grammar.JSON_OBJECT

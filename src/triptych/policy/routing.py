@@ -120,6 +120,7 @@ class Shortage(Enum):
     NO_ENCODER = "no encoder, or not enough of them, is available"
     NO_CREDIT = "the encoders' arenas are full"
     NEVER_FITS = "larger than the encoders' arenas"
+    TOO_MANY_ITEMS = "more items than the encoders take at once"
 
 
 def slot_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
@@ -140,11 +141,16 @@ class Routing(Protocol):
 def least_loaded(candidates: Candidates, *, holders: frozenset[str], rng: Rng) -> Candidate:
     """Fewest pending tokens, then fewest items or requests, then one that already holds an embedding of the request."""
     del rng
-
-    def load(one: Candidate) -> tuple[int, int, bool]:
-        return one.pending_tokens, one.pending, one.instance_id not in holders
-
-    return min(candidates, key=load) if len(candidates) > 1 else candidates[0]
+    best, *others = candidates
+    for one in others:
+        if one.pending_tokens != best.pending_tokens:
+            less = one.pending_tokens < best.pending_tokens
+        elif one.pending != best.pending:
+            less = one.pending < best.pending
+        else:
+            less = one.instance_id in holders and best.instance_id not in holders
+        best = one if less else best
+    return best
 
 
 def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) -> tuple[Choice, ...] | Shortage:
@@ -155,7 +161,8 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     correct hint saves the encoding, and a stale one costs no more than that. An encoder whose engine fails is fast and
     so looks least loaded; while it is in backoff, items wait for another that could take them. Items of equal content
     go to the same encoder, which encodes them once. The kind of shortage is found by placing on empty arenas: NO_CREDIT
-    only if waiting can help, NEVER_FITS only if all encoders are known and no packing exists.
+    only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing exists. Whether
+    it is NO_ENCODER does not depend on the load.
     """
     usable = {candidate.name for candidate in pool.usable}
     if not all(usable - want.exclude for want in wants) or not usable:
@@ -168,21 +175,20 @@ def assign_items(pool: Pool, wants: Sequence[Want], routing: Routing, rng: Rng) 
     empty = _emptied(pool)
     if _place(empty, wants, least_loaded, rng) is not None:
         return Shortage.NO_CREDIT
-    return _any_packing(pool, empty, wants)
+    return _any_packing(pool, empty, wants, rng)
 
 
-def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want]) -> tuple[Choice, ...] | Shortage:
+def _any_packing(pool: Pool, empty: Pool, wants: Sequence[Want], rng: Rng) -> tuple[Choice, ...] | Shortage:
     """Largest first does not find every packing: search for one before reporting that the items never fit."""
     search = _Search()
-    if (choices := search.pack(pool, wants)) is not None:
-        return choices
     if search.pack(empty, wants) is not None:
-        return Shortage.NO_CREDIT
+        return _Search().pack(pool, wants) or Shortage.NO_CREDIT
     revived = _emptied(pool, revived=True)
     unknown = any(candidate.arena_bytes == 0 for candidate in pool.candidates)
     if unknown or search.pack(revived, wants) is not None or search.spent:
         return Shortage.NO_ENCODER
-    return Shortage.NEVER_FITS
+    uncounted = replace(revived, candidates=tuple(replace(one, max_items=0) for one in revived.candidates))
+    return Shortage.NEVER_FITS if _place(uncounted, wants, least_loaded, rng) is None else Shortage.TOO_MANY_ITEMS
 
 
 def choose_text(
@@ -194,7 +200,7 @@ def choose_text(
     holders: frozenset[str] = frozenset(),
 ) -> Candidate | None:
     """A usable text instance outside ``avoid``, preferring those not in backoff; None if there is none."""
-    able = [text for text in pool.usable if text.name not in avoid]
+    able = [text for text in pool.candidates if text.usable and text.name not in avoid]
     able = [text for text in able if not text.backoff] or able
     return routing(_in_turn(able, pool.turn), holders=holders, rng=rng) if able else None
 
@@ -270,6 +276,8 @@ class _Search:
         self._steps += 1
         if self.spent or sum(want.nbytes for want in wants) > sum(max(0, one.available_bytes) for one in candidates):
             return None
+        if all(one.max_items for one in candidates) and len(wants) > sum(map(_free_places, candidates)):
+            return None
         if not wants:
             return {}
         want, *rest = wants
@@ -280,6 +288,10 @@ class _Search:
             if (placed := self._fill(left, rest)) is not None:
                 return placed | {want.content: candidate.name}
         return None
+
+
+def _free_places(candidate: Candidate) -> int:
+    return max(0, candidate.max_items - candidate.pending)
 
 
 def _emptied(pool: Pool, *, revived: bool = False) -> Pool:

@@ -1,17 +1,15 @@
-"""Which addresses are called when a ticket names them."""
-
 import pytest
 
-from triptych.policy.addresses import why_not_called
+from triptych.policy.addresses import canonical, why_not_called
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50061", "127.9.9.9:1", "[::1]:65535", "localhost:50061", "LocalHost:1"])
-def test_loopback_is_called_by_everyone(address: str) -> None:
+def test_loopback_addresses_are_always_allowed(address: str) -> None:
     assert why_not_called(address, beyond_loopback=False) is None
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7:50061", "[fe80::1]:1", "encoder-1.pool.svc:50061", "169.254.169.254:80"])
-def test_what_is_beyond_loopback_is_called_only_where_that_is_meant(address: str) -> None:
+def test_other_addresses_are_allowed_only_by_setting(address: str) -> None:
     assert why_not_called(address, beyond_loopback=True) is None
     assert why_not_called(address, beyond_loopback=False) == "it is not a loopback address"
 
@@ -45,5 +43,23 @@ def test_what_is_beyond_loopback_is_called_only_where_that_is_meant(address: str
         "127.0.0.1:\u0661",
     ],
 )
-def test_what_is_no_host_and_port_is_never_called(address: str) -> None:
+def test_malformed_addresses_are_never_allowed(address: str) -> None:
     assert why_not_called(address, beyond_loopback=True) == "it is not HOST:PORT"
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ("localhost:7001", "localhost:7001"),
+        ("LocalHost:07001", "localhost:7001"),
+        ("127.0.0.1:7001", "127.0.0.1:7001"),
+        ("[127.0.0.1]:7001", "127.0.0.1:7001"),
+        ("[0:0:0:0:0:0:0:1]:00001", "[::1]:1"),
+        ("[FE80::0001]:50061", "[fe80::1]:50061"),
+        ("Encoder-1.pool.svc:50061", "encoder-1.pool.svc:50061"),
+    ],
+)
+def test_an_address_has_one_form(written: str, form: str) -> None:
+    assert why_not_called(written, beyond_loopback=True) is None
+    assert canonical(written) == form
+    assert canonical(form) == form

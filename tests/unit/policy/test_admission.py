@@ -1,5 +1,3 @@
-"""What is let in, and how a refusal reads."""
-
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
 SERVER = ServerBounds(max_concurrent_requests=2, max_media_bytes=100, retry_after_s=3.0)
 
 
-def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_fits() -> None:
+def test_a_request_above_the_kv_memory_is_refused_and_max_tokens_defaults_to_what_fits() -> None:
     asked = SamplingParams(max_tokens=10, n=3)
     assert complete(asked, prompt_tokens=20, context_length=100, kv_tokens=90) == asked
     with pytest.raises(InvalidRequest, match=r"3 times a prompt of 20 tokens and 10 to generate .* the 89") as caught:
@@ -63,7 +61,7 @@ def test_what_the_text_pool_has_no_memory_for_is_refused_and_what_is_left_open_f
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 101}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
@@ -113,6 +111,7 @@ def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) 
     [
         {},
         {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+        {"top_k": -1},
         {"temperature": 2.0, "top_p": 1e-9, "top_k": 100, "seed": -(2**63), "max_tokens": 1, "stop": ("abcde", "x")},
         {"seed": 2**63 - 1, "repetition_penalty": 1e-9, "n": 16},
         {"min_p": 1.0, "n": 3, "min_tokens": 5, "max_tokens": 5, "stop_token_ids": (0, 1), "repetition_penalty": 10.0},
@@ -120,7 +119,7 @@ def test_a_parameter_out_of_bounds_is_named(fields: dict[str, Any], param: str) 
         {"logprobs": 0, "response_format": ResponseFormat(Grammar.JSON_SCHEMA, '{"a": "b"}')},
     ],
 )
-def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
+def test_bounds_are_inclusive(fields: dict[str, Any]) -> None:
     check_sampling(SamplingParams(**fields), BOUNDS)
 
 
@@ -128,12 +127,12 @@ def test_bounds_themselves_are_in(fields: dict[str, Any]) -> None:
     ("bias", "message"),
     [(((-1, 0.0),), "a key of logit_bias is -1, must be from 0"), (((0, 0.0), (0, 1.0)), "token 0 is named twice")],
 )
-def test_what_is_wrong_with_a_biased_token_is_said(bias: tuple[tuple[int, float], ...], message: str) -> None:
+def test_the_error_for_a_biased_token_names_the_fault(bias: tuple[tuple[int, float], ...], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         check_sampling(SamplingParams(logit_bias=bias), BOUNDS)
 
 
-def test_a_schema_where_none_belongs_and_none_where_one_does_read_differently() -> None:
+def test_a_missing_and_a_superfluous_schema_have_different_errors() -> None:
     with pytest.raises(InvalidRequest, match="json_object takes no schema"):
         check_sampling(SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT, "{}")), BOUNDS)
     with pytest.raises(InvalidRequest, match="json_schema needs a schema"):
@@ -149,7 +148,7 @@ def test_a_schema_where_none_belongs_and_none_where_one_does_read_differently() 
         (ToolChoice(required=True), "[f]", {"ignore_eos": True}, "ignore_eos"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_refused(
+def test_an_impossible_tool_choice_is_refused(
     choice: ToolChoice, tools: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -157,7 +156,7 @@ def test_a_call_that_cannot_be_made_is_refused(
     assert caught.value.param == param
 
 
-def test_a_call_that_is_wanted_or_left_open_is_let_in() -> None:
+def test_a_possible_tool_choice_is_accepted() -> None:
     check_tool_choice(ToolChoice(required=True), "[f]", SamplingParams())
     check_tool_choice(ToolChoice(name="f"), "[f]", SamplingParams())
     check_tool_choice(ToolChoice(), "", SamplingParams(response_format=OBJECT))
@@ -180,7 +179,7 @@ def test_the_number_of_items_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
+def test_an_invalid_timeout_is_refused(timeout_s: float) -> None:
     with pytest.raises(InvalidRequest):
         check_timeout(timeout_s, 10)
 
@@ -203,13 +202,13 @@ def test_without_max_tokens_the_answer_may_fill_the_context() -> None:
         (SamplingParams(max_tokens=41), 60, "max_tokens"),
     ],
 )
-def test_what_does_not_fit_the_context_is_refused(sampling: SamplingParams, prompt_tokens: int, param: str) -> None:
+def test_a_prompt_above_the_context_length_is_refused(sampling: SamplingParams, prompt_tokens: int, param: str) -> None:
     with pytest.raises(ContextTooLong) as caught:
         complete(sampling, prompt_tokens=prompt_tokens, context_length=100)
     assert caught.value.param == param
 
 
-def test_a_context_that_leaves_less_than_min_tokens_is_named() -> None:
+def test_a_context_with_less_room_than_min_tokens_is_refused() -> None:
     assert complete(SamplingParams(min_tokens=40), prompt_tokens=60, context_length=100).max_tokens == 40
     with pytest.raises(InvalidRequest, match="the context leaves 40 tokens"):
         complete(SamplingParams(min_tokens=41), prompt_tokens=60, context_length=100)
@@ -225,6 +224,6 @@ def test_capacity_is_bounded_in_requests_and_in_bytes() -> None:
         check_capacity(requests=0, media_bytes=50, new_media_bytes=51, bounds=SERVER)
 
 
-def test_what_never_fits_is_no_overload() -> None:
+def test_media_above_the_limit_is_invalid_rather_than_overloaded() -> None:
     with pytest.raises(InvalidRequest, match="101 bytes, the limit is 100"):
         check_capacity(requests=2, media_bytes=0, new_media_bytes=101, bounds=SERVER)

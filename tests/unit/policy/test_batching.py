@@ -22,7 +22,7 @@ def test_decodes_go_first_then_ongoing_prefills_then_new_ones() -> None:
     assert plan.tokens == 16
 
 
-def test_a_prefill_is_cut_to_what_the_budget_leaves() -> None:
+def test_a_prefill_is_cut_to_the_remaining_budget() -> None:
     plan = plan_step(["d0"], works("p", [100, 3]), [], token_budget=8, max_sequences=8)
     assert plan.prefills == (Prefill("p0", 7),)
 
@@ -39,12 +39,12 @@ def test_nothing_is_left_for_prefills_when_decodes_fill_the_budget() -> None:
     assert plan == StepPlan(("d0", "d1"), ())
 
 
-def test_new_sequences_join_only_while_there_are_places() -> None:
+def test_new_sequences_join_only_while_places_are_free() -> None:
     plan = plan_step(["d0"], works("p", [1]), works("w", [1, 1, 1]), token_budget=99, max_sequences=3)
     assert [prefill.sequence_id for prefill in plan.prefills] == ["p0", "w0"]
 
 
-def test_waiting_is_read_no_further_than_needed() -> None:
+def test_the_waiting_queue_is_read_no_further_than_needed() -> None:
     waiting = iter(works("w", [10] * 1000))
     plan_step([], [], waiting, token_budget=15, max_sequences=8)
     assert len(list(waiting)) >= 997
@@ -81,7 +81,9 @@ def test_a_plan_is_within_its_bounds_and_makes_progress(
     st.integers(0, 60),
     st.integers(0, 30),
 )
-def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: int, length: int, first: int) -> None:
+def test_a_chunk_does_not_cut_a_bidirectional_span(
+    gaps: list[tuple[int, int]], limit: int, length: int, first: int
+) -> None:
     runs: list[Span] = []
     for gap, tokens in gaps:
         start = (runs[-1].start + runs[-1].tokens if runs else 0) + gap
@@ -96,7 +98,7 @@ def test_a_chunk_cuts_through_no_whole_run(gaps: list[tuple[int, int]], limit: i
     assert all(first + larger in inside for larger in range(tokens + 1, most + 1))
 
 
-def test_a_run_that_is_larger_than_the_budget_goes_first_or_waits() -> None:
+def test_a_span_larger_than_the_budget_runs_first_or_waits() -> None:
     large = Prefill("large", 30, bidirectional=(Span(0, 20),))
     plan = plan_step(["d"], [large], [], token_budget=8, max_sequences=8)
     assert plan.prefills == (Prefill("large", 20, bidirectional=(Span(0, 20),)),)
@@ -121,7 +123,7 @@ def test_the_latest_arrival_is_preempted() -> None:
 
 
 @given(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 6000))
-def test_the_largest_batch_within_an_objective_is_found_without_measuring_far_beyond(
+def test_the_largest_batch_within_an_objective_is_found_with_few_measurements(
     least: int, extra: int, fitting: int
 ) -> None:
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""Which stages share an iteration: prompts before items, neither for ever."""
+"""Which stages share an iteration: prompts before items, within bounded waits."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def plan(*, prefill_ready: bool, waited_s: float | None, held_back: bool = False
     ("prefill_ready", "waited_s", "held_back", "expected"),
     [
         (True, None, False, PREFILL),
-        (False, None, False, PREFILL),  # nothing waits for the tower: whatever comes may be computed
+        (False, None, False, PREFILL),  # no item waits: any prompt may be computed
         (False, 0.0, False, ENCODE),
         (False, 9.0, True, ENCODE),
         (True, 0.0, False, PREFILL),
@@ -29,24 +29,24 @@ def plan(*, prefill_ready: bool, waited_s: float | None, held_back: bool = False
         (True, 9.0, True, PREFILL),
     ],
 )
-def test_prompts_go_before_items_until_patience_ends(
+def test_prompts_go_before_items_until_the_patience_ends(
     prefill_ready: bool, waited_s: float | None, held_back: bool, expected: Iteration
 ) -> None:
     assert plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back) == expected
 
 
 @given(st.booleans(), st.none() | st.floats(0, 10), st.booleans())
-def test_prompts_and_items_never_share_an_iteration_and_whatever_is_there_gets_on(
+def test_prompts_and_items_never_share_an_iteration_and_one_of_them_runs(
     prefill_ready: bool, waited_s: float | None, held_back: bool
 ) -> None:
     chosen = plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back)
     assert chosen.prefill != chosen.encode
-    assert not chosen.encode or waited_s is not None, "the tower runs for nothing"
+    assert not chosen.encode or waited_s is not None, "an encode without items"
     if prefill_ready and chosen.encode:
         assert waited_s is not None
-        assert waited_s >= PATIENCE_S, "an item went before prompts without having waited"
+        assert waited_s >= PATIENCE_S, "an item preceded prompts without having waited"
     if not prefill_ready and waited_s is not None:
-        assert chosen.encode, "nobody else wants the device, and the item waits"
+        assert chosen.encode, "the device is idle while the item waits"
 
 
 @given(
@@ -54,10 +54,10 @@ def test_prompts_and_items_never_share_an_iteration_and_whatever_is_there_gets_o
     st.lists(st.integers(0, 40), min_size=1, max_size=12),
     st.floats(0.01, 0.2),
 )
-def test_neither_stage_waits_longer_than_is_promised(
+def test_neither_stage_waits_longer_than_its_bound(
     prompts: list[bool], ready_at: list[int], iteration_s: float
 ) -> None:
-    """Batches become ready in iterations ``ready_at``; prompts are ready as ``prompts`` tells, and always after it."""
+    """Batches become ready in iterations ``ready_at``; prompts are ready as ``prompts`` says, and always afterwards."""
     pending = sorted(ready_at)
     held_back, in_a_row = False, 0
     order: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ def test_neither_stage_waits_longer_than_is_promised(
         chosen = plan(prefill_ready=prefill_ready, waited_s=waited_s, held_back=held_back)
         held_back = chosen.encode and prefill_ready
         in_a_row = in_a_row + 1 if held_back else 0
-        assert in_a_row <= 1, "prompts are held back twice in a row"
+        assert in_a_row <= 1, "prompts are delayed twice in a row"
         if chosen.encode:
             order.append((pending.pop(0), number))
     assert not pending

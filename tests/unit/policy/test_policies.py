@@ -1,5 +1,3 @@
-"""Policies by name, and the ways of routing among instances that can all take it."""
-
 from collections import Counter
 from dataclasses import fields, replace
 from random import Random
@@ -30,7 +28,7 @@ def routed(routing: Routing, *candidates: Candidate, turns: int = 1, seed: int =
 
 
 @pytest.mark.parametrize("kind", list(NAMES))
-def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(kind: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
     tables = {"sharding": SHARDINGS, "ordering": ORDERINGS, "admission": ADMISSIONS}
     with pytest.raises(ValueError, match=f"{kind} is 'fastest', which is none of") as refused:
         PolicyNames(**{**NAMES, kind: "fastest"})
@@ -38,31 +36,31 @@ def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(kind: str
         assert name in str(refused.value)
 
 
-def test_each_kind_of_policy_has_a_name() -> None:
+def test_each_kind_of_policy_can_be_chosen_by_name() -> None:
     assert {field.name for field in fields(Policies)} == set(NAMES)
     assert Policies.named(PolicyNames(**NAMES)).ordering is ORDERINGS["first-come"]
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
-def test_equal_instances_share_evenly(name: str) -> None:
+def test_equal_instances_get_equal_shares(name: str) -> None:
     counts = Counter(routed(ROUTINGS[name], one("a"), one("b"), one("c"), turns=300))
     assert set(counts) == {"a", "b", "c"}
     assert max(counts.values()) - min(counts.values()) < 60
 
 
-def test_least_loaded_goes_by_tokens_and_then_by_requests() -> None:
+def test_least_loaded_compares_tokens_then_requests() -> None:
     assert routed(ROUTINGS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
 
 
-def test_least_requests_goes_by_their_number() -> None:
+def test_least_requests_compares_the_number_of_requests() -> None:
     assert routed(ROUTINGS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
 
 
-def test_round_robin_takes_one_after_the_other_whatever_they_have_to_do() -> None:
+def test_round_robin_ignores_load() -> None:
     assert routed(ROUTINGS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
 
 
-def test_power_of_two_takes_the_less_loaded_of_two_and_so_never_the_most_loaded() -> None:
+def test_power_of_two_never_takes_the_most_loaded() -> None:
     pool = (one("a", 900), one("b", 5), one("c", 50))
     counts = Counter(routed(ROUTINGS["power-of-two"], *pool, turns=300))
     assert set(counts) == {"b", "c"}
@@ -71,7 +69,7 @@ def test_power_of_two_takes_the_less_loaded_of_two_and_so_never_the_most_loaded(
 
 
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS.keys())
-def test_no_policy_misses_a_packing_or_an_encoder_that_holds_the_embedding(routing: Routing) -> None:
+def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: Routing) -> None:
     pool = Pool((one("a"), replace(one("b"), available_bytes=10), replace(one("c"), available_bytes=90)))
     wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
     for turn in range(9):
@@ -82,7 +80,7 @@ def test_no_policy_misses_a_packing_or_an_encoder_that_holds_the_embedding(routi
     assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
 
 
-def test_first_come_goes_by_priority_and_arrival_alone() -> None:
+def test_first_come_orders_by_priority_and_arrival_only() -> None:
     ordering = ORDERINGS["first-come"]
     early = ordering(priority=1, deadline_s=900.0, arrived_s=0.0, arrival=1)
     assert early < ordering(priority=1, deadline_s=1.0, arrived_s=0.0, arrival=2)

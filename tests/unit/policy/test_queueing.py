@@ -1,5 +1,3 @@
-"""Who is next, and how large a batch is."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,18 +8,18 @@ def arrived(at_s: float, deadline_s: float, arrival: int, priority: int = 0) -> 
     return turn(priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival)
 
 
-def test_the_earliest_deadline_is_first_and_ties_are_served_as_they_came() -> None:
+def test_the_earliest_deadline_is_first_and_ties_go_by_arrival() -> None:
     late, second, first = arrived(0.0, 9.0, 0), arrived(0.0, 5.0, 2), arrived(0.0, 5.0, 1)
     assert sorted([late, second, first]) == [first, second, late]
 
 
-def test_a_lower_priority_goes_first_whatever_time_is_left() -> None:
+def test_a_lower_priority_number_goes_first_regardless_of_deadlines() -> None:
     urgent, last = arrived(0.0, 1.0, 0), arrived(0.0, 0.5, 1, priority=1)
     first, second = arrived(50.0, 90.0, 2, priority=-1), arrived(0.0, 5.0, 3)
     assert sorted([urgent, last, first, second]) == [first, urgent, second, last]
 
 
-def test_who_gave_much_time_is_overtaken_by_who_gave_little_until_it_has_waited_for_long() -> None:
+def test_a_distant_deadline_is_overtaken_only_until_the_ageing_time() -> None:
     patient = arrived(0.0, 600.0, 0)
     assert arrived(AGEING_S - 1.1, AGEING_S - 0.1, 1) < patient
     assert patient < arrived(AGEING_S, AGEING_S + 0.1, 2)
@@ -31,7 +29,7 @@ def test_who_gave_much_time_is_overtaken_by_who_gave_little_until_it_has_waited_
     requests=st.lists(st.tuples(st.floats(0, 120), st.floats(0.1, 600), st.integers(-1, 1)), min_size=1, max_size=60),
     service_s=st.floats(0.1, 3),
 )
-def test_nobody_is_overtaken_by_one_of_its_priority_that_came_so_much_later(
+def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
     requests: list[tuple[float, float, int]], service_s: float
 ) -> None:
     came = sorted(requests)
@@ -50,17 +48,17 @@ def test_nobody_is_overtaken_by_one_of_its_priority_that_came_so_much_later(
             if came[other][2] == came[one][2]:
                 assert came[other][0] <= came[one][0] + AGEING_S
             elif came[other][2] > came[one][2]:
-                assert came[other][0] <= came[one][0], "it was served before the other came"
+                assert came[other][0] <= came[one][0], "it was served before the other arrived"
 
 
-def test_a_request_that_had_many_bytes_counts_as_less_urgent_but_keeps_its_priority() -> None:
+def test_a_request_with_many_pulled_bytes_is_less_urgent_within_its_priority() -> None:
     huge, small, behind = Turn(0, 10.0, 0), Turn(0, 10.5, 1), Turn(1, 0.0, 2)
     assert huge < small
     assert small < after_share(huge, SHARE_NBYTES_PER_S) < behind
     assert after_share(huge, 0) == huge
 
 
-def test_a_batch_that_fills_its_bounds_to_the_last_is_within_them() -> None:
+def test_bounds_of_a_batch_are_inclusive() -> None:
     sizes = [(5, 5), (5, 5), (1, 1)]
     assert batch_length(sizes, max_items=3, max_tokens=10, max_nbytes=99) == 2
     assert batch_length(sizes, max_items=3, max_tokens=99, max_nbytes=10) == 2

@@ -1,5 +1,3 @@
-"""Routing decisions, over snapshots."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -70,17 +68,17 @@ def test_fewer_items_break_a_tie_of_tokens() -> None:
     assert chosen(choose_encoder(view(encoder("a", 20, items=2), encoder("b", 20, items=1)), want())) == "b"
 
 
-def test_a_full_tie_rotates_with_the_turn() -> None:
+def test_full_ties_rotate_with_the_turn() -> None:
     pool = [encoder("a"), encoder("b"), encoder("c")]
     assert [chosen(choose_encoder(view(*pool, turn=turn), want())) for turn in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_ties_within_a_request_rotate_too() -> None:
+def test_ties_within_a_request_rotate() -> None:
     pool = [encoder("a"), encoder("b"), encoder("c", 900)]
     choices = assign_items(view(*pool), [want(item) for item in range(5)])
     assert not isinstance(choices, Shortage)
     assert [choice.encoder for choice in choices] == ["a", "b", "a", "b", "b"]
-    assert chosen(choose_encoder(Pool(tuple(pool[:2])), want())) == "a", "the first turn is the first one's"
+    assert chosen(choose_encoder(Pool(tuple(pool[:2])), want())) == "a", "turn 0 is the first instance's"
 
 
 def test_only_usable_encoders_with_room_are_considered() -> None:
@@ -98,13 +96,13 @@ def test_only_usable_encoders_with_room_are_considered() -> None:
         (view(encoder("a", arena=5, available=5), encoder("b", usable=False)), Shortage.NO_ENCODER),
     ],
 )
-def test_what_is_short_is_said(pool: Pool, shortage: Shortage) -> None:
+def test_the_refusal_names_the_missing_resource(pool: Pool, shortage: Shortage) -> None:
     assert choose_encoder(pool, want()) is None
     assert assign_items(pool, [want()]) is shortage
 
 
 @pytest.mark.parametrize(("backlog", "expected"), [(10, Why.HOLDS_EMBEDDING), (11, Why.ROUTED)])
-def test_the_holder_is_preferred_while_waiting_there_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
+def test_the_holder_is_preferred_while_its_queue_costs_no_more_than_encoding(backlog: int, expected: Why) -> None:
     choice = choose_encoder(replace(view(encoder("a"), encoder("b", backlog)), held={(b"0", b""): "b"}), want())
     assert isinstance(choice, Choice)
     assert choice.why is expected
@@ -138,13 +136,13 @@ def test_more_than_all_arenas_together_never_fits() -> None:
     assert assign_items(pool, [want(i) for i in range(6)]) is Shortage.NEVER_FITS
 
 
-def test_items_that_no_packing_fits_are_not_told_to_wait() -> None:
+def test_items_without_a_packing_are_refused_instead_of_waiting() -> None:
     pool = view(encoder("a", arena=10, available=0), encoder("b", arena=10, available=0))
     assert assign_items(pool, [want(i, nbytes=6) for i in range(2)]) is Shortage.NO_CREDIT
     assert assign_items(pool, [want(i, nbytes=6) for i in range(3)]) is Shortage.NEVER_FITS
 
 
-def test_a_packing_that_largest_first_misses_is_found() -> None:
+def test_a_packing_missed_by_largest_first_is_found() -> None:
     wants = [want(i, size, nbytes=size) for i, size in enumerate([6, 4, 4, 3, 3])]
     pool = view(encoder("a", arena=10, available=10), encoder("b", arena=10, available=10))
     choices = assign_items(pool, wants)
@@ -173,17 +171,17 @@ def test_an_item_as_large_as_an_arena_fits() -> None:
     assert chosen(choose_encoder(view(encoder("a", arena=10, available=10)), want(nbytes=10))) == "a"
 
 
-def test_the_search_for_a_packing_is_bounded_and_never_is_not_said_when_it_gave_up() -> None:
+def test_the_packing_search_is_bounded_and_giving_up_is_not_a_permanent_refusal() -> None:
     pool = view(*(encoder(f"e{n}", arena=10, available=10) for n in range(12)))
     assert assign_items(pool, [want(item, nbytes=6) for item in range(13)]) is Shortage.NO_ENCODER
 
 
-def test_never_is_not_said_while_an_encoder_is_unknown() -> None:
+def test_no_permanent_refusal_while_an_encoder_is_unknown() -> None:
     pool = view(encoder("a", arena=5, available=5), encoder("b", usable=False, arena=0, available=0))
     assert assign_items(pool, [want()]) is Shortage.NO_ENCODER
 
 
-def test_an_encoder_with_as_many_items_as_it_takes_gets_no_more() -> None:
+def test_an_encoder_at_its_item_limit_gets_no_more() -> None:
     busy = replace(encoder("a", items=4), max_items=4)
     assert chosen(choose_encoder(view(busy, encoder("b", 900)), want())) == "b"
     assert assign_items(view(busy), [want()]) is Shortage.NO_CREDIT
@@ -193,10 +191,25 @@ def test_an_encoder_with_as_many_items_as_it_takes_gets_no_more() -> None:
     assert sorted(choice.encoder for choice in choices) == ["a", "a", "b"]
     single = replace(encoder("a", items=1), max_items=1)
     assert assign_items(view(single), [want()]) is Shortage.NO_CREDIT
-    assert assign_items(view(single), [want(0), want(1)]) is Shortage.NEVER_FITS
 
 
-def test_one_in_backoff_is_avoided_while_another_is_able() -> None:
+def test_more_items_than_the_encoders_take_at_once_are_not_called_too_large() -> None:
+    takes = [replace(encoder(name, items=1), max_items=2) for name in "ab"]
+    assert assign_items(view(*takes), [want(item) for item in range(4)]) is Shortage.NO_CREDIT
+    assert assign_items(view(*takes), [want(item) for item in range(5)]) is Shortage.TOO_MANY_ITEMS
+    assert assign_items(view(*takes), [want(item, nbytes=401) for item in range(5)]) is Shortage.NEVER_FITS
+    same = [want(item, content=(b"same", b"")) for item in range(5)]
+    assert not isinstance(assign_items(view(*takes), same), Shortage)
+    unknown = encoder("c", usable=False, arena=0, available=0)
+    assert assign_items(view(*takes, unknown), [want(item) for item in range(5)]) is Shortage.NO_ENCODER
+
+
+def test_the_number_of_items_is_refused_without_a_search() -> None:
+    takes = [replace(encoder(name, arena=10_000, available=10_000), max_items=256) for name in "ab"]
+    assert assign_items(view(*takes), [want(item) for item in range(513)]) is Shortage.TOO_MANY_ITEMS
+
+
+def test_an_encoder_in_backoff_is_avoided_while_another_is_usable() -> None:
     backed_off = replace(encoder("a"), backoff=True)
     assert chosen(choose_encoder(view(backed_off, encoder("b", 900)), want())) == "b"
     assert assign_items(view(backed_off, encoder("b", available=5)), [want()]) is Shortage.NO_CREDIT
@@ -221,7 +234,7 @@ def test_the_same_content_is_encoded_once() -> None:
     room=st.integers(0, 1000),
     turn=st.integers(0, 100),
 )
-def test_an_assignment_covers_every_item_within_the_room_there_is(
+def test_an_assignment_covers_every_item_within_the_available_room(
     loads: list[int], sizes: list[int], room: int, turn: int
 ) -> None:
     pool = view(*(encoder(f"e{n}", load, arena=2000, available=room) for n, load in enumerate(loads)), turn=turn)
@@ -233,7 +246,7 @@ def test_an_assignment_covers_every_item_within_the_room_there_is(
     placed = {one.name: sum(c.tokens for c in choices if c.encoder == one.name) for one in pool.candidates}
     assert all(tokens <= room for tokens in placed.values())
     if sum(sizes) <= room:
-        # Least loaded first: without a shortage of room, no encoder is ahead by more than one item of its own.
+        # Least loaded first: with enough room, no encoder is ahead by more than one of its items.
         ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.candidates}
         assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
 
@@ -245,11 +258,11 @@ def test_text_goes_to_the_least_pending_tokens_and_ties_rotate() -> None:
     assert choose_text(Pool(texts), avoid=frozenset({"a", "b"})) is None
     even = (Candidate("a", True, 0, 0), Candidate("b", True, 0, 0))
     assert [text_chosen(Pool(candidates=even, turn=turn)) for turn in range(3)] == ["a", "b", "a"]
-    assert text_chosen(Pool(candidates=even)) == "a", "the first turn is the first one's"
+    assert text_chosen(Pool(candidates=even)) == "a", "turn 0 is the first instance's"
     assert text_chosen(Pool(candidates=(Candidate("a", True, 0, 1), Candidate("b", True, 0, 0)))) == "b"
 
 
-def test_of_equal_text_instances_one_that_holds_the_embeddings_is_taken() -> None:
+def test_among_equal_text_instances_one_with_the_embeddings_is_preferred() -> None:
     even = tuple(Candidate(name, True, 4, 1, instance_id=f"i-{name}") for name in ("a", "b", "c"))
     for turn in range(3):
         view = Pool(candidates=even, turn=turn)
@@ -259,7 +272,7 @@ def test_of_equal_text_instances_one_that_holds_the_embeddings_is_taken() -> Non
     assert text_chosen(Pool(candidates=busy), holders=frozenset({"i-b"})) == "a", "load comes first"
 
 
-def test_a_text_instance_in_backoff_is_avoided_while_there_is_another() -> None:
+def test_a_text_instance_in_backoff_is_avoided_while_another_is_usable() -> None:
     busy, backed_off = Candidate("a", True, 5, 0), Candidate("b", True, 0, 0, backoff=True)
     assert text_chosen(Pool(candidates=(busy, backed_off))) == "a"
     assert text_chosen(Pool(candidates=(busy, backed_off)), avoid=frozenset({"a"})) == "b"

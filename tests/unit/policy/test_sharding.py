@@ -1,5 +1,3 @@
-"""Large items are cut where that brings the end of the encode stage nearer, and only there."""
-
 from dataclasses import replace
 
 import pytest
@@ -52,18 +50,20 @@ def item(tokens: int, units: int = 100) -> Divisible:
         ((item(1000),), (), (1,)),
     ],
 )
-def test_items_are_cut_where_it_pays(items: tuple[Divisible, ...], pending: tuple[int, ...], numbers: object) -> None:
+def test_items_are_split_where_it_shortens_the_encode_stage(
+    items: tuple[Divisible, ...], pending: tuple[int, ...], numbers: object
+) -> None:
     assert cut(items, pool(*pending), LIMITS) == numbers
 
 
-def test_encoders_that_are_not_to_be_had_do_not_count() -> None:
+def test_unusable_encoders_are_not_counted() -> None:
     view = pool(0, 0, 0)
     down = replace(view.candidates[1], usable=False)
     backed_off = replace(view.candidates[2], backoff=True)
     assert cut([item(1000)], replace(view, candidates=(view.candidates[0], down, backed_off)), LIMITS) == (1,)
 
 
-def test_a_cut_that_was_made_before_is_made_again() -> None:
+def test_a_cached_split_is_reused() -> None:
     held = replace(item(1000), held=frozenset({3}))
     assert cut([held], pool(0, 0, 0, 0), LIMITS) == (3,)
     assert cut([held, item(1000)], pool(0, 0), LIMITS) == (3, 2), "what costs nothing leaves room"
@@ -71,7 +71,7 @@ def test_a_cut_that_was_made_before_is_made_again() -> None:
 
 
 @pytest.mark.parametrize(("min_tokens", "shards"), [(0, 1), (1, 3), (2, 1)])
-def test_a_shard_has_at_least_so_many_tokens_and_0_cuts_nothing(min_tokens: int, shards: int) -> None:
+def test_a_shard_has_a_minimum_of_tokens_and_0_disables_sharding(min_tokens: int, shards: int) -> None:
     assert Divisible((1, 1, 1)).most_shards(ShardLimits(min_tokens, 8)) == shards
 
 
@@ -84,7 +84,7 @@ def test_shards_are_even_and_in_order() -> None:
 
 
 @given(units=st.lists(st.integers(1, 50), min_size=1, max_size=40), number=st.integers(1, 50))
-def test_shards_are_the_whole(units: list[int], number: int) -> None:
+def test_shards_cover_the_item(units: list[int], number: int) -> None:
     shards = shards_of(units, number)
     assert len(shards) == min(number, len(units))
     assert [shard.first for shard in shards] == [
@@ -99,7 +99,7 @@ def test_shards_are_the_whole(units: list[int], number: int) -> None:
     pending=st.lists(st.integers(0, 5000), max_size=6),
     min_tokens=st.integers(0, 1000),
 )
-def test_limits_hold_whatever_comes(items: list[Divisible], pending: list[int], min_tokens: int) -> None:
+def test_limits_hold_for_any_input(items: list[Divisible], pending: list[int], min_tokens: int) -> None:
     limits = ShardLimits(min_tokens, max_shards=4)
     for one, number in zip(items, cut(items, pool(*pending), limits), strict=True):
         assert 1 <= number <= min(4, len(one.units))
@@ -116,7 +116,7 @@ def plan(units: tuple[int, ...]) -> ItemPlan:
     )
 
 
-def test_a_shard_is_planned_as_the_item_is() -> None:
+def test_a_shard_is_planned_like_its_item() -> None:
     whole = plan((100, 100, 100))
     assert cut_into(whole, 1) == (whole,)
     first, second = cut_into(whole, 2)
@@ -128,7 +128,7 @@ def test_a_shard_is_planned_as_the_item_is() -> None:
     assert (first.units, first.unit_starts) == ((100, 100), (10, 12))
 
 
-def test_items_are_planned_in_shards_where_it_pays_or_where_they_are_held_so() -> None:
+def test_items_are_planned_in_shards_where_it_pays_or_shards_are_cached() -> None:
     whole, small = plan((100,) * 4), plan((400,))
     assert in_shards((small, whole), pool(0), LIMITS) == (small, whole)
     assert in_shards((whole,), pool(0, 0), replace(LIMITS, max_shards=1)) == (whole,)

@@ -9,7 +9,7 @@ def ends(host: str, *, rdma: bool = False) -> list[Endpoint]:
     return [Endpoint(backend, host, rdma=rdma) for backend in ("tcp", "nixl", "memory")]
 
 
-def test_the_order_follows_what_was_measured() -> None:
+def test_backends_are_ordered_by_measured_speed() -> None:
     assert order(ends("a"), ends("a")) == ["memory", "nixl", "tcp"]
     assert order(ends("a"), ends("b")) == ["memory", "tcp"]  # a dying reader would take the holder with it
     assert order(ends("a"), ends("b"), preferred="nixl") == ["nixl", "memory", "tcp"]
@@ -24,16 +24,16 @@ def test_shared_memory_is_not_tried_between_hosts() -> None:
     assert order([Endpoint("shm", "a")], [Endpoint("shm", "b")], preferred="shm") == []
 
 
-def test_what_one_side_lacks_is_passed_over() -> None:
+def test_backends_missing_on_one_side_are_skipped() -> None:
     tcp, nixl, shm = (Endpoint(backend, "a") for backend in ("tcp", "nixl", "shm"))
     assert order([tcp], [nixl, tcp]) == ["tcp"]
     assert order([shm, tcp], [Endpoint("shm", "b"), Endpoint("tcp", "b")]) == ["tcp"]
-    assert order([nixl], [Endpoint("nixl", "b")]) == [], "RDMA is what somebody says that it has"
+    assert order([nixl], [Endpoint("nixl", "b")]) == [], "RDMA must be announced"
     unknown = Endpoint("another", "a")
     assert order([unknown, tcp], [unknown, tcp]) == ["tcp", "another"]
 
 
-def test_the_reason_tells_one_host_from_two() -> None:
+def test_the_reason_distinguishes_one_host_from_two() -> None:
     [near] = rank_backends([Endpoint("nixl", "a")], [Endpoint("nixl", "a")], None)
     [far] = rank_backends([Endpoint("nixl", "a", rdma=True)], [Endpoint("nixl", "b", rdma=True)], None)
     assert (near.reason[:9], far.reason) == ("same host", "both hosts have RDMA")

@@ -1,0 +1,35 @@
+"""What a missed objective is charged to, and how sure a measured attainment is."""
+
+import math
+
+from triptych.domain.slo import ChargedStage, Isolated
+
+
+def charged(
+    limit_s: float, isolated: Isolated | None, *, prepare_s: float, encode_s: float, prefill_s: float
+) -> tuple[ChargedStage, ...]:
+    """The stages that exceeded their share of a TTFT objective that was missed; empty if the shares are unknown.
+
+    Shares are in proportion to the isolated latencies. As the shares add up to the limit, a missed limit means
+    that at least one share was exceeded.
+    """
+    if isolated is None or isolated.ttft_s <= 0:
+        return ()
+    scale = limit_s / isolated.ttft_s
+    parts = (
+        (ChargedStage.PREPARE, prepare_s, isolated.prepare_s),
+        (ChargedStage.ENCODE, encode_s, isolated.encode_s),
+        (ChargedStage.PREFILL, prefill_s, isolated.prefill_s),
+    )
+    return tuple(stage for stage, took_s, alone_s in parts if took_s > scale * alone_s and took_s > 0)
+
+
+def wilson(part: int, whole: int, z: float = 1.645) -> tuple[float, float]:
+    """The Wilson score interval of a share (Wilson 1927); ``z`` 1.645 gives 5 % on each side. (0, 1) for no data."""
+    if whole <= 0:
+        return 0.0, 1.0
+    share, z2 = part / whole, z * z
+    middle = share + z2 / (2 * whole)
+    spread = z * math.sqrt((share * (1 - share) + z2 / (4 * whole)) / whole)
+    scale = 1 + z2 / whole
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)

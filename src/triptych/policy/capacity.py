@@ -1,0 +1,319 @@
+"""How much load one replica bears within its objectives (MC in ModServe section 4.2), for the mix of the last window.
+
+The paper takes MC from the profile as a constant. It depends on the mix, so here a queueing model over the profile's costs
+(Kingman's formula with an exponential tail) gives it for any mix. Load levels measured by the profile only lower it:
+the model knows no overheads outside the engine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil, inf, log
+
+from triptych.domain.stage import Stage
+from triptych.policy.costs import Costs, CostWarning, Estimate
+
+_HALVINGS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ItemClass:
+    """Items of one kind. ``share`` is their part of all items, in any unit."""
+
+    tokens: int
+    nbytes: int = 0
+    pixels: int = 0
+    """0, with ``nbytes`` 0, if its preparation costs nothing."""
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """Requests of one kind, as a text instance sees them. ``share`` is their part of all requests, in any unit."""
+
+    prompt_tokens: int
+    """Positions of the prompt; of decoder-only models with those of items."""
+    output_tokens: int
+    """Expected length of the answer."""
+    cached_tokens: int = 0
+    """Part of the prompt that is found in the prefix cache."""
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives, and how closely objectives must be met."""
+
+    quantile: float = 0.99
+    """The share of latencies that must be within the objective."""
+    burstiness: float = 1.0
+    """Squared coefficient of variation of the gaps between arrivals: 1 for Poisson."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """The limits of a text engine that bound its batches."""
+
+    max_sequences: int
+    token_budget: int
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The highest load that one replica bears; 0 if it misses its objectives even without load."""
+
+    per_s: float
+    """Items or requests per second."""
+    tokens_per_s: float
+    """Tokens of these items or prompts."""
+    batch: int
+    """Batch size at that load."""
+    latency_s: float
+    """Predicted quantile of the latency at that load; if it is 0, of the latency without load."""
+    gap_s: float = 0.0
+    """Predicted mean time between tokens, likewise."""
+    warnings: frozenset[CostWarning] = frozenset()
+
+
+def encode_capacity(
+    costs: Costs,
+    mix: Sequence[ItemClass],
+    slo_s: float,
+    *,
+    max_items: int,
+    prepare_cores: int = 1,
+    load: Load = Load(),  # frozen
+) -> Capacity:
+    """The highest load of an encoder at which its items are prepared and encoded within ``slo_s``.
+
+    An item waits for one of ``prepare_cores`` and is prepared; then it waits for a pass and is encoded in a batch of
+    equal items, of the best power of two up to ``max_items``. Raises ValueError for an empty mix.
+    """
+    found = _modelled_encode(costs, mix, slo_s, max_items, prepare_cores, load)
+    levels = costs.load_levels(Stage.ENCODE, max_items)
+    if levels:
+        alone = _modelled_encode(costs, [ItemClass(levels[0].tokens)], slo_s, max_items, 1, load)
+        found = _lowered(found, alone, costs.measured_load(Stage.ENCODE, slo_s, max_items))
+    return found
+
+
+def text_capacity(
+    costs: Costs,
+    mix: Sequence[RequestClass],
+    *,
+    ttft_slo_s: float,
+    tbt_slo_s: float,
+    limits: TextLimits,
+    load: Load = Load(),  # frozen
+) -> Capacity:
+    """The highest load of a text instance at which first tokens come within ``ttft_slo_s`` of a request's arrival there, and
+    tokens follow at a mean distance within ``tbt_slo_s``.
+
+    A prompt is prefilled in chunks of the token budget, each in one step with a decode of all running sequences. As many
+    sequences run as arrive while one is answered (Little's law). Raises ValueError for an empty mix.
+    """
+    found = _modelled_text(costs, mix, ttft_slo_s, tbt_slo_s, limits, load)
+    for stage, slo_s in ((Stage.PREFILL, ttft_slo_s), (Stage.DECODE, tbt_slo_s)):
+        levels = costs.load_levels(stage, limits.max_sequences)
+        if levels:
+            alone = [RequestClass(levels[0].tokens, levels[0].output_tokens)]
+            modelled = _modelled_text(costs, alone, ttft_slo_s, tbt_slo_s, limits, load)
+            found = _lowered(found, modelled, costs.measured_load(stage, slo_s, limits.max_sequences))
+    return found
+
+
+def _lowered(found: Capacity, modelled: Capacity, measured: Estimate) -> Capacity:
+    """``found``, in the proportion by which a measured load is below the modelled one."""
+    if modelled.tokens_per_s <= measured.value:
+        return found
+    share = measured.value / modelled.tokens_per_s
+    return replace(
+        found,
+        per_s=share * found.per_s,
+        tokens_per_s=share * found.tokens_per_s,
+        warnings=found.warnings | measured.warnings,
+    )
+
+
+def _modelled_encode(
+    costs: Costs, mix: Sequence[ItemClass], slo_s: float, max_items: int, prepare_cores: int, load: Load
+) -> Capacity:
+    shares = _shares([one.share for one in mix])
+    tokens = _mean(shares, [one.tokens for one in mix])
+    prepared = [costs.prepare_s(one.nbytes, one.pixels) if one.nbytes else Estimate(0.0) for one in mix]
+    prepare_s = [one.value for one in prepared]
+    preparing = _Queue(shares, prepare_s, load, servers=prepare_cores)
+    best: Capacity | None = None
+    items = 1
+    while items <= max_items:
+        encoded = [costs.encode_s(one.tokens, items) for one in mix]
+        encode_s = [one.value for one in encoded]
+        encoding = _Queue(shares, encode_s, load, customers=items)
+        service_s = _quantile(shares, [sum(both) for both in zip(prepare_s, encode_s, strict=True)], load.quantile)
+
+        def latency_s(per_s: float, encoding: _Queue = encoding, service_s: float = service_s) -> float:
+            return service_s + preparing.wait_s(per_s) + encoding.wait_s(per_s)
+
+        per_s = _highest(latency_s, slo_s, min(preparing.peak_per_s, encoding.peak_per_s))
+        if best is None or per_s > best.per_s:
+            warnings = costs.warnings.union(*(one.warnings for one in (*prepared, *encoded)))
+            best = Capacity(per_s, tokens * per_s, items, latency_s(per_s), warnings=warnings)
+        items *= 2
+    if best is None:
+        raise ValueError(f"max_items is {max_items}, must be at least 1")
+    return best
+
+
+def _modelled_text(
+    costs: Costs, mix: Sequence[RequestClass], ttft_slo_s: float, tbt_slo_s: float, limits: TextLimits, load: Load
+) -> Capacity:
+    model = _TextModel(costs, mix, limits, load)
+
+    def latency_s(per_s: float) -> float:
+        batch = model.running(per_s)
+        return inf if batch is None or model.gap_s(per_s, batch) > tbt_slo_s else model.ttft_s(per_s, batch)
+
+    per_s = _highest(latency_s, ttft_slo_s, model.peak_per_s)
+    batch = model.running(per_s) or 0.0
+    return Capacity(
+        per_s,
+        model.prompt_tokens * per_s,
+        max(1, ceil(batch)),
+        model.ttft_s(per_s, batch),
+        model.gap_s(per_s, batch),
+        model.warnings,
+    )
+
+
+class _TextModel:
+    """Steps of a text instance under a load of requests per second."""
+
+    def __init__(self, costs: Costs, mix: Sequence[RequestClass], limits: TextLimits, load: Load) -> None:
+        self._load = load
+        self._shares = _shares([one.share for one in mix])
+        new = [max(1, one.prompt_tokens - one.cached_tokens) for one in mix]
+        prefills = [
+            costs.prefill_s(tokens, min(one.cached_tokens, one.prompt_tokens))
+            for tokens, one in zip(new, mix, strict=True)
+        ]
+        self._prefill_s = [one.value for one in prefills]
+        self._chunks = [ceil(tokens / limits.token_budget) for tokens in new]
+        self._prefill_mean_s = _mean(self._shares, self._prefill_s)
+        self.prompt_tokens = _mean(self._shares, [one.prompt_tokens for one in mix])
+        decoded = [max(0, one.output_tokens - 1) for one in mix]
+        """Tokens after the first, which prefill makes."""
+        self._decoded = _mean(self._shares, decoded)
+        held = [(one.prompt_tokens + one.output_tokens / 2) * many for one, many in zip(mix, decoded, strict=True)]
+        self._context = _mean(self._shares, held) / self._decoded if self._decoded else self.prompt_tokens
+        self._most = float(limits.max_sequences)
+        if limits.kv_tokens is not None:
+            self._most = min(self._most, limits.kv_tokens // max(1.0, self._context))
+        decode = costs.decode_s(max(1.0, self._most), self._context)
+        self.warnings = costs.warnings.union(*(one.warnings for one in prefills))
+        if self._decoded:
+            self.warnings |= decode.warnings
+        measured = CostWarning.NOT_MEASURED not in decode.warnings
+        self._step_s = costs.decode_line(self._context).at if measured else _no_time
+
+    @property
+    def peak_per_s(self) -> float:
+        busy_s = self._prefill_mean_s + self._decoded * self._step_s(self._most) / max(1.0, self._most)
+        return 1 / busy_s if busy_s > 0 else inf
+
+    def running(self, per_s: float) -> float | None:
+        """The mean number of decoding sequences, by Little's law; None if they become more and more."""
+        left = 1 - per_s * self._prefill_mean_s
+        if left <= 0 or (self._decoded and self._most < 1):
+            return None
+        if not self._decoded or per_s == 0:
+            return 0.0
+
+        def keeps_up(batch: float) -> bool:
+            return batch * left >= per_s * self._decoded * self._step_s(batch)
+
+        if not keeps_up(self._most):
+            return None
+        low, high = 0.0, self._most
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if keeps_up(middle) else (middle, high)
+        return high
+
+    def gap_s(self, per_s: float, batch: float) -> float:
+        """The mean time between two tokens of a sequence, with the prefills in between."""
+        return self._step_s(batch) / (1 - per_s * self._prefill_mean_s) if self._decoded else 0.0
+
+    def ttft_s(self, per_s: float, batch: float) -> float:
+        """The quantile of the time to the first token."""
+        beside_s = self._step_s(batch) * min(1.0, batch) if self._decoded else 0.0
+        services_s = [
+            seconds + chunks * beside_s for seconds, chunks in zip(self._prefill_s, self._chunks, strict=True)
+        ]
+        queue = _Queue(self._shares, services_s, self._load)
+        return _quantile(self._shares, services_s, self._load.quantile) + queue.wait_s(per_s)
+
+
+class _Queue:
+    """A queue with general service times, before ``servers`` servers that take up to ``customers`` at once."""
+
+    def __init__(
+        self, shares: Sequence[float], services_s: Sequence[float], load: Load, *, servers: int = 1, customers: int = 1
+    ) -> None:
+        self._load = load
+        self._service_s = _mean(shares, services_s) / servers
+        square = _mean(shares, [seconds * seconds for seconds in services_s]) / servers**2
+        spread = square / self._service_s**2 - 1 if self._service_s else 0.0
+        self._variation = max(0.0, load.burstiness + spread) / 2
+        self._customers = customers
+
+    @property
+    def peak_per_s(self) -> float:
+        return self._customers / self._service_s if self._service_s else inf
+
+    def wait_s(self, per_s: float) -> float:
+        """The quantile of the waiting time at a load of ``per_s`` customers per second; infinite from the peak on."""
+        if not self._service_s:
+            return 0.0
+        utilization = per_s / self.peak_per_s
+        if utilization >= 1:
+            return inf
+        missed = 1 - self._load.quantile
+        if utilization <= missed:
+            return 0.0
+        return self._variation * self._service_s / (1 - utilization) * log(utilization / missed)
+
+
+def _highest(latency_s: Callable[[float], float], slo_s: float, peak_per_s: float) -> float:
+    """The highest load below the peak at which the latency is within the objective; 0 if there is none."""
+    low, high = 0.0, peak_per_s
+    if high == inf:
+        raise ValueError("nothing in this mix costs time: the profile lacks its tables")
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if latency_s(middle) <= slo_s else (low, middle)
+    return low if low > 0 and latency_s(low) <= slo_s else 0.0
+
+
+def _no_time(batch: float) -> float:
+    del batch
+    return 0.0
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    whole = sum(weights)
+    if whole <= 0 or min(weights) < 0:
+        raise ValueError("the mix is empty")
+    return [weight / whole for weight in weights]
+
+
+def _mean(shares: Sequence[float], values: Sequence[float]) -> float:
+    return sum(share * value for share, value in zip(shares, values, strict=True))
+
+
+def _quantile(shares: Sequence[float], values: Sequence[float], quantile: float) -> float:
+    """The smallest value that at least this share does not exceed."""
+    ordered = sorted(zip(values, shares, strict=True))
+    reached = accumulate(share for _, share in ordered)
+    within = (value for (value, _), share in zip(ordered, reached, strict=True) if share >= quantile - 1e-9)
+    return next(within, ordered[-1][0])

@@ -1,0 +1,199 @@
+"""What stages cost: predictions from a profile, and their inverses (ModServe section 4.1).
+
+The one reader of profiles for scaling and scheduling. Predictions are monotone: a larger input never costs less. Outside
+the measured range they continue the last slope and say so; no input is an error.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from triptych.domain.profile import LoadRow, Origin, Profile, ProfileIdentity
+from triptych.domain.stage import Stage
+from triptych.policy.interpolation import Line, Surface, table_rows
+
+MAX_ERROR = 0.15
+"""Median error on held-out rows above which a table's estimates have a warning."""
+MAX_DRIFT = 0.1
+"""Change of the machine's speed during the measurement above which all estimates have a warning."""
+
+
+class CostWarning(Enum):
+    """Why an estimate may be wrong."""
+
+    OUTSIDE_RANGE = "outside the measured range"
+    NOT_MEASURED = "not measured"
+    """The profile has no rows for it; the value is 0."""
+    INACCURATE = "interpolation errs by more than 15 % on held-out rows"
+    DRIFTED = "the machine's speed changed by more than 10 % while it was measured"
+    OTHER_SOFTWARE = "measured with other software or options"
+    OTHER_HARDWARE = "measured on other hardware"
+    SYNTHETIC = "from a synthetic profile, which was not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted value. Without warnings it is within the measured range of a matching profile."""
+
+    value: float
+    warnings: frozenset[CostWarning] = frozenset()
+
+
+class Costs:
+    """Predictions from one profile. Its own faults (drift, errors, synthetic) are warnings of every estimate."""
+
+    def __init__(self, profile: Profile, warnings: Iterable[CostWarning] = ()) -> None:
+        """``warnings`` are added to every estimate."""
+        self.profile = profile
+        self.warnings = frozenset(warnings) | _faults(profile)
+        self._surfaces = {name: Surface(rows) for name, rows in table_rows(profile).items()}
+        self._inaccurate = {row.table for row in profile.errors if row.median > MAX_ERROR}
+        self._transfers = {
+            backend: Line((row.nbytes, row.seconds) for row in profile.transfer if row.backend == backend)
+            for backend in {row.backend for row in profile.transfer}
+        }
+
+    def encode_s(self, item_tokens: float, items: float = 1) -> Estimate:
+        """One pass of the encoder over ``items`` items of ``item_tokens`` embedding tokens each."""
+        return self._at("encode", item_tokens, items)
+
+    def prepare_s(self, nbytes: float, pixels: float) -> Estimate:
+        """Decoding and preprocessing of one item on one core. ``pixels``: samples of a sound."""
+        return self._at("prepare", pixels, nbytes / max(1, pixels))
+
+    def prefill_s(self, new_tokens: float, cached_tokens: float = 0) -> Estimate:
+        """One pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""
+        return self._at("prefill", new_tokens, cached_tokens)
+
+    def decode_s(self, batch: float, mean_context: float) -> Estimate:
+        """One decode step of ``batch`` sequences: the time between two tokens (TBT) when nothing else runs."""
+        return self._at("decode", mean_context, batch)
+
+    def decode_line(self, mean_context: float) -> Line:
+        """``decode_s`` over the batch, for searches. Raises KeyError if decoding was not measured."""
+        return self._surfaces["decode"].along(mean_context)
+
+    def transfer_s(self, backend: str, nbytes: float) -> Estimate:
+        """One pull of ``nbytes`` over a transport backend."""
+        line = self._transfers.get(backend)
+        if line is None:
+            return Estimate(0.0, self.warnings | {CostWarning.NOT_MEASURED})
+        return self._marked("transfer", line.at(nbytes), inside=line.holds(nbytes))
+
+    def start_s(self) -> Estimate:
+        """From the start of a process until it serves."""
+        seconds = self.profile.measured.start_s
+        return Estimate(seconds, self.warnings if seconds else self.warnings | {CostWarning.NOT_MEASURED})
+
+    def most_items(self, item_tokens: float, slo_s: float, most: int) -> int:
+        """The most items, up to ``most``, that one pass encodes within ``slo_s``; 0 if not even one."""
+        return _largest(lambda items: self.encode_s(item_tokens, items).value <= slo_s, most)
+
+    def most_prefill_tokens(self, slo_s: float, most: int, *, cached_tokens: float = 0) -> int:
+        """The most prompt tokens, up to ``most``, that one pass computes within ``slo_s``; 0 if not even one."""
+        return _largest(lambda tokens: self.prefill_s(tokens, cached_tokens).value <= slo_s, most)
+
+    def most_sequences(self, mean_context: float, slo_s: float, most: int) -> int:
+        """The most sequences, up to ``most``, that one step decodes within ``slo_s``; 0 if not even one."""
+        return _largest(lambda batch: self.decode_s(batch, mean_context).value <= slo_s, most)
+
+    def load_levels(self, stage: Stage, max_batch: int) -> tuple[LoadRow, ...]:
+        """The measured load levels of the largest batch limit up to ``max_batch``, by offered load."""
+        rows = [row for row in self.profile.load if row.stage is stage and row.max_batch <= max_batch]
+        largest = max((row.max_batch for row in rows), default=0)
+        return tuple(sorted((row for row in rows if row.max_batch == largest), key=lambda row: row.tokens_per_s))
+
+    def measured_load(self, stage: Stage, slo_s: float, max_batch: int) -> Estimate:
+        """The highest load, in tokens/s, at which the measured P99 latency of a stage is within ``slo_s``.
+
+        Interpolated between load levels. If even the lowest level misses the objective, that level, with a warning.
+        """
+        levels = self.load_levels(stage, max_batch)
+        if not levels:
+            return Estimate(0.0, self.warnings | {CostWarning.NOT_MEASURED})
+        before: LoadRow | None = None
+        for level in levels:
+            if level.p99_s > slo_s:
+                if before is None:
+                    return Estimate(level.tokens_per_s, self.warnings | {CostWarning.OUTSIDE_RANGE})
+                share = (slo_s - before.p99_s) / (level.p99_s - before.p99_s)
+                return Estimate(before.tokens_per_s + share * (level.tokens_per_s - before.tokens_per_s), self.warnings)
+            before = level
+        return Estimate(levels[-1].tokens_per_s, self.warnings)
+
+    def _at(self, table: str, x: float, y: float) -> Estimate:
+        surface = self._surfaces.get(table)
+        if surface is None:
+            return Estimate(0.0, self.warnings | {CostWarning.NOT_MEASURED})
+        return self._marked(table, surface.at(x, y), inside=surface.holds(x, y))
+
+    def _marked(self, table: str, value: float, *, inside: bool) -> Estimate:
+        warnings = self.warnings
+        if not inside:
+            warnings |= {CostWarning.OUTSIDE_RANGE}
+        if table in self._inaccurate:
+            warnings |= {CostWarning.INACCURATE}
+        return Estimate(value, warnings)
+
+
+def costs_for(profiles: Iterable[Profile], wanted: ProfileIdentity) -> Costs | None:
+    """Costs by the profile that fits best, among those of the same part, dtype and tensor-parallel degree; or None.
+
+    Measured profiles come before synthetic ones, then those of the same hardware, then of the same software and options,
+    then the newest. Differences become warnings of every estimate.
+    """
+    fitting = [profile for profile in profiles if _may_stand_for(profile.identity, wanted)]
+    if not fitting:
+        return None
+
+    def rank(profile: Profile) -> tuple[bool, bool, bool, str]:
+        found = _differences(profile.identity, wanted)
+        return (
+            profile.measured.origin is Origin.MEASURED,
+            CostWarning.OTHER_HARDWARE not in found,
+            CostWarning.OTHER_SOFTWARE not in found,
+            profile.measured.at,
+        )
+
+    best = max(fitting, key=rank)
+    return Costs(best, _differences(best.identity, wanted))
+
+
+def _may_stand_for(one: ProfileIdentity, wanted: ProfileIdentity) -> bool:
+    return (
+        one.part is wanted.part
+        and one.digest == wanted.digest
+        and one.dtype is wanted.dtype
+        and one.tensor_parallel == wanted.tensor_parallel
+        and one.stages >= wanted.stages
+    )
+
+
+def _differences(one: ProfileIdentity, wanted: ProfileIdentity) -> frozenset[CostWarning]:
+    found = set()
+    if one.hardware != wanted.hardware:
+        found.add(CostWarning.OTHER_HARDWARE)
+    if (one.software, dict(one.options)) != (wanted.software, dict(wanted.options)):
+        found.add(CostWarning.OTHER_SOFTWARE)
+    return frozenset(found)
+
+
+def _faults(profile: Profile) -> frozenset[CostWarning]:
+    found = set()
+    if profile.measured.origin is Origin.SYNTHETIC:
+        found.add(CostWarning.SYNTHETIC)
+    if abs(profile.measured.drift) > MAX_DRIFT:
+        found.add(CostWarning.DRIFTED)
+    return frozenset(found)
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 0 to ``most`` that fits, if all below it do."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,138 @@
+"""Monotone interpolation of measured tables.
+
+A table is a set of lines: for each value of y, seconds over x. The lines need not have the same points. A larger x or y
+never gives a smaller value: where a measured value is below one to its left or on a line below, the larger one holds.
+Outside the measured range the last slope continues; below the first point its value holds.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from triptych.domain.profile import ErrorRow, Profile
+
+_HELD_OUT_EVERY = 4
+
+
+class Line:
+    """Seconds over x, from points with distinct x. Raises ValueError without any."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(points)
+        if not ordered:
+            raise ValueError("a line without points")
+        self._xs = [x for x, _ in ordered]
+        self._values: list[float] = []
+        for _, value in ordered:
+            self._values.append(max(value, self._values[-1]) if self._values else value)
+
+    @property
+    def xs(self) -> Sequence[float]:
+        return self._xs
+
+    def holds(self, x: float) -> bool:
+        """Whether x is within the measured range."""
+        return self._xs[0] <= x <= self._xs[-1]
+
+    def at(self, x: float) -> float:
+        xs, values = self._xs, self._values
+        if x <= xs[0]:
+            return values[0]
+        if len(xs) == 1:
+            return values[0] * x / xs[0] if xs[0] > 0 else values[0]
+        right = min(bisect_right(xs, x), len(xs) - 1)
+        share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+class Surface:
+    """Seconds over x and y, from rows (x, y, seconds) with distinct places. Raises ValueError without any."""
+
+    def __init__(self, rows: Iterable[tuple[float, float, float]]) -> None:
+        lines: dict[float, list[tuple[float, float]]] = {}
+        for x, y, seconds in rows:
+            lines.setdefault(y, []).append((x, seconds))
+        if not lines:
+            raise ValueError("a surface without rows")
+        self._ys = sorted(lines)
+        self._lines = [Line(lines[y]) for y in self._ys]
+
+    @property
+    def ys(self) -> Sequence[float]:
+        return self._ys
+
+    def holds(self, x: float, y: float) -> bool:
+        """Whether (x, y) is within the measured range: of both lines around it."""
+        if not self._ys[0] <= y <= self._ys[-1]:
+            return False
+        right = bisect_right(self._ys, y)
+        around = self._lines[right - 1 : right] if self._ys[right - 1] == y else self._lines[right - 1 : right + 1]
+        return all(line.holds(x) for line in around)
+
+    def at(self, x: float, y: float) -> float:
+        ys = self._ys
+        if y <= ys[0]:
+            return self._lines[0].at(x)
+        if len(ys) == 1:
+            value = self._lines[0].at(x)
+            return value * y / ys[0] if ys[0] > 0 else value
+        right = min(bisect_right(ys, y), len(ys) - 1)
+        low, high = self._around(right, x)
+        slope = (high - low) / (ys[right] - ys[right - 1])
+        if y <= ys[right]:
+            return low + (y - ys[right - 1]) * slope
+        # Lines may come closer with x. Beyond the last one the steepest slope up to x keeps the value monotone.
+        for place in {place for line in self._lines for place in line.xs if place < x}:
+            low_there, high_there = self._around(right, place)
+            slope = max(slope, (high_there - low_there) / (ys[right] - ys[right - 1]))
+        return high + (y - ys[right]) * slope
+
+    def along(self, x: float) -> Line:
+        """The values over y at this x."""
+        ys = self._ys
+        return Line((y, self.at(x, y)) for y in ([*ys, 2 * ys[-1]] if ys[-1] > 0 else ys))
+
+    def _around(self, right: int, x: float) -> tuple[float, float]:
+        """The values on the line before ``right`` and on that one, raised by those of the lines before."""
+        low = max(line.at(x) for line in self._lines[:right])
+        return low, max(low, self._lines[right].at(x))
+
+
+def table_rows(profile: Profile) -> Mapping[str, list[tuple[float, float, float]]]:
+    """The tables that have rows, as (x, y, seconds).
+
+    For prepare, y is bytes per pixel: a cost that grows with both bytes and pixels is then interpolated exactly.
+    """
+    tables: dict[str, list[tuple[float, float, float]]] = {
+        "encode": [(row.item_tokens, row.items, row.seconds) for row in profile.encode],
+        "prepare": [(row.pixels, row.nbytes / max(1, row.pixels), row.seconds) for row in profile.prepare],
+        "prefill": [(row.new_tokens, row.cached_tokens, row.seconds) for row in profile.prefill],
+        "decode": [(row.mean_context, row.batch, row.seconds) for row in profile.decode],
+    }
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def held_out_errors(profile: Profile) -> tuple[ErrorRow, ...]:
+    """For each table, how far rows are from their interpolation by the others, relative to the measured value.
+
+    Every fourth row that lies between others on its line is held out, or at least one. If lines are too short, it is a row
+    that lies between others across them. A table without either has no entry.
+    """
+    errors = []
+    for name, rows in table_rows(profile).items():
+        inner = sorted(_between(rows, along=0) or _between(rows, along=1))
+        held_out = set(inner[_HELD_OUT_EVERY // 2 :: _HELD_OUT_EVERY] or inner[:1])
+        if not held_out:
+            continue
+        surface = Surface(row for row in rows if row not in held_out)
+        relative = [abs(surface.at(x, y) - seconds) / seconds for x, y, seconds in held_out]
+        errors.append(ErrorRow(name, len(relative), median(relative), max(relative)))
+    return tuple(errors)
+
+
+def _between(rows: Iterable[tuple[float, float, float]], *, along: int) -> set[tuple[float, float, float]]:
+    """The rows that are not at an end of their line, which runs along x (0) or y (1)."""
+    lines: dict[float, list[tuple[float, float, float]]] = {}
+    for row in sorted(rows, key=lambda row: row[along]):
+        lines.setdefault(row[1 - along], []).append(row)
+    return {row for line in lines.values() for row in line[1:-1]}

@@ -1,0 +1,275 @@
+"""Engines that compute nothing: they sleep for as long as a profile predicts.
+
+For demonstrations and tests of scaling in real processes, where two cores add no real capacity. Sizes, limits and tensors are
+those of the real model; embeddings are zeros, and answers repeat one token.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.generation import FinishReason
+from triptych.domain.instance import ModelInfo
+from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.profile import (
+    BadProfile,
+    DecodeRow,
+    EncodeRow,
+    Measured,
+    Origin,
+    PrefillRow,
+    PrepareRow,
+    Profile,
+    ProfileIdentity,
+)
+from triptych.domain.stage import ModelPart, Stage
+from triptych.engine.decoder.options import EngineOptions
+from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.families.base import Family, shard_outputs
+from triptych.policy.batching import Prefill, StepPlan, plan_step
+from triptych.policy.costs import Costs
+from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
+from triptych.runtime.profiles import read_profiles
+
+logger = logging.getLogger(__name__)
+
+Sleep = Callable[[float], None]
+_MANY_TOKENS = 1 << 20
+"""KV memory where the profile does not say the size of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedItem:
+    """``ports.PreparedItem``."""
+
+    tokens: int
+    outputs: tuple[TensorSpec, ...]
+    nbytes: int
+
+
+class DelayEncoderEngine:
+    """``ports.EncoderEngine``; sleeps for the profile's load time at construction."""
+
+    def __init__(self, model: ModelInfo, family: Family, costs: Costs, *, sleep: Sleep = time.sleep) -> None:
+        self.model = model
+        self.version = "delay"
+        self.processor_digest = bytes(32)
+        self._family = family
+        self._costs = costs
+        self._sleep = sleep
+        sleep(costs.profile.measured.load_s)
+
+    def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
+        del shard
+        return 4 * (info.pixels + info.samples)
+
+    def prepare(
+        self, media: bytes, info: MediaInfo, shard: Shard | None = None, stop: StopSignal | None = None
+    ) -> DelayedItem:
+        del stop
+        tokens, outputs = shard_outputs(self._family, info, self.model.dtype, shard)
+        self._sleep(self._costs.prepare_s(len(media), info.pixels + info.samples).value)
+        return DelayedItem(tokens, outputs, sum(spec.nbytes for spec in outputs))
+
+    def encode(self, batch: Sequence[DelayedItem]) -> list[tuple[Tensor, ...]]:
+        tokens = sum(item.tokens for item in batch) / max(1, len(batch))
+        self._sleep(self._costs.encode_s(tokens, len(batch)).value)
+        return [tuple(Tensor(spec, memoryview(bytes(spec.nbytes))) for spec in item.outputs) for item in batch]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    computed: int = 0
+    """Prompt tokens computed; all choices share them."""
+    sent: int = 0
+    choices: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> int:
+        return len(self.request.token_ids) - self.computed
+
+    @property
+    def limit(self) -> int:
+        assert self.request.sampling.max_tokens is not None  # noqa: S101  # guaranteed by the port
+        return self.request.sampling.max_tokens
+
+
+class DelayTextEngine:
+    """``ports.StagedTextEngine`` with chunked prefill; sleeps for the profile's load time at construction.
+
+    Every answer has ``max_tokens`` tokens. KV memory bounds the length of one sequence, not their number.
+    """
+
+    prefix_queries_tokens = 0
+    prefix_hits_tokens = 0
+    preemptions = 0
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        family: Family,
+        costs: Costs,
+        options: EngineOptions,
+        *,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        token_nbytes = costs.profile.measured.kv_token_nbytes
+        self.model = model
+        self.kv_tokens = options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS
+        self.placeholder_ids = family.placeholder_ids
+        self._costs = costs
+        self._max_sequences = options.max_sequences
+        self._token_budget = options.token_budget
+        self._sleep = sleep
+        self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
+        self._waiting: dict[str, _Sequence] = {}
+        self._running: dict[str, _Sequence] = {}
+        sleep(costs.profile.measured.load_s)
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        del tokens
+        return bool(tensors)
+
+    @property
+    def kv_free_tokens(self) -> int:
+        held = (one.computed + len(one.choices) * one.sent for one in self._running.values())
+        return max(0, self.kv_tokens - sum(held))
+
+    def add(self, request: EngineRequest) -> None:
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
+        one = _Sequence(request, choices=tuple(range(request.sampling.n)))
+        longest = min(self.model.context_length, self.kv_tokens)
+        if one.left + one.limit > longest:
+            raise ContextTooLong(f"prompt and answer have {one.left + one.limit} tokens of {longest}")
+        if len(one.choices) > self._max_sequences:
+            raise InvalidRequest(f"n is {len(one.choices)}, must be at most {self._max_sequences}", param="n")
+        self._waiting[request.request_id] = one
+
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        for sequences in (self._waiting, self._running):
+            one = sequences.get(request_id)
+            if one is not None:
+                one.choices = tuple(other for other in one.choices if choice is not None and other != choice)
+                if not one.choices:
+                    del sequences[request_id]
+
+    @property
+    def prefill_ready(self) -> bool:
+        return any(one.left for one in self._running.values()) or (
+            bool(self._waiting) and self._places() < self._max_sequences
+        )
+
+    def _places(self) -> int:
+        return sum(len(one.choices) for one in self._running.values())
+
+    def step(self) -> list[EngineOutput]:
+        waiting = sorted(self._waiting.values(), key=lambda one: one.request.turn)
+        return self._run(
+            plan_step(
+                self._decoding(),
+                [_prefill(one) for one in self._running.values() if one.left],
+                iter([_prefill(one) for one in waiting]),
+                token_budget=self._token_budget,
+                max_sequences=self._max_sequences,
+            )
+        )
+
+    def decode_step(self) -> list[EngineOutput]:
+        return self._run(StepPlan(tuple(self._decoding()), ()))
+
+    def _decoding(self) -> list[str]:
+        """One entry per choice, as each takes a place."""
+        return [name for name, one in self._running.items() if not one.left for _ in one.choices]
+
+    def _run(self, plan: StepPlan) -> list[EngineOutput]:
+        took_s = 0.0
+        if plan.decodes:
+            contexts = [len(self._running[name].request.token_ids) + self._running[name].sent for name in plan.decodes]
+            took_s += self._costs.decode_s(len(contexts), sum(contexts) / len(contexts)).value
+        advanced = list(dict.fromkeys(plan.decodes))
+        for work in plan.prefills:
+            one = self._running.get(work.sequence_id) or self._waiting.pop(work.sequence_id)
+            self._running[work.sequence_id] = one
+            took_s += self._costs.prefill_s(work.tokens, one.computed).value
+            one.computed += work.tokens
+            if not one.left:
+                advanced.append(work.sequence_id)
+        if took_s:
+            self._sleep(took_s)
+        return [output for name in advanced for output in self._advance(self._running[name])]
+
+    def _advance(self, one: _Sequence) -> list[EngineOutput]:
+        one.sent += 1
+        reason = FinishReason.LENGTH if one.sent == one.limit else None
+        if reason is not None:
+            del self._running[one.request.request_id]
+        certain = ScoredToken(self._token, 0.0)
+        scores = () if one.request.sampling.logprobs is None else (Scores(certain, ()),)
+        return [
+            EngineOutput(one.request.request_id, (self._token,), reason, choice=choice, scores=scores)
+            for choice in one.choices
+        ]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(self._waiting)
+
+    @property
+    def pending_tokens(self) -> int:
+        everyone = (*self._waiting.values(), *self._running.values())
+        return sum(one.left + len(one.choices) * (one.limit - one.sent) for one in everyone)
+
+
+def delay_costs(path: Path, part: ModelPart) -> Costs:
+    """The costs of the only profile of a part at ``path``, a file or a directory. Raises BadProfile."""
+    profiles, faults = read_profiles(path)
+    found = [profile for profile in profiles if profile.identity.part is part]
+    if faults or len(found) != 1:
+        raise BadProfile(
+            faults[0] if faults else f"{path.name}: {len(found)} profiles of a model's {part.value}, not one"
+        )
+    logger.warning("the %s computes nothing: it sleeps as a profile predicts, and answers have no meaning", part.value)
+    return Costs(found[0])
+
+
+def _prefill(one: _Sequence) -> Prefill:
+    return Prefill(one.request.request_id, one.left, one.computed, sequences=len(one.choices))
+
+
+def synthetic_encoder_profile(
+    *, pass_s: float, token_s: float, load_s: float, prepare_s: float = 1e-6, digest: str = "0" * 64
+) -> Profile:
+    """A pass costs ``pass_s`` and ``token_s`` per embedding token; an item ``prepare_s`` on one core."""
+    return Profile(
+        ProfileIdentity(ModelPart.ENCODER, digest, frozenset({Stage.ENCODE}), "synthetic", DType.F32),
+        Measured(Origin.SYNTHETIC, "", method="synthetic", load_s=load_s, start_s=load_s),
+        encode=tuple(
+            EncodeRow(tokens, items, pass_s + token_s * tokens * items) for tokens in (1, 65536) for items in (1, 64)
+        ),
+        prepare=tuple(PrepareRow(nbytes, 1 << 24, prepare_s) for nbytes in (1, 1 << 26)),
+    )
+
+
+def synthetic_decoder_profile(
+    *, step_s: float, sequence_s: float, prefill_token_s: float, load_s: float, digest: str = "0" * 64
+) -> Profile:
+    """A step costs ``step_s``, and ``sequence_s`` per decoded sequence or ``prefill_token_s`` per prompt token."""
+    return Profile(
+        ProfileIdentity(ModelPart.DECODER, digest, frozenset({Stage.PREFILL, Stage.DECODE}), "synthetic", DType.F32),
+        Measured(Origin.SYNTHETIC, "", method="synthetic", load_s=load_s, start_s=load_s),
+        prefill=tuple(
+            PrefillRow(new, cached, step_s + prefill_token_s * new) for new in (1, 65536) for cached in (0, 65536)
+        ),
+        decode=tuple(
+            DecodeRow(batch, context, step_s + sequence_s * batch) for batch in (1, 1024) for context in (1, 65536)
+        ),
+    )

@@ -1,0 +1,33 @@
+"""A cluster whose engines sleep as profiles predict."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import post, rest, timeline_of
+from tests.e2e.reference import Question
+from triptych.cli.cluster import LocalCluster
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("sizes", [{"encoders": 1, "text": 1}, {"encoders": 0, "text": 0, "hybrid": 1}])
+async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, sizes: dict[str, int]) -> None:
+    profiles = tmp_path / "profiles"
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.5, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    delayed = ("--delay-profile", str(profiles))
+    async with (
+        LocalCluster(**sizes, options={"encoder": delayed, "text": delayed}, log_dir=tmp_path / "logs") as cluster,  # type: ignore[arg-type]
+        rest(cluster.url) as client,
+    ):
+        response = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=11))
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == 11
+        timeline = await timeline_of(client, response)
+    assert 0.5 <= timeline["items"][0]["encode_s"] < 5
+    assert timeline["total_s"] >= 0.5 + 11 * 0.05
+    assert not any("Traceback" in log.read_text() for log in (tmp_path / "logs").iterdir())

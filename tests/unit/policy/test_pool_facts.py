@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.policy.profiles import DECODER, ENCODER
+from triptych.domain.slo import Slo
+from triptych.domain.windows import ClassWindow
+from triptych.policy.capacity import TextLimits
+from triptych.policy.costs import Costs
+from triptych.policy.pool_facts import Profiles, encoder_facts, text_facts
+
+BOTH = Profiles(Costs(ENCODER), Costs(DECODER))
+SLO = Slo.parse(["ttft=5x", "tbt=5x"])
+LIMITS = TextLimits(max_sequences=16, token_budget=512)
+IMAGES = ClassWindow(
+    arrivals=100,
+    items=200,
+    media_tokens=40_000,
+    media_bytes=20_000_000,
+    pixels=40_000_000,
+    prompt_tokens=50_000,
+    output_tokens=2_000,
+    done=100,
+)
+MIX = {"image-1024": IMAGES, "text": ClassWindow(arrivals=50, prompt_tokens=5_000, output_tokens=1_000, done=50)}
+
+
+def test_encoders_bear_what_they_encode_within_their_share() -> None:
+    facts = encoder_facts(BOTH, SLO, MIX, max_items=8)
+    # An item of 200 tokens: 1.2 ms to prepare and 40 ms to encode, five times that within the objective.
+    alone_s = 0.04 + 1e-9 * 200_000 + 1e-8 * 100_000
+    assert facts.wait_objective_s == pytest.approx(4 * alone_s)
+    assert facts.capacity_per_s is not None
+    assert 200 / 0.04 * 0.5 < facts.capacity_per_s < 200 * 8 / (0.02 + 8 * 0.02)
+
+
+def test_text_instances_bear_what_they_prefill_and_decode() -> None:
+    facts = text_facts(BOTH, SLO, MIX, limits=LIMITS)
+    assert facts.capacity_per_s is not None
+    assert 0 < facts.capacity_per_s < 10_000
+    assert facts.wait_objective_s == pytest.approx(4 * 0.02)  # of the shortest class
+
+
+def test_a_tighter_objective_means_a_smaller_capacity() -> None:
+    loose, tight = (encoder_facts(BOTH, Slo.parse([one]), MIX, max_items=8) for one in ("ttft=5x", "ttft=2x"))
+    assert loose.capacity_per_s is not None
+    assert tight.capacity_per_s is not None
+    assert tight.capacity_per_s < loose.capacity_per_s
+
+
+def test_other_requests_mean_another_capacity() -> None:
+    longer = {"image-1024": replace(IMAGES, prompt_tokens=200_000)}
+    base, other = (text_facts(BOTH, SLO, mix, limits=LIMITS).capacity_per_s for mix in (MIX, longer))
+    assert base != other
+
+
+def test_seconds_are_divided_in_proportion_to_both_parts() -> None:
+    facts = encoder_facts(BOTH, Slo.parse(["ttft=1s"]), {"image-1024": IMAGES}, max_items=8)
+    encode_s, prefill_s = 0.04 + 0.0002 + 0.001, 0.01 + 1e-4 * 500
+    share_s = encode_s / (encode_s + prefill_s)
+    assert facts.wait_objective_s == pytest.approx(share_s - encode_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("profiles", "slo", "missing"),
+    [
+        (Profiles(None, BOTH.text), "ttft=5x", "profile of the encoder"),
+        (Profiles(BOTH.encoder, None), "ttft=1s", "profile of the language model"),
+        (BOTH, "tbt=5x", "an objective for TTFT"),
+        (BOTH, "ttft=0.01s", "a size within the objectives: even an idle replica misses them"),
+    ],
+)
+def test_what_an_encoder_lacks_is_named(profiles: Profiles, slo: str, missing: str) -> None:
+    facts = encoder_facts(profiles, Slo.parse([slo]), MIX, max_items=8)
+    assert facts.capacity_per_s is None
+    assert missing in facts.missing
+
+
+def test_a_factor_needs_the_profile_of_its_own_part_only() -> None:
+    assert encoder_facts(Profiles(BOTH.encoder, None), SLO, MIX, max_items=8).capacity_per_s is not None
+    assert text_facts(Profiles(None, BOTH.text), SLO, MIX, limits=LIMITS).capacity_per_s is not None
+
+
+def test_what_a_text_pool_lacks_is_named() -> None:
+    assert text_facts(Profiles(), SLO, MIX, limits=LIMITS).missing == ("profile of the language model",)
+    nothing_done = {"text": ClassWindow(arrivals=5, prompt_tokens=10)}
+    assert text_facts(BOTH, SLO, nothing_done, limits=LIMITS).missing == ("finished requests in the last reports",)
+    assert encoder_facts(BOTH, SLO, {}, max_items=8).missing == ("items in the last reports",)
+
+
+def test_a_rare_class_does_not_decide_for_the_others() -> None:
+    rare = {**MIX, "image-more": replace(IMAGES, arrivals=1, items=1, media_tokens=30_000, prompt_tokens=1)}
+    assert text_facts(BOTH, SLO, rare, limits=LIMITS).wait_objective_s == pytest.approx(4 * 0.02)
+
+
+def test_warnings_of_the_profile_are_passed_on() -> None:
+    strange = Profiles(Costs(replace(ENCODER, measured=replace(ENCODER.measured, drift=0.5))), None)
+    facts = encoder_facts(strange, SLO, MIX, max_items=8)
+    assert facts.capacity_per_s is not None
+    assert any("speed changed" in one for one in facts.missing)

@@ -1,0 +1,377 @@
+"""The size of a pool. Loads are in tokens per second, and one replica bears 100 of them, unless a test says otherwise."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.domain.decision import Bounds, InstancePhase, Override, PoolInstance, PoolLoad, PoolView, Why
+from triptych.domain.windows import ClassWindow, Judged
+from triptych.policy.capacity import ItemClass, RequestClass
+from triptych.policy.scaling import (
+    Colocation,
+    ScalingLimits,
+    colocation,
+    decide,
+    encode_tokens,
+    initial_size,
+    instance_to_drain,
+    item_mix,
+    predicted_wait_s,
+    prompt_tokens,
+    request_mix,
+)
+
+LIMITS = ScalingLimits()
+FINE, BAD = Judged(1000, 0), Judged(900, 100)
+
+
+def pool(ready: int, starting: int = 0, draining: int = 0) -> tuple[PoolInstance, ...]:
+    phases = [InstancePhase.READY] * ready + [InstancePhase.STARTING] * starting + [InstancePhase.DRAINING] * draining
+    return tuple(PoolInstance(f"i{number}", phase) for number, phase in enumerate(phases))
+
+
+def load(per_s: float, *, waiting: float = 0.0, coverage: float = 1.0) -> PoolLoad:
+    return PoolLoad(per_s, per_s, per_s, per_s, waiting, coverage)
+
+
+VIEW = PoolView(
+    pool="m/E",
+    wanted=2,
+    bounds=Bounds(1, 20),
+    instances=pool(2),
+    load=load(150),
+    report_age_s=1.0,
+    capacity_per_s=100.0,
+    wait_objective_s=1.0,
+    attainment=FINE,
+    start_s=10.0,
+)
+LOW = replace(VIEW, load=load(50), period_due=True, low_periods=1)
+"""The first view that may shrink."""
+
+
+def test_a_pool_has_as_many_replicas_as_its_load_needs() -> None:
+    decision = decide(replace(VIEW, load=load(301)), LIMITS)
+    assert (decision.target, decision.needed, decision.why) == (4, 4, Why.LOAD)
+    assert decide(VIEW, LIMITS).target == 2
+    assert decide(VIEW, LIMITS).why is Why.STEADY
+
+
+def test_the_larger_of_the_short_and_the_long_window_counts() -> None:
+    for one in (PoolLoad(0, 301, 100, 0, 0, 1), PoolLoad(0, 100, 301, 0, 0, 1)):
+        assert decide(replace(VIEW, load=one), LIMITS).target == 4
+
+
+def test_a_burst_of_seconds_counts_only_with_a_sign_of_pressure() -> None:
+    burst = PoolLoad(301, 150, 150, 0, 0, 1)
+    assert decide(replace(VIEW, load=burst), LIMITS).target == 2
+    assert decide(replace(VIEW, load=burst, attainment=BAD), LIMITS).target == 4
+    assert decide(replace(VIEW, load=replace(burst, waiting=300)), LIMITS).target == 4
+
+
+def test_a_queue_that_breaks_its_objective_is_worked_off() -> None:
+    decision = decide(replace(VIEW, load=load(150, waiting=1500)), LIMITS)
+    assert (decision.needed, decision.target, decision.why) == (3, 3, Why.WAIT)
+
+
+def test_a_wait_takes_what_is_starting_into_account() -> None:
+    assert predicted_wait_s(VIEW, load(0, waiting=400)) == 2.0
+    growing = replace(VIEW, instances=pool(2, starting=2))
+    assert predicted_wait_s(growing, load(0, waiting=400)) == 2.0
+    assert predicted_wait_s(growing, load(0, waiting=2400)) == 11.0
+    assert predicted_wait_s(replace(VIEW, instances=()), load(0, waiting=1)) == float("inf")
+    assert predicted_wait_s(replace(VIEW, capacity_per_s=None), load(0, waiting=1)) is None
+
+
+def test_attainment_below_its_threshold_grows_the_pool_at_once() -> None:
+    decision = decide(replace(VIEW, attainment=BAD), LIMITS)
+    assert (decision.target, decision.why, decision.breach) == (3, Why.BREACH, True)
+
+
+@pytest.mark.parametrize("judged", [Judged(0, 19), Judged(99, 1), Judged(980, 20 - 6), Judged(10, 0), Judged()])
+def test_too_few_misses_or_requests_prove_nothing(judged: Judged) -> None:
+    assert not decide(replace(VIEW, attainment=judged), LIMITS).breach
+
+
+def test_a_pool_at_most_doubles() -> None:
+    assert decide(replace(VIEW, load=load(1900)), LIMITS).target == 4
+
+
+def test_instances_that_were_ordered_count() -> None:
+    ordered = replace(VIEW, wanted=4, instances=pool(2, starting=2))
+    assert decide(replace(ordered, load=load(400)), LIMITS).target == 4
+    decision = decide(replace(ordered, attainment=BAD), LIMITS)
+    assert (decision.target, decision.why) == (4, Why.SETTLING)
+
+
+def test_growth_for_attainment_waits_until_the_last_one_shows() -> None:
+    for since_s, target in ((69.0, 2), (71.0, 3)):
+        view = replace(VIEW, attainment=BAD, since_growth_s=since_s)
+        assert decide(view, LIMITS).target == target
+
+
+def test_two_growths_are_a_cooldown_apart() -> None:
+    view = replace(VIEW, load=load(301), since_growth_s=4.0)
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).why) == (2, Why.COOLDOWN)
+    assert decide(replace(view, since_growth_s=6.0), LIMITS).target == 4
+
+
+def test_at_the_upper_bound_saturation_is_said() -> None:
+    decision = decide(replace(VIEW, load=load(900), bounds=Bounds(1, 3)), LIMITS)
+    assert (decision.target, decision.saturated) == (3, True)
+    assert decision.reasons[-1].why is Why.SATURATED
+    assert not decide(replace(VIEW, load=load(300), bounds=Bounds(1, 3)), LIMITS).saturated
+
+
+def test_the_budget_of_changes_is_kept() -> None:
+    view = replace(VIEW, load=load(301), changes_last_hour=30)
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).why) == (2, Why.BUDGET)
+    assert decide(replace(LOW, changes_last_hour=15), LIMITS).target == 2
+    assert decide(replace(LOW, changes_last_hour=14), LIMITS).target == 1
+
+
+# --- shrinking ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_shrinks_by_one_after_two_low_periods_by_draining() -> None:
+    decision = decide(LOW, LIMITS)
+    assert (decision.target, decision.drain, decision.why) == (1, "i0", Why.LOW_LOAD)
+    first = decide(replace(LOW, low_periods=0), LIMITS)
+    assert (first.target, first.low) == (2, True)
+    assert decide(replace(LOW, period_due=False), LIMITS).target == 2
+    assert decide(replace(LOW, wanted=20, instances=pool(20), low_periods=9), LIMITS).target == 19
+
+
+def test_a_smaller_pool_must_bear_more_than_the_load() -> None:
+    assert not decide(replace(LOW, load=load(90)), LIMITS).low
+    assert not decide(replace(LOW, load=PoolLoad(10, 10, 10, 90, 0, 1)), LIMITS).low
+    assert decide(replace(LOW, load=load(80)), LIMITS).low
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        replace(LOW, attainment=BAD),
+        replace(LOW, attainment=Judged(985, 15 - 3)),
+        replace(LOW, instances=pool(1, starting=1)),
+        replace(LOW, instances=pool(2, draining=1)),
+        replace(LOW, instances=pool(1)),
+        replace(LOW, since_growth_s=200.0),
+        replace(LOW, load=load(50, coverage=0.8)),
+        replace(LOW, load=load(50, waiting=300)),
+        replace(LOW, bounds=Bounds(2, 20)),
+        replace(LOW, capacity_per_s=None),
+    ],
+)
+def test_a_pool_does_not_shrink_while_anything_speaks_against_it(view: PoolView) -> None:
+    decision = decide(view, LIMITS)
+    assert (max(decision.target, 2), decision.drain) == (decision.target, "")
+
+
+def test_the_instance_with_the_least_to_finish_is_drained() -> None:
+    ready = InstancePhase.READY
+    pool_ = (
+        PoolInstance("a", ready, running=2),
+        PoolInstance("b", ready, running=1, leased_bytes=9),
+        PoolInstance("d", ready, running=1, leased_bytes=5),
+        PoolInstance("c", ready, running=1, leased_bytes=5),
+        PoolInstance("e", InstancePhase.STARTING),
+    )
+    assert instance_to_drain(pool_) == "c"
+    assert instance_to_drain(pool_[4:]) == ""
+
+
+def test_a_pool_above_a_lowered_bound_shrinks() -> None:
+    view = replace(LOW, load=load(190), bounds=Bounds(1, 1))
+    assert decide(view, LIMITS).target == 1
+
+
+# --- what instances do not cure -------------------------------------------------------------------------------------------
+
+
+def test_one_sick_instance_is_named_and_the_pool_does_not_grow() -> None:
+    sick = (
+        PoolInstance("bad", InstancePhase.READY, judged=Judged(50, 90)),
+        PoolInstance("good", InstancePhase.READY, judged=Judged(850, 2)),
+    )
+    decision = decide(replace(VIEW, attainment=Judged(908, 92), instances=sick), LIMITS)
+    assert (decision.target, decision.sick, decision.why, decision.breach) == (2, "bad", Why.SICK, True)
+
+
+def test_misses_everywhere_are_no_sickness() -> None:
+    both = tuple(PoolInstance(name, InstancePhase.READY, judged=Judged(450, 50)) for name in ("a", "b"))
+    decision = decide(replace(VIEW, attainment=BAD, instances=both), LIMITS)
+    assert (decision.target, decision.sick) == (3, "")
+
+
+def test_growth_that_does_not_help_stops() -> None:
+    decision = decide(replace(VIEW, attainment=BAD, futile_growths=2), LIMITS)
+    assert (decision.target, decision.why) == (2, Why.NOT_CURED)
+    assert decide(replace(VIEW, attainment=BAD, futile_growths=2, load=load(301)), LIMITS).target == 4
+
+
+# --- missing facts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        (replace(VIEW, load=None), "no router has reported"),
+        (replace(VIEW, report_age_s=None), "no router has reported"),
+        (replace(VIEW, report_age_s=16.0), "the last report is 16 s old"),
+        (replace(VIEW, load=load(900, coverage=0.4)), "reports cover 40%"),
+    ],
+)
+def test_without_usable_reports_the_size_is_held(view: PoolView, text: str) -> None:
+    view = replace(view, attainment=BAD)
+    decision = decide(view, LIMITS)
+    assert (decision.target, decision.why) == (2, Why.NO_REPORT)
+    assert text in decision.reasons[0].text
+
+
+def test_without_a_profile_the_load_decides_nothing_and_the_fact_is_named() -> None:
+    view = replace(VIEW, capacity_per_s=None, missing=("profile of the encoder",))
+    decision = decide(replace(view, load=load(900)), LIMITS)
+    assert (decision.target, decision.needed, decision.missing) == (2, None, ("profile of the encoder",))
+    assert "profile of the encoder" in decision.reasons[0].text
+    assert decide(replace(view, attainment=BAD), LIMITS).target == 3
+
+
+def test_nothing_is_decided_while_the_store_is_away() -> None:
+    decision = decide(replace(VIEW, load=load(900), frozen="the store does not answer"), LIMITS)
+    assert (decision.target, decision.why) == (2, Why.FROZEN)
+
+
+# --- override -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_manual_size_wins_within_the_bounds() -> None:
+    for size, target in ((7, 7), (25, 20), (2, 2)):
+        decision = decide(replace(VIEW, override=Override(size, 60.0)), LIMITS)
+        assert (decision.target, decision.why) == (target, Why.OVERRIDE)
+    assert decide(replace(VIEW, load=load(900), override=Override(2, 60.0)), LIMITS).target == 2
+    assert decide(replace(VIEW, load=None, override=Override(5, 60.0)), LIMITS).target == 5
+
+
+def test_a_smaller_manual_size_drains_one_after_the_other() -> None:
+    view = replace(VIEW, wanted=5, instances=pool(5), override=Override(2, 60.0))
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (4, "i0")
+    assert decide(replace(view, instances=pool(4, draining=1)), LIMITS).target == 5
+
+
+# --- properties -----------------------------------------------------------------------------------------------------------
+
+rates = st.floats(0, 5000)
+views = st.builds(
+    PoolView,
+    pool=st.just("p"),
+    wanted=st.integers(0, 12),
+    bounds=st.builds(Bounds, st.integers(0, 3), st.integers(3, 10)),
+    instances=st.builds(pool, st.integers(0, 8), st.integers(0, 4), st.integers(0, 2)),
+    load=st.none() | st.builds(PoolLoad, rates, rates, rates, rates, rates, st.floats(0, 1)),
+    report_age_s=st.none() | st.floats(0, 40),
+    capacity_per_s=st.none() | st.floats(1, 500),
+    wait_objective_s=st.none() | st.floats(0.1, 10),
+    attainment=st.builds(Judged, st.integers(0, 200), st.integers(0, 50)),
+    start_s=st.floats(0, 60),
+    since_growth_s=st.none() | st.floats(0, 900),
+    changes_last_hour=st.integers(0, 40),
+    period_due=st.booleans(),
+    low_periods=st.integers(0, 4),
+    futile_growths=st.integers(0, 3),
+)
+
+
+@given(views)
+def test_every_decision_is_within_its_limits(view: PoolView) -> None:
+    decision = decide(view, LIMITS)
+    assert decide(view, LIMITS) == decision
+    assert decision.reasons
+    assert view.wanted - 1 <= decision.target <= max(2 * max(1, view.wanted), view.wanted)
+    assert decision.target <= max(view.wanted, view.bounds.most)
+    if decision.breach:
+        assert decision.target >= view.wanted
+        assert not decision.drain
+    if view.load is None or view.report_age_s is None or view.report_age_s > LIMITS.report_stale_s:
+        assert decision.target == view.wanted
+    if view.changes_last_hour >= LIMITS.max_changes_per_hour:
+        assert decision.target == view.wanted
+    if decision.target < view.wanted:
+        assert not any(one.phase is InstancePhase.STARTING for one in view.instances)
+
+
+@given(views, st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000))
+def test_more_load_never_means_fewer_instances(view: PoolView, burst: float, short: float, waiting: float) -> None:
+    if view.load is None:
+        return
+    more = replace(
+        view.load,
+        burst_per_s=view.load.burst_per_s + burst,
+        short_per_s=view.load.short_per_s + short,
+        waiting=view.load.waiting + waiting,
+    )
+    assert decide(replace(view, load=more), LIMITS).target >= decide(view, LIMITS).target
+
+
+# --- first size, load, mix -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_size_is_the_median_of_history_or_the_upper_bound() -> None:
+    bounds = Bounds(1, 9)
+    assert initial_size([90, 310, 900], 100.0, bounds) == 4
+    assert initial_size([9000], 100.0, bounds) == 9
+    assert initial_size([0.0], 100.0, bounds) == 1
+    assert initial_size([], 100.0, bounds) == 9
+    assert initial_size([100.0], None, bounds) == 9
+
+
+WINDOW = {
+    "image-256": ClassWindow(
+        arrivals=10,
+        items=20,
+        media_tokens=4000,
+        media_bytes=200_000,
+        pixels=2_000_000,
+        prompt_tokens=5000,
+        output_tokens=400,
+        done=8,
+        cached_tokens=1000,
+        finished_media_tokens=4000,
+    ),
+    "text": ClassWindow(arrivals=30, prompt_tokens=3000),
+}
+
+
+def test_the_mix_of_a_window_is_that_of_its_classes() -> None:
+    assert item_mix(WINDOW) == (ItemClass(200, 10_000, 100_000, share=20),)
+    assert request_mix(WINDOW) == (RequestClass(500, 50, share=10), RequestClass(100, 50, share=30))
+    assert request_mix({"text": ClassWindow(arrivals=1, prompt_tokens=9)}) == ()
+
+
+def test_cached_embeddings_are_no_load_of_the_encoders() -> None:
+    assert encode_tokens(WINDOW) == 3000
+    assert encode_tokens({"image-256": ClassWindow(arrivals=1, media_tokens=100)}) == 100
+    assert prompt_tokens(WINDOW) == 8000
+
+
+def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> None:
+    assert colocation(text_devices=4, encoder_devices=2, host_devices=8) == Colocation(text=1, encoders=2)
+    assert colocation(text_devices=8, encoder_devices=1, host_devices=8) is None
+    assert colocation(text_devices=7, encoder_devices=2, host_devices=8) is None
+    with pytest.raises(ValueError, match="at least 1"):
+        colocation(text_devices=0, encoder_devices=1, host_devices=8)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attainment_threshold": 1.0}, "below 1"),
+        ({"shrink_margin": 0.9}, "at least 1"),
+        ({"growth_cooldown_s": 400.0}, "exceeds period_s"),
+    ],
+)
+def test_limits_are_checked(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScalingLimits(**values)  # type: ignore[arg-type]  # whatever a test asks for

@@ -1,0 +1,134 @@
+"""Engines that sleep take as long as their profile predicts, and keep the engines' contract."""
+
+from pathlib import Path
+
+import pytest
+
+from triptych.domain.generation import FinishReason
+from triptych.domain.instance import ModelInfo
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.profile import BadProfile
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.stage import ModelPart
+from triptych.engine.decoder.options import EngineOptions
+from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.policy.costs import Costs, CostWarning
+from triptych.policy.queueing import Turn
+from triptych.ports import EngineRequest
+from triptych.runtime.profiles import write_profile
+from triptych.testing.delay import (
+    DelayEncoderEngine,
+    DelayTextEngine,
+    delay_costs,
+    synthetic_decoder_profile,
+    synthetic_encoder_profile,
+)
+from triptych.testing.fakes import FAKE_MODEL
+from triptych.testing.model import FakeFamily
+
+ENCODER = synthetic_encoder_profile(pass_s=0.5, token_s=0.1, prepare_s=0.25, load_s=7.0)
+DECODER = synthetic_decoder_profile(step_s=1.0, sequence_s=0.1, prefill_token_s=0.01, load_s=5.0)
+OPTIONS = EngineOptions(max_sequences=4, token_budget=64)
+IMAGE = MediaInfo(Modality.IMAGE, "png", 28, 28, 100, bytes(32))
+
+
+class Slept(list[float]):
+    def __call__(self, seconds: float) -> None:
+        self.append(round(seconds, 6))
+
+
+def text_engine(slept: Slept, model: ModelInfo = FAKE_MODEL) -> DelayTextEngine:
+    return DelayTextEngine(model, FakeFamily(), Costs(DECODER), OPTIONS, sleep=slept)
+
+
+def request(name: str, prompt: int, tokens: int, *, n: int = 1, turn: int = 0) -> EngineRequest:
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, n=n, seed=0)
+    return EngineRequest(name, (7,) * prompt, (), sampling, turn=Turn(0, 0.0, turn))
+
+
+def test_an_encoder_sleeps_to_load_prepare_and_encode() -> None:
+    slept = Slept()
+    engine = DelayEncoderEngine(FAKE_MODEL, FakeFamily(), Costs(ENCODER), sleep=slept)
+    item = engine.prepare(bytes(100), IMAGE)
+    (first,), (second,) = engine.encode([item, item])
+    assert slept == [7.0, 0.25, 0.5 + 2 * 4 * 0.1]
+    assert first.spec == second.spec == item.outputs[0]
+    assert bytes(first.data) == bytes(item.outputs[0].nbytes)
+
+
+def test_a_prompt_is_prefilled_in_chunks_beside_the_decodes() -> None:
+    slept = Slept()
+    engine = text_engine(slept)
+    engine.add(request("a", prompt=30, tokens=3))
+    outputs = engine.step()
+    engine.add(request("b", prompt=100, tokens=1))
+    assert [output.request_id for output in outputs] == ["a"]
+    assert [[output.request_id for output in engine.step()] for _ in range(2)] == [["a"], ["a", "b"]]
+    chunks = (1.0 + 0.1 + 1.0 + 0.63, 1.0 + 0.1 + 1.0 + 0.37)
+    assert slept == [5.0, 1.3, *(pytest.approx(one) for one in chunks)]
+    assert not engine.has_work
+    assert engine.step() == []
+    assert len(slept) == 4
+
+
+def test_every_choice_gets_max_tokens_tokens_and_the_last_says_so() -> None:
+    engine = text_engine(Slept())
+    engine.add(request("a", prompt=3, tokens=2, n=2))
+    outputs = [output for _ in range(2) for output in engine.step()]
+    assert [(output.choice, output.finish_reason) for output in outputs] == [
+        (0, None),
+        (1, None),
+        (0, FinishReason.LENGTH),
+        (1, FinishReason.LENGTH),
+    ]
+    assert all(len(output.token_ids) == 1 for output in outputs)
+
+
+def test_requests_wait_for_a_place_and_start_in_the_order_of_their_turns() -> None:
+    engine = text_engine(Slept())
+    for number in range(6):
+        engine.add(request(str(number), prompt=2, tokens=9, turn=-number))
+    first = {output.request_id for output in engine.step()}
+    assert first == {"5", "4", "3", "2"}
+    assert engine.waiting == {"0", "1"}
+    ready = [engine.prefill_ready]
+    engine.cancel("5")
+    ready.append(engine.prefill_ready)
+    assert ready == [False, True]
+    assert {output.request_id for output in engine.decode_step()} == {"4", "3", "2"}
+    assert {output.request_id for output in engine.step()} == {"4", "3", "2", "1"}
+    assert engine.pending_tokens == 3 * 6 + 8 + (2 + 9)
+
+
+def test_one_choice_may_be_cancelled() -> None:
+    engine = text_engine(Slept())
+    engine.add(request("a", prompt=3, tokens=2, n=2))
+    engine.cancel("a", 0)
+    assert [output.choice for output in engine.step()] == [1]
+    engine.cancel("a", 1)
+    assert not engine.has_work
+    assert engine.kv_free_tokens == engine.kv_tokens
+
+
+def test_what_can_never_run_is_refused() -> None:
+    engine = text_engine(Slept())
+    engine.add(request("a", prompt=3, tokens=2))
+    with pytest.raises(InvalidRequest):
+        engine.add(request("a", prompt=3, tokens=2))
+    with pytest.raises(InvalidRequest):
+        engine.add(request("b", prompt=3, tokens=2, n=5))
+    with pytest.raises(ContextTooLong):
+        engine.add(request("c", prompt=4000, tokens=97))
+
+
+def test_a_part_must_have_exactly_one_profile(tmp_path: Path) -> None:
+    write_profile(tmp_path / "e.json", ENCODER)
+    write_profile(tmp_path / "d.json", DECODER)
+    costs = delay_costs(tmp_path, ModelPart.ENCODER)
+    assert costs.profile.identity.part is ModelPart.ENCODER
+    assert CostWarning.SYNTHETIC in costs.encode_s(1, 1).warnings
+    with pytest.raises(BadProfile, match="0 profiles of a model's decoder"):
+        delay_costs(tmp_path / "e.json", ModelPart.DECODER)
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(BadProfile, match=r"x\.json"):
+        delay_costs(tmp_path, ModelPart.ENCODER)
