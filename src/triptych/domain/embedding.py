@@ -121,6 +121,8 @@ def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...
 
 def joined(parts: Sequence[tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
     """The specs of tensors concatenated along their rows. Raises ValueError if they do not match."""
+    if len(parts) == 1:
+        return parts[0]
     wholes: list[TensorSpec] = []
     for specs in zip(*parts, strict=True):
         first = specs[0]
@@ -214,9 +216,9 @@ def tensor_offsets(tensors: tuple[TensorSpec, ...]) -> tuple[int, ...]:
     offsets: list[int] = []
     end = 0
     for tensor in tensors:
-        start = align(end)
+        start = -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         offsets.append(start)
-        end = start + tensor.nbytes
+        end = start + prod(tensor.shape) * _ITEMSIZE[tensor.dtype]
     return tuple(offsets)
 
 
@@ -224,5 +226,5 @@ def payload_nbytes(tensors: tuple[TensorSpec, ...]) -> int:
     """Size of a payload that holds these tensors in this order."""
     end = 0
     for tensor in tensors:
-        end = align(end) + tensor.nbytes
+        end = -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT + prod(tensor.shape) * _ITEMSIZE[tensor.dtype]
     return end

@@ -5,6 +5,9 @@ from typing import Annotated, Any, get_type_hints
 
 from triptych.domain.bounds import Between
 
+MAX_MESSAGE_NBYTES = 256 << 20
+"""Limit of one message between processes, and so of one item; services have tighter limits with better errors."""
+
 Count = Annotated[int, Between(0)]
 Positive = Annotated[int, Between(1)]
 Seconds = Annotated[float, Between(0)]

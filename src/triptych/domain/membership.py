@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from triptych.domain.instance import InstanceInfo
 from triptych.domain.stage import Role
@@ -18,9 +18,17 @@ class MemberState(StrEnum):
     """It is gone: its work is redone elsewhere at once."""
 
 
+class MemberKind(Enum):
+    """What a member is."""
+
+    INSTANCE = "instance"
+    ROUTER = "router"
+    """Its model is the one that it serves; it has no role."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance as named by the source. Its ``InstanceInfo`` says what it serves.
+    """An instance (or router) as named by the source. Its ``InstanceInfo`` says what it serves.
 
     Role, model and epoch, if given, must match it: another process may have taken over the address.
     """
@@ -32,6 +40,9 @@ class Member:
     model: str | None = None
     """The served model's name."""
     epoch: int | None = None
+    kind: MemberKind = MemberKind.INSTANCE
+    suspected: bool = False
+    """The source has lost contact with it. Whoever uses it may still reach it, and decides by itself."""
 
     def agrees_with(self, info: InstanceInfo) -> bool:
         """Whether the instance at the address is the one that the source means."""

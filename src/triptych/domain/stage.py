@@ -1,4 +1,4 @@
-"""The stages of a request, and the roles of instances."""
+"""The stages of a request, the parts of a model that compute them, and the roles of instances."""
 
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -13,6 +13,13 @@ class Stage(Enum):
     DECODE = "decode"
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash runs in Python on every lookup
+
+
+class ModelPart(Enum):
+    """The encoder with its projector, or the decoder (the language model) with its head. Both are loaded apart."""
+
+    ENCODER = "encoder"
+    DECODER = "decoder"
 
 
 class Role(Enum):

@@ -1,5 +1,3 @@
-"""Whatever an embedding depends on is part of its key."""
-
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -36,31 +34,31 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHER_MEDIA)
-def test_another_medium_has_another_key(name: str) -> None:
+def test_other_media_have_another_key(name: str) -> None:
     other = replace(INFO, **{name: OTHER_MEDIA[name]})  # type: ignore[arg-type]
     assert replace(IDENTITY, media=other).key != IDENTITY.key
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_model_or_part_has_another_key(name: str) -> None:
+def test_another_model_or_shard_has_another_key(name: str) -> None:
     assert replace(IDENTITY, **{name: OTHERS[name]}).key != IDENTITY.key  # type: ignore[arg-type]
 
 
-def test_no_field_is_forgotten() -> None:
-    assert {field.name for field in fields(MediaInfo)} == {*OTHER_MEDIA, "nbytes"}  # which the digest covers
+def test_the_key_covers_every_field() -> None:
+    assert {field.name for field in fields(MediaInfo)} == {*OTHER_MEDIA, "nbytes"}  # covered by the digest
     assert {field.name for field in fields(EmbeddingIdentity)} == {*OTHERS, "media"}
 
 
-def test_30_by_100_is_not_100_by_30() -> None:
+def test_width_and_height_are_not_interchangeable() -> None:
     assert replace(IDENTITY, media=replace(INFO, width=100, height=30)).key != IDENTITY.key
 
 
-def test_every_shard_has_a_key_of_its_own() -> None:
+def test_every_shard_has_its_own_key() -> None:
     shards = [Shard(0, 1, 4), Shard(0, 2, 4), Shard(1, 1, 4), Shard(2, 2, 4), Shard(0, 1, 2), Shard(0, 1, 41), None]
     keys = sorted(replace(IDENTITY, shard=shard).key for shard in shards)
     assert all(one != other for one, other in pairwise(keys))
 
 
-def test_the_key_is_whole_and_stable() -> None:
+def test_the_key_is_not_truncated_and_stable() -> None:
     assert len(IDENTITY.key) == 32
     assert replace(IDENTITY).key == IDENTITY.key

@@ -1,5 +1,3 @@
-"""Limits are declared in the settings' types; violations are named."""
-
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -38,10 +36,10 @@ class Lock:
     ],
     ids=str,
 )
-def test_what_is_out_of_its_bounds_is_named(wrong: dict[str, float], said: str) -> None:
+def test_a_value_out_of_bounds_is_named(wrong: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Lock(**wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_within_its_bounds_is_taken() -> None:
+def test_a_value_within_bounds_is_accepted() -> None:
     assert Lock(keys=2**64, turns=4, first_s=2.0, longest_s=2.0).turns == 4

@@ -1,5 +1,3 @@
-"""What has changed from one snapshot of members to the next."""
-
 import pytest
 
 from triptych.domain.embedding import DType
@@ -15,7 +13,7 @@ def changes(before: list[Member], after: list[Member]) -> list[Member]:
     return list(MembershipSnapshot(2, tuple(after)).since(MembershipSnapshot(1, tuple(before))))
 
 
-def test_what_is_new_or_different_is_a_change_and_what_stays_is_none() -> None:
+def test_only_new_and_modified_members_are_changes() -> None:
     a, b = Member("a"), Member("b")
     assert changes([], [a, b]) == [a, b]
     assert changes([a], [b, a]) == [b]
@@ -25,7 +23,7 @@ def test_what_is_new_or_different_is_a_change_and_what_stays_is_none() -> None:
     assert changes([Member("a", LEFT)], [a]) == [a]
 
 
-def test_one_that_is_not_named_any_more_leaves() -> None:
+def test_a_member_missing_from_the_snapshot_leaves() -> None:
     assert changes([Member("a", role=Role.E)], []) == [Member("a", LEAVING, Role.E)]
     assert changes([Member("a", LEAVING), Member("b", LEFT)], []) == []
 
@@ -40,11 +38,11 @@ def test_one_that_is_not_named_any_more_leaves() -> None:
         (Member("a", epoch=8), False),
     ],
 )
-def test_what_is_said_of_a_member_has_to_agree_with_what_the_instance_says(member: Member, agrees: bool) -> None:
+def test_a_members_entry_must_match_its_instance_info(member: Member, agrees: bool) -> None:
     assert member.agrees_with(INFO) is agrees
 
 
-def test_a_role_is_its_stages() -> None:
+def test_a_role_is_a_set_of_stages() -> None:
     assert Role.of({Stage.DECODE, Stage.PREFILL}) is Role.PD
     assert Role.of(Role.E.stages | Role.PD.stages) is Role.EPD
     assert [role for role in Role if role.serves(Stage.ENCODE, Stage.DECODE)] == [Role.ED, Role.EPD]

@@ -1,0 +1,155 @@
+"""Load and SLO attainment of this router: feeds their machine from running requests, and shows them as metrics."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from prometheus_client.core import Metric as Family
+
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.slo import ChargedStage, Metric, Slo, modality_of, request_class
+from triptych.domain.timeline import Timeline
+from triptych.domain.windows import ClassWindow, Sketch, WindowReport, summed
+from triptych.errors import Overloaded, TriptychError
+from triptych.machine.router.attainment import (
+    AttainmentEvent,
+    AttainmentRecorder,
+    Gaps,
+    RequestAnswering,
+    RequestDispatched,
+    RequestOver,
+    RequestPrepared,
+    RequestRefused,
+    RequestShape,
+    Tick,
+    WindowLimits,
+)
+from triptych.ports import Clock
+from triptych.runtime.metrics import gauge
+
+_KEPT_REPORTS = 60
+_QUANTILES = {"0.5": 0.5, "0.99": 0.99}
+
+
+class Attainment:
+    """Owner of the router's ``AttainmentRecorder``. Keeps the last 60 reports."""
+
+    def __init__(self, *, slo: Slo, limits: WindowLimits, epoch: int, clock: Clock) -> None:
+        self._clock = clock
+        self._machine = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
+        self._reports: deque[tuple[float, WindowReport]] = deque(maxlen=_KEPT_REPORTS)
+
+    def refused(self, error: TriptychError) -> None:
+        self._feed(RequestRefused(isinstance(error, Overloaded)))
+
+    def prepared(self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float) -> Gaps | None:
+        """Count an arrival. Returns where the gaps between its tokens are counted."""
+        tokens: dict[Modality, int] = {}
+        for item in items:
+            tokens[item.info.modality] = tokens.get(item.info.modality, 0) + _embedding_tokens(item)
+        shape = RequestShape(
+            request_class(tokens),
+            len(items),
+            sum(tokens.values()),
+            prompt_tokens,
+            media_bytes=sum(item.info.nbytes for item in items),
+            pixels=sum(_pixels(item.info) for item in items),
+        )
+        self._feed(RequestPrepared(number, shape, waited_s))
+        return self._machine.gaps(number)
+
+    def dispatched(self, number: int, instance_id: str) -> None:
+        self._feed(RequestDispatched(number, instance_id))
+
+    def answering(self, number: int, timeline: Timeline) -> None:
+        self._feed(RequestAnswering(number, timeline))
+
+    def over(self, number: int, timeline: Timeline) -> None:
+        self._feed(RequestOver(number, timeline))
+
+    def reports(self, after: int = 0) -> list[WindowReport]:
+        """The recent windows with a sequence number above ``after``, oldest first. They say how old they are."""
+        self._feed(Tick())
+        now_s = self._clock()
+        return [replace(report, age_s=now_s - at_s) for at_s, report in self._reports if report.sequence > after]
+
+    def metrics(self, model: str) -> Iterable[Family]:
+        """Gauges over the sliding window; a share without requests is missing."""
+        self._feed(Tick())
+        modalities = summed((modality_of(name), window) for name, window in self._machine.window.items())
+        yield from _shown(modalities, model)
+        yield gauge(
+            "triptych_slo_limit_seconds",
+            "SLOs in seconds by request class; one that is a factor of an unknown latency is missing",
+            {(model, metric.value, name): limit_s for (name, metric), limit_s in self._machine.limits_s().items()},
+            ("model_name", "metric", "class"),
+        )
+
+    def _feed(self, event: AttainmentEvent) -> None:
+        now_s = self._clock()
+        for effect in self._machine.handle(event, now_s):
+            self._reports.append((now_s, effect.report))
+
+
+def _embedding_tokens(item: ItemPlan) -> int:
+    """Rows of its embedding: families with cross-attention have one position in the prompt for all of them."""
+    return prod(item.tensors[0].shape[:-1])
+
+
+def _pixels(info: MediaInfo) -> int:
+    return info.samples if info.modality is Modality.AUDIO else info.width * info.height * info.frames
+
+
+def _shown(windows: dict[str, ClassWindow], model: str) -> Iterable[Family]:
+    judged = {
+        (modality, metric): {Metric.TTFT: window.ttft, Metric.TBT: window.tbt, Metric.E2E: window.e2e}[metric]
+        for modality, window in windows.items()
+        for metric in Metric
+    }
+    labels = ("model_name", "metric", "modality")
+    yield gauge(
+        "triptych_slo_attainment",
+        "Share of requests that met the SLO, over the sliding window",
+        {(model, m.value, name): one.met / one.count for (name, m), one in judged.items() if one.count},
+        labels,
+    )
+    yield gauge(
+        "triptych_slo_requests",
+        "Requests judged by the SLO in the sliding window",
+        {
+            (model, metric.value, name, verdict): number
+            for (name, metric), one in judged.items()
+            for verdict, number in (("met", one.met), ("missed", one.missed))
+            if one.count
+        },
+        (*labels, "verdict"),
+    )
+    yield gauge(
+        "triptych_slo_stage_attainment",
+        "Share of requests without a missed TTFT that this stage is charged with, over the sliding window",
+        {
+            (model, stage.value, name): 1 - window.missed_by(stage) / window.ttft.count
+            for name, window in windows.items()
+            for stage in ChargedStage
+            if window.ttft.count
+        },
+        ("model_name", "stage", "modality"),
+    )
+    yield gauge(
+        "triptych_latency_seconds",
+        "Quantiles over the sliding window, within 9 %",
+        {
+            (model, metric.value, name, shown): seconds
+            for name, window in windows.items()
+            for metric, sketch in _sketches(window).items()
+            for shown, share in _QUANTILES.items()
+            if (seconds := sketch.quantile_s(share)) is not None
+        },
+        (*labels, "quantile"),
+    )
+
+
+def _sketches(window: ClassWindow) -> dict[Metric, Sketch]:
+    return {Metric.TTFT: window.ttft_s, Metric.TBT: window.tbt_s, Metric.E2E: window.e2e_s}

@@ -1,0 +1,194 @@
+"""What a scaling decision is made from, and what was decided: plain records, so that each decision can be replayed.
+
+All times are durations in seconds before now, or from now on.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from triptych.domain.windows import NOTHING_JUDGED, Judged
+
+
+class InstancePhase(StrEnum):
+    STARTING = "starting"
+    """Ordered, and not ready yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    """Nothing runs there any more; it can be stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInstance:
+    instance_id: str
+    phase: InstancePhase
+    age_s: float = 0.0
+    """In this phase."""
+    running: int = 0
+    """Requests or items that it has."""
+    leased_bytes: int = 0
+    judged: Judged = NOTHING_JUDGED
+    """Requests by TTFT in the attainment window; a miss that another stage is charged with counts as met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Sizes that the pool may have."""
+
+    least: int = 1
+    most: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A size that a person asked for, until it ends."""
+
+    size: int
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """Offered load, in tokens per second: of embeddings for encoders, of prompts for text instances."""
+
+    burst_per_s: float
+    """Over the last 5 s."""
+    short_per_s: float
+    """Over 30 s."""
+    long_per_s: float
+    """Over 300 s."""
+    peak_per_s: float
+    """The highest short window since the last reconfiguration."""
+    waiting: float
+    """Tokens of requests that wait for this stage."""
+    coverage: float
+    """Share of the routers' time, over 30 s, that reports cover. Loads are scaled up to the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """Everything that a decision depends on."""
+
+    pool: str
+    wanted: int
+    """Size ordered last."""
+    bounds: Bounds
+    instances: tuple[PoolInstance, ...] = ()
+    load: PoolLoad | None = None
+    """None without a usable report."""
+    report_age_s: float | None = None
+    capacity_per_s: float | None = None
+    """Load that one replica bears within its objectives, for the current mix; None if unknown."""
+    wait_objective_s: float | None = None
+    """Longest wait in the queue within the objective; None if unknown."""
+    attainment: Judged = NOTHING_JUDGED
+    """Requests by TTFT in the attainment window; only misses that this pool is charged with are missed."""
+    missing: tuple[str, ...] = ()
+    """Facts that are missing, by name."""
+    start_s: float = 60.0
+    """Usual time from an order until an instance is ready."""
+    override: Override | None = None
+    frozen: str = ""
+    """Why nothing may be ordered now; empty if it may."""
+    since_growth_s: float | None = None
+    changes_last_hour: int = 0
+    period_due: bool = False
+    """The periodic reconfiguration is due."""
+    low_periods: int = 0
+    """Periods in a row, before this one, whose load permitted a smaller pool."""
+    futile_growths: int = 0
+    """Growths in this breach, without need by load, that did not improve attainment."""
+
+    def count(self, phase: InstancePhase) -> int:
+        return sum(one.phase is phase for one in self.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a profile says of a pool under the present mix. None if it is unknown."""
+
+    capacity_per_s: float | None = None
+    """Load that one replica bears within its objectives."""
+    wait_objective_s: float | None = None
+    """Longest wait in the queue within the objective."""
+    missing: tuple[str, ...] = ()
+    """Why something is unknown."""
+
+
+class Why(StrEnum):
+    """Reasons of decisions, as shown in metrics."""
+
+    LOAD = "load"
+    WAIT = "wait"
+    BREACH = "breach"
+    BOUNDS = "bounds"
+    OVERRIDE = "override"
+    LOW_LOAD = "low load"
+    STEADY = "steady"
+    FROZEN = "frozen"
+    NO_REPORT = "no report"
+    NOT_CURED = "not cured"
+    """More instances do not help."""
+    SICK = "sick instance"
+    SATURATED = "saturated"
+    """More is needed than the upper bound allows."""
+    COOLDOWN = "cooldown"
+    BUDGET = "budget"
+    SETTLING = "settling"
+    """Instances that were ordered have not taken effect yet."""
+    CAUTION = "caution"
+    """The load would permit a smaller pool, but something else does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    why: Why
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The wanted size from now on, and why. With ``drain`` that instance is to be drained first."""
+
+    target: int
+    reasons: tuple[Reason, ...]
+    drain: str = ""
+    needed: int | None = None
+    """Replicas for the load, before any limit; None if unknown."""
+    breach: bool = False
+    low: bool = False
+    """The load permits a smaller pool."""
+    saturated: bool = False
+    sick: str = ""
+    """An instance that has most of the misses."""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> Why:
+        """The main reason."""
+        return self.reasons[0].why
+
+
+class DecisionOutcome(StrEnum):
+    """What came of a decision."""
+
+    PENDING = "pending"
+    DONE = "done"
+    """The pool has the size."""
+    ADVISED = "advised"
+    """Not carried out: advisory mode."""
+    REPLACED = "replaced"
+    """A newer decision came first."""
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One decision that changed the wanted size, or that said something new."""
+
+    number: int
+    view: PoolView
+    decision: Decision
+    outcome: DecisionOutcome = DecisionOutcome.PENDING
+    detail: str = ""

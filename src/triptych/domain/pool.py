@@ -1,0 +1,180 @@
+"""What members report to a pool manager, what it orders, and what it tells watchers. Durations only, no clock times."""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Self
+
+from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.membership import Member, MemberKind
+from triptych.domain.stage import Role
+from triptych.domain.windows import WindowReport
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A process introduces itself as a member. A restarted process has another ``epoch``."""
+
+    kind: MemberKind
+    instance_id: str
+    epoch: int
+    address: str
+    """``HOST:PORT`` at which others reach it."""
+    model: str
+    """The served model's name."""
+    revision: str = ""
+    """As in ``ModelInfo``; empty for a router."""
+    role: Role | None = None
+    """None for a router."""
+    arena_bytes: int = 0
+    max_items: int = 0
+    """Capacities as in ``InstanceInfo``."""
+    kv_tokens: int = 0
+    transports: tuple[str, ...] = ()
+    """Backends by which its arena can be read."""
+    hardware: str = ""
+    """Kind of hardware, as in the names of profiles; empty if unknown."""
+    profile: str = ""
+    """The profile that describes it; empty if there is none."""
+
+    @classmethod
+    def of_instance(cls, info: InstanceInfo, *, address: str, hardware: str) -> Self:
+        return cls(
+            MemberKind.INSTANCE,
+            info.instance_id,
+            info.epoch,
+            address,
+            info.model.model_id,
+            info.model.revision,
+            info.role,
+            info.arena_bytes,
+            info.max_items,
+            info.kv_tokens,
+            tuple(offer.backend for offer in info.offers),
+            hardware,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A member's regular report. A leaving member's load says ``draining``."""
+
+    sequence: int
+    """Rises with each heartbeat of a stream."""
+    load: InstanceLoad
+    drained: bool = False
+    """It has drained: nothing runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The last report of a process that ends in order."""
+
+    reason: str = ""
+
+
+MemberReport = Registration | Heartbeat | Farewell | WindowReport
+
+
+class OrderKind(Enum):
+    """What the manager wants of a member."""
+
+    REGISTERED = "registered"
+    """Nothing: it accepted the registration."""
+    REREGISTER = "reregister"
+    """Register again: the manager does not know the member (any more)."""
+    DRAIN = "drain"
+    """Accept nothing new and finish what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    kind: OrderKind
+    reason: str = ""
+
+
+class Departure(Enum):
+    """Why a member is no longer listed."""
+
+    LEFT = "left"
+    """It said so, or another process has replaced it."""
+    LOST = "lost"
+    """The manager has heard nothing of it for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    address: str
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipDelta:
+    """Changes up to ``version``, or with ``full`` the whole list. Removals come before additions.
+
+    Versions of different incarnations of a manager cannot be compared.
+    """
+
+    incarnation: int
+    version: int
+    full: bool = False
+    members: tuple[Member, ...] = ()
+    removed: tuple[Removal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a watcher knows and wants: changes after ``version`` of ``incarnation``, of one model and some kinds."""
+
+    incarnation: int = 0
+    version: int = 0
+    model: str = ""
+    """Empty for all models."""
+    kinds: tuple[MemberKind, ...] = ()
+    """Empty for all kinds."""
+
+    def wants(self, kind: MemberKind, model: str) -> bool:
+        return (not self.kinds or kind in self.kinds) and self.model in ("", model)
+
+
+class Condition(StrEnum):
+    """A member's state in its pool."""
+
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    """It drains."""
+    DRAINED = "drained"
+    """Nothing runs there any more; it can be stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member as the manager sees it. Times are in seconds before now."""
+
+    registration: Registration
+    condition: Condition
+    suspected: bool
+    load: InstanceLoad
+    since_s: float
+    """In this condition for so long."""
+    heard_s: float
+    """Time since its last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The members of one model and role; routers have no role."""
+
+    model: str
+    role: Role | None
+    members: tuple[MemberStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerStatus:
+    """The state of a pool manager."""
+
+    incarnation: int
+    version: int
+    up_s: float
+    watchers: int
+    pools: tuple[PoolStatus, ...]
