@@ -1,16 +1,18 @@
 """Client calls: the one place where gRPC errors become errors of the tree."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from triptych import errors
 from triptych.wire.status import error_from_status
 
 Wire = TypeVar("Wire")
 Domain = TypeVar("Domain")
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
@@ -20,20 +22,38 @@ def translate(error: grpc.aio.AioRpcError) -> errors.TriptychError:
     """
     trailing = error.trailing_metadata() or ()
     pairs = [(str(key), value) for key, value in trailing]
-    known = error_from_status(error.code().name, error.details() or "", pairs)
-    return errors.InstanceLost("the peer cancelled the call") if isinstance(known, errors.Cancelled) else known
+    return from_peer(error_from_status(error.code().name, error.details() or "", pairs))
 
 
-async def unary(call: grpc.aio.UnaryUnaryCall[object, Wire], convert: Callable[[Wire], Domain]) -> Domain:
+def from_peer(error: errors.TriptychError) -> errors.TriptychError:
+    return errors.InstanceLost("the peer cancelled the call") if isinstance(error, errors.Cancelled) else error
+
+
+async def unary(call: "grpc.aio.UnaryUnaryCall[Any, Wire]", convert: Callable[[Wire], Domain]) -> Domain:
     """Await the answer."""
     try:
         message = await call
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
-    return _converted(message, convert)
+    return converted(message, convert)
 
 
-def _converted(message: Wire, convert: Callable[[Wire], Domain]) -> Domain:
+def reader(message: type[MessageT], convert: Callable[[MessageT], Domain]) -> Callable[[bytes], Domain]:
+    """A function that parses and converts an answer. It raises InternalError for an invalid one."""
+    parse = message.FromString
+
+    def read(data: bytes) -> Domain:
+        try:
+            parsed = parse(data)
+        except DecodeError:
+            raise errors.InternalError("a peer sent an answer that is not a valid message") from None
+        return converted(parsed, convert)
+
+    return read
+
+
+def converted(message: Wire, convert: Callable[[Wire], Domain]) -> Domain:
+    """Raises InternalError for an invalid answer."""
     try:
         return convert(message)
     except errors.InvalidRequest as error:  # the peer's answer is invalid, which is not this caller's fault
@@ -41,12 +61,12 @@ def _converted(message: Wire, convert: Callable[[Wire], Domain]) -> Domain:
 
 
 async def stream(
-    call: grpc.aio.UnaryStreamCall[object, Wire], convert: Callable[[Wire], Domain]
+    call: grpc.aio.UnaryStreamCall[Any, Wire] | grpc.aio.StreamStreamCall[Any, Wire], convert: Callable[[Wire], Domain]
 ) -> AsyncGenerator[Domain]:
     """Yield answers as they arrive; closing the generator cancels the call."""
     try:
         async for message in call:
-            yield _converted(message, convert)
+            yield converted(message, convert)
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
     finally:

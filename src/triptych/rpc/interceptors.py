@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -42,11 +42,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        method, metadata, observer = (
-            handler_call_details.method,
-            handler_call_details.invocation_metadata,
-            self._observer,
-        )
+        return self.wrap(handler, handler_call_details.method, handler_call_details.invocation_metadata)
+
+    def wrap(self, handler: "Handler", method: str, metadata: "Iterable[tuple[str, str | bytes]] | None") -> "Handler":
+        """The handler of one call of ``method``: it takes bytes and aborts with the status of an error."""
+        observer = self._observer
         decode = REQUESTS[method] if method.startswith(OWN_SERVICES) else _standard(handler.request_deserializer)
         if handler.request_streaming:
             return _streams(handler, decode, method)
@@ -93,12 +93,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _streams(handler: Handler, decode: Callable[[bytes], Any], method: str) -> Handler:
-    """Only reflection has request streams. It serves no user requests, so it is not observed."""
-    inner = cast("Callable[[Any, Context], AsyncGenerator[Any]]", handler.stream_stream)
+    """Reflection, members' streams to a pool manager, and streams of calls, which are observed one by one instead."""
+    inner = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.stream_stream)
 
     async def stream(requests: object, context: Context) -> AsyncGenerator[Any]:
         try:
-            async with aclosing(inner(requests, context)) as answers:
+            answers = inner(requests, context)
+            if isinstance(answers, Awaitable):  # it writes its answers itself
+                await answers
+                return
+            async with aclosing(answers):
                 async for answer in answers:
                     yield answer
         except Exception as error:  # noqa: BLE001 - the boundary of the process

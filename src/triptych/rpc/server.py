@@ -10,10 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.errors import Unavailable
 from triptych.rpc import limits
 from triptych.rpc.credentials import server_credentials
 from triptych.rpc.interceptors import ErrorInterceptor
+from triptych.rpc.multiplex_server import SERVICE_NAME as CALLS_SERVICE
+from triptych.rpc.multiplex_server import CallsServicer, Handlers
 from triptych.rpc.observer import CallObserver
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -39,7 +42,7 @@ class RpcServer:
         port: int,
         service_names: Sequence[str],
         register: Register,
-        max_message_nbytes: int = limits.MAX_MESSAGE_NBYTES,
+        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
         max_concurrent_calls: int | None = None,
         telemetry: Telemetry | None = None,
         tls: TlsIdentity | None = None,
@@ -54,9 +57,10 @@ class RpcServer:
             options=limits.server_options(max_message_nbytes),
             maximum_concurrent_rpcs=max_concurrent_calls,
         )
-        register(self._server)
+        handlers = Handlers(self._server, register)
+        CallsServicer(handlers, interceptor, max_concurrent_calls).register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*self._service_names, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        names = (*self._service_names, CALLS_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self.port = port
 

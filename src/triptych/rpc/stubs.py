@@ -1,6 +1,7 @@
 """gRPC stubs that satisfy ``ports.py``, so that callers use a remote service like a local one."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -9,21 +10,30 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
+from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
 from triptych.rpc.credentials import channel_credentials
+from triptych.rpc.multiplex import Multiplexer
 from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import (
     encoder_pb2,
-    encoder_pb2_grpc,
     instance_pb2,
     instance_pb2_grpc,
+    pool_manager_pb2,
+    pool_manager_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
-    text_pb2_grpc,
+    text_pb2,
 )
-from triptych.wire import common, encoder, instance, router, text
+from triptych.wire import common, encoder, instance, pool_manager, router, text
+
+_CHAT_EVENTS = calls.reader(router_pb2.ChatEvents, router.chat_events_from_wire)
+_TEXT_EVENTS = calls.reader(text_pb2.TextEvents, text.text_events_from_wire)
+_ENCODED = calls.reader(encoder_pb2.EncodeResponse, encoder.encode_result_from_wire)
+_LEASED = calls.reader(encoder_pb2.LeaseResponse, encoder.lease_response_from_wire)
+_RELEASED = calls.reader(encoder_pb2.ReleaseResponse, lambda _: None)
 
 
 class _Channel:
@@ -31,9 +41,11 @@ class _Channel:
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         if tls is None:
-            self._channel = grpc.aio.insecure_channel(target, options=limits.CHANNEL_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(target, options=limits.channel_options())
         else:
-            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls), options=limits.CHANNEL_OPTIONS)
+            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls), options=limits.channel_options())
+
+        self._calls = Multiplexer(self._channel)
 
     @property
     def refused(self) -> bool:
@@ -45,6 +57,7 @@ class _Channel:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
+        await self._calls.close()
         await self._channel.close()
 
 
@@ -56,10 +69,13 @@ class RouterStub(_Channel):
         self._stub = router_pb2_grpc.RouterStub(self._channel)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        call = self._stub.Chat(
-            router.chat_request_to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        return self._calls.stream(
+            "/triptych.v1.Router/Chat",
+            router.chat_request_to_wire(request).SerializeToString(),
+            _CHAT_EVENTS,
+            timeout_s=request.timeout_s,
+            metadata=outgoing(request.request_id),
         )
-        return calls.stream(call, router.chat_events_from_wire)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
@@ -88,8 +104,6 @@ class InstanceStub(_Channel):
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)
         self._instance = instance_pb2_grpc.InstanceStub(self._channel)
-        self._encoder = encoder_pb2_grpc.EncoderStub(self._channel)
-        self._text = text_pb2_grpc.TextStub(self._channel)
 
     async def describe(self) -> InstanceInfo:
         call = self._instance.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
@@ -100,25 +114,67 @@ class InstanceStub(_Channel):
         return calls.stream(call, instance.LOAD.from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        call = self._encoder.Encode(
-            encoder.ENCODE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        return await self._calls.unary(
+            "/triptych.v1.Encoder/Encode",
+            encoder.ENCODE_REQUEST.to_wire(request).SerializeToString(),
+            _ENCODED,
+            timeout_s=request.timeout_s,
+            metadata=outgoing(request.request_id),
         )
-        return await calls.unary(call, encoder.encode_result_from_wire)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        call = self._encoder.Lease(
-            encoder.LEASE_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing()
+        return await self._calls.unary(
+            "/triptych.v1.Encoder/Lease",
+            encoder.LEASE_REQUEST.to_wire(request).SerializeToString(),
+            _LEASED,
+            timeout_s=request.timeout_s,
+            metadata=outgoing(),
         )
-        return await calls.unary(call, encoder.lease_response_from_wire)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        message = encoder_pb2.ReleaseRequest(lease_ids=lease_ids)
-        await calls.unary(
-            self._encoder.Release(message, timeout=limits.RELEASE_TIMEOUT_S, metadata=outgoing()), lambda _: None
+        await self._calls.unary(
+            "/triptych.v1.Encoder/Release",
+            encoder_pb2.ReleaseRequest(lease_ids=lease_ids).SerializeToString(),
+            _RELEASED,
+            timeout_s=limits.RELEASE_TIMEOUT_S,
+            metadata=outgoing(),
         )
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        call = self._text.Generate(
-            text.TEXT_REQUEST.to_wire(request), timeout=request.timeout_s, metadata=outgoing(request.request_id)
+        return self._calls.stream(
+            "/triptych.v1.Text/Generate",
+            text.TEXT_REQUEST.to_wire(request).SerializeToString(),
+            _TEXT_EVENTS,
+            timeout_s=request.timeout_s,
+            metadata=outgoing(request.request_id),
         )
-        return calls.stream(call, text.text_events_from_wire)
+
+
+class PoolManagerStub(_Channel):
+    """``ports.PoolManagerClient`` at ``target``."""
+
+    def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
+        super().__init__(target, tls)
+        self._stub = pool_manager_pb2_grpc.PoolManagerStub(self._channel)
+
+    def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
+        call = self._stub.Attend(_reports_to_wire(reports), timeout=limits.WATCH_TIMEOUT_S)
+        return calls.stream(call, pool_manager.ORDER.from_wire)
+
+    def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        call = self._stub.Watch(pool_manager.WATCH.to_wire(watch), timeout=limits.WATCH_TIMEOUT_S)
+        return calls.stream(call, pool_manager.delta_from_wire)
+
+    async def status(self) -> ManagerStatus:
+        call = self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        return await calls.unary(call, pool_manager.STATUS.from_wire)
+
+    async def drain_instance(self, instance_id: str) -> None:
+        message = pool_manager_pb2.DrainRequest(instance_id=instance_id)
+        await calls.unary(self._stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
+
+async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[pool_manager_pb2.MemberReport]:
+    async with aclosing(reports):
+        async for report in reports:
+            yield pool_manager.report_to_wire(report)

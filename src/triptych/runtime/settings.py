@@ -27,6 +27,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.policy.addresses import why_not_called
+from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.watched_value import ReportIntervals
 
 _PREFIX = "TRIPTYCH_"
@@ -149,10 +152,11 @@ class RpcServiceSettings(ServiceSettings):
     """TCP port for calls; each service has its own default; 0 picks a free one and logs it."""
     allow_network: bool = False
     """Allow a non-loopback address without TLS; calls are then neither encrypted nor authenticated."""
-    max_message_bytes: int = Field(default=256 << 20, ge=1 << 20, le=256 << 20)
+    max_message_bytes: int = Field(default=MAX_MESSAGE_NBYTES, ge=1 << 20, le=MAX_MESSAGE_NBYTES)
     """Largest message of a call. Its fields have tighter bounds of their own. Callers send no larger ones."""
     max_concurrent_calls: int = Field(default=4096, ge=1)
-    """Most calls at the same time, load streams included; one more is refused before it is read."""
+    """Most calls at the same time, load streams included; one more is refused before it is read. Calls that share a
+    stream count apart from those that do not."""
 
     @model_validator(mode="after")
     def _network_is_meant(self) -> Self:
@@ -161,11 +165,40 @@ class RpcServiceSettings(ServiceSettings):
             raise ValueError(f"host {self.host} is not a loopback address: configure TLS, or set --allow-network")
         return self
 
+    @property
+    def reaches_network(self) -> bool:
+        """Whether it may be connected with other machines."""
+        return self.allow_network or self.tls_files is not None
 
-class InstanceSettings(RpcServiceSettings):
+
+class MemberSettings(RpcServiceSettings):
+    """Settings of every service that registers with pool managers."""
+
+    managers: ManagerAccess = ManagerAccess()
+    """The pool managers to register with."""
+    advertise: str = ""
+    """HOST:PORT at which others reach this process, for pool managers; empty means ``host`` and ``port``."""
+    hardware: str = Field(default="", max_length=128)
+    """Kind of hardware, for pool managers, as in the names of profiles."""
+
+    @model_validator(mode="after")
+    def _others_can_reach_it(self) -> Self:
+        if self.advertise and (reason := why_not_called(self.advertise, beyond_loopback=True)) is not None:
+            raise ValueError(f"advertise {self.advertise!r}: {reason}")
+        if self.managers.pool_manager and not self.advertise and ip_address(self.host).is_unspecified:
+            raise ValueError(f"host {self.host} is no address that others can call: set advertise for pool_manager")
+        return self
+
+    def advertised(self, port: int) -> str:
+        """The address for others; ``port`` is the one that it listens on."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.advertise or f"{host}:{port}"
+
+
+class InstanceSettings(MemberSettings):
     """Settings of every instance: a process that runs part of the model and keeps embeddings in registered memory."""
 
-    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=256 << 20)
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=MAX_MESSAGE_NBYTES)
     """Largest message of a call: one item or one prompt. It is received in full before it is checked."""
     advertise_host: str = ""
     """Address at which peers reach this instance's memory over TCP; empty means ``host``, which must then be reachable."""
@@ -183,6 +216,9 @@ class InstanceSettings(RpcServiceSettings):
     """Data type of the computation: float32, float16 or bfloat16. Encoders and text instances must use the same."""
     torch_threads: int = Field(default=1, ge=1, le=256)
     """Threads of one batch of the encoder or one step of the text engine."""
+    delay_profile: Path | None = None
+    """For demonstrations of scaling: a profile, or a directory with one per part. The engine then computes nothing, but takes as
+    long as the profile predicts; answers have no meaning."""
 
     transports: Strings = ("shm", "nixl", "tcp")
     """Transports for pulling embeddings; those that are not installed are skipped. Readers probe which ones work."""

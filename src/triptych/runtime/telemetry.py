@@ -17,7 +17,7 @@ Missing = Callable[[], Awaitable[Sequence[str]]]
 
 
 async def _starting() -> Sequence[str]:
-    return ("it is starting",)
+    return (admin.STARTING,)
 
 
 class Telemetry:

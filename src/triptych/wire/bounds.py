@@ -5,6 +5,7 @@ conversion; an unset nested message is not checked.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
@@ -12,8 +13,11 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from triptych.domain.bounds import Anything, Between, Bound, Many, OneOf, Pair, Size
 from triptych.domain.chat import PRIORITY
 from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
+from triptych.domain.slo import CLASSES
+from triptych.domain.windows import MAX_BLAMED, SKETCH_BUCKETS, ClassWindow
 from triptych.errors import InvalidRequest
 from triptych.wire.flat import compiled
 
@@ -21,8 +25,9 @@ MAX_TOKENS = 1 << 21
 """Prompt tokens: twice the longest context length of current models."""
 MAX_ITEMS = 4096
 """Items and shards of one request."""
+MAX_CALL_NBYTES = 256 << 10
+"""Request of a call that shares a stream with others."""
 _MAX_TEXT = 16 << 20
-_MAX_MEDIA_NBYTES = 256 << 20
 _MAX_ARENA_NBYTES = 1 << 48
 
 _SECONDS = Between(0, 1e9)
@@ -30,10 +35,13 @@ _ID = Size(512)
 _LEASE = Size(LEASE_ID_NBYTES, low=LEASE_ID_NBYTES, unit="bytes")
 _KEY = Size(KEY_NBYTES, low=KEY_NBYTES, unit="bytes")
 _SALT = Size(256, unit="bytes")
-_MEDIA = Size(_MAX_MEDIA_NBYTES, unit="bytes")
+_MEDIA = Size(MAX_MESSAGE_NBYTES, unit="bytes")
 _PLACE = Between(0, MAX_TOKENS)
 _UNITS = Between(0, 1 << 22)
 _NUMBER = Between(0, 1 << 20)
+_COUNT = Between(0, 1 << 48)
+_ADDRESS = Size(262)
+"""A DNS name, brackets, a colon and a port."""
 
 Rows = Mapping[str, Bound]
 
@@ -42,7 +50,7 @@ TABLE: Mapping[str, Rows] = {
         "format": Size(32),
         "width": Between(0, 1 << 20),
         "height": Between(0, 1 << 20),
-        "nbytes": Between(0, _MAX_MEDIA_NBYTES),
+        "nbytes": Between(0, MAX_MESSAGE_NBYTES),
         "digest": Size(DIGEST_NBYTES, low=DIGEST_NBYTES, unit="bytes"),
         "frames": _UNITS,
         "duration_s": _SECONDS,
@@ -65,7 +73,7 @@ TABLE: Mapping[str, Rows] = {
         "tokens": _PLACE,
         "lease_id": _LEASE,
         "lease_s": _SECONDS,
-        "address": Size(262),  # a DNS name, brackets, a colon and a port
+        "address": _ADDRESS,
     },
     "SamplingParams": {row.name: row.bound for row in PARAMETERS.values() if row.bound is not None},
     "LogitBias": {"token_id": BIAS.first, "bias": BIAS.second},
@@ -112,6 +120,60 @@ TABLE: Mapping[str, Rows] = {
     "ToolCall": {"call_id": _ID, "name": _ID, "arguments": Size(_MAX_TEXT)},
     "ToolChoice": {"name": _ID},
     "TimelineRequest": {"request_id": _ID},
+    "Registration": {
+        "instance_id": Size(128, low=1),
+        "epoch": Anything(),
+        "address": _ADDRESS,
+        "model": Size(512, low=1),
+        "revision": _ID,
+        "arena_bytes": Between(0, _MAX_ARENA_NBYTES),
+        "max_items": _NUMBER,
+        "kv_tokens": Between(0, 1 << 40),
+        "transports": Many(8, Size(32), "transports"),
+        "hardware": Size(128),
+        "profile": Size(256),
+    },
+    "Heartbeat": {"sequence": Anything()},
+    "Farewell": {"reason": _ID},
+    "WindowReport": {
+        "epoch": Anything(),
+        "sequence": Between(1, 1 << 62),
+        "duration_s": Between(0, 86_400),
+        "age_s": Between(0, 86_400),
+        "model": _ID,
+        "classes": Many(len(CLASSES), unit="classes"),
+        "instances": Many(MAX_BLAMED, unit="instances"),
+        "waiting": _COUNT,
+        "waiting_media_tokens": _COUNT,
+        "waiting_prompt_tokens": _COUNT,
+    },
+    "ClassWindow": {one.name: _COUNT for one in fields(ClassWindow) if one.type is int},
+    "NamedClass": {"name": Size(32)},
+    "NamedInstance": {"instance_id": Size(128)},
+    "Judged": {"met": _COUNT, "missed": _COUNT},
+    "Refusals": {"overloaded": _COUNT, "other": _COUNT},
+    "Sketch": {"first": Between(0, SKETCH_BUCKETS - 1), "counts": Many(SKETCH_BUCKETS, _COUNT, "buckets")},
+    "StageLoad": {
+        "pending_tokens": Between(0, 1 << 48),
+        "pending": Anything(),
+        "leased_bytes": Between(0, _MAX_ARENA_NBYTES),
+    },
+    "InstanceLoad": {"stages": Many(3, unit="stages")},
+    "WatchRequest": {
+        "incarnation": Anything(),
+        "version": Anything(),
+        "model": _ID,
+        "kinds": Many(8, unit="kinds"),
+    },
+    "DrainRequest": {"instance_id": Size(128, low=1)},
+    "CallRequests": {"requests": Many(4096, unit="requests")},
+    "CallRequest": {"call": Between(1, 1 << 62), "received_nbytes": Between(0, 1 << 40)},
+    "StartCall": {
+        "method": Size(128),
+        "request": Size(MAX_CALL_NBYTES, unit="bytes"),
+        "timeout_s": _SECONDS,
+        "metadata": Many(8, Pair(Size(64), Size(1024))),
+    },
 }
 
 
@@ -169,17 +231,32 @@ def checker(descriptor: Any, path: str = "") -> Check:
 def _test(field: Any, bound: Bound, read: str) -> str:
     """Simple comparisons are inlined; a failing value, and any other bound, calls the bound itself."""
     hold = f"hold_{field.name}({read})"
-    if isinstance(bound, Between):
-        return f"not {bound.low} {'<' if bound.above else '<='} {read} <= {bound.high} and {hold}"
-    if isinstance(bound, Size):
-        return f"not {bound.low} <= len({read}) <= {bound.high} and {hold}"
-    if isinstance(bound, Many) and field.message_type is None and bound.each is not None:
-        return f"{read} and {hold}"
-    if isinstance(bound, Many) and field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return f"{read} and hold_{field.name}({read}.items())"
-    if isinstance(bound, Many):
-        return f"len({read}) > {bound.high} and {hold}"
-    return "" if isinstance(bound, Anything) else hold
+    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+    match bound:
+        case Anything():
+            return ""
+        case Between(low, high, above):
+            test = f"not {low} {'<' if above else '<='} {read} <= {high}"
+        case Size(high, low):
+            test = f"not {low} <= len({read}) <= {high}"
+        case OneOf(values):
+            test = f"{read} not in {values}"
+        case Many(high, Pair(Size(most, least), Size(longest, shortest))) if is_map:
+            within = f"{least} <= len(k) <= {most} and {shortest} <= len(v) <= {longest}"
+            test = f"{read} and not (len({read}) <= {high} and all({within} for k, v in {read}.items()))"
+            hold = f"hold_{field.name}({read}.items())"
+        case Many() if is_map:
+            test, hold = read, f"hold_{field.name}({read}.items())"
+        case Many(high, Between(low, most, above)) if field.message_type is None:
+            within = f"{low} {'<' if above else '<='} min({read}) and max({read}) <= {most}"
+            test = f"{read} and not (len({read}) <= {high} and {within})"
+        case Many(each=each) if each is not None and field.message_type is None:
+            test = read
+        case Many(high):
+            test = f"len({read}) > {high}"
+        case _:
+            return hold
+    return f"{test} and {hold}"
 
 
 def _holder(name: str, bound: Bound) -> Callable[[Any], None]:

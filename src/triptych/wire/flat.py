@@ -63,7 +63,7 @@ class Pair(Generic[DomainT, MessageT]):
     """A dataclass and its message, with the conversion both ways.
 
     ``special`` maps a field to two functions: from the dataclass to the message field's value, and from the message to
-    the dataclass field's value. ``given`` names fields that are not in the message: ``from_wire`` takes them as
+    the dataclass field's value; those of a tuple are not called when it is empty. ``given`` names fields that are not in the message: ``from_wire`` takes them as
     arguments.
     """
 
@@ -102,6 +102,8 @@ class Pair(Generic[DomainT, MessageT]):
         """Two expressions: the message field from ``v``, and the dataclass field from ``m``."""
         if name in self._special:
             self._names[f"to_{name}"], self._names[f"from_{name}"] = self._special[name]
+            if get_origin(kind) is tuple:  # usually empty
+                return f"to_{name}(v) if v.{name} else None", f"from_{name}(m) if m.{name} else ()"
             return f"to_{name}(v)", f"from_{name}(m)"
         field = self.message.DESCRIPTOR.fields_by_name[name]
         optional = False

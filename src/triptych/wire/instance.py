@@ -13,22 +13,22 @@ _STAGE = EnumPair.of(Stage.__members__, instance_pb2.Stage.DESCRIPTOR)
 
 
 def _stages_to_wire(load: InstanceLoad) -> list[instance_pb2.StageLoad]:
-    return [
-        instance_pb2.StageLoad(
+    stages: list[instance_pb2.StageLoad] = []
+    for stage, one in load.stages.items():
+        made = instance_pb2.StageLoad(
             stage=_STAGE.to_wire[stage],
             pending_tokens=one.pending_tokens,
             pending=one.pending,
             leased_bytes=one.leased_bytes,
         )
-        for stage, one in load.stages.items()
-    ]
+        stages.append(made)
+    return stages
 
 
 def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, StageLoad]:
-    stages = {
-        _STAGE.from_wire[one.stage]: StageLoad(one.pending_tokens, one.pending, one.leased_bytes)
-        for one in message.stages
-    }
+    stages: dict[Stage, StageLoad] = {}
+    for one in message.stages:
+        stages[_STAGE.from_wire[one.stage]] = StageLoad(one.pending_tokens, one.pending, one.leased_bytes)
     if len(stages) != len(message.stages):
         raise InvalidRequest("a load report names a stage twice", param="stages")
     return stages

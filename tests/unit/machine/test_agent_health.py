@@ -43,7 +43,7 @@ def test_each_of_the_three_causes_replaces_the_agent_once() -> None:
         health = AgentHealth(LIMITS)
         assert health.handle(look(9.9, 9.9), 0) == []
         assert causes(health.handle(seen, 1)) == [cause]
-        assert health.handle(seen, 2) == []  # it is being replaced
+        assert health.handle(seen, 2) == []  # its replacement is under way
     health = AgentHealth(LIMITS)
     for _ in range(3):
         assert health.handle(FINE, 0) == []
@@ -51,7 +51,7 @@ def test_each_of_the_three_causes_replaces_the_agent_once() -> None:
     assert causes(health.handle(FINE, 0)) == [Cause.FAILING]
 
 
-def test_failures_of_the_former_agent_are_not_the_new_ones() -> None:
+def test_failures_of_a_replaced_agent_do_not_count_for_the_new_one() -> None:
     health = AgentHealth(LIMITS)
     for _ in range(3):
         health.handle(Failed(), 0)
@@ -64,7 +64,7 @@ def test_failures_of_the_former_agent_are_not_the_new_ones() -> None:
     assert causes(health.handle(FINE, 1)) == [Cause.FAILING]
 
 
-def test_what_works_between_failures_acquits_the_agent() -> None:
+def test_a_success_resets_the_failure_count() -> None:
     health = AgentHealth(LIMITS)
     for event in (Failed(), Failed(), Worked(), Failed(), Failed()):
         health.handle(event, 0)
@@ -73,7 +73,7 @@ def test_what_works_between_failures_acquits_the_agent() -> None:
     assert causes(health.handle(FINE, 0)) == [Cause.FAILING]
 
 
-def test_pauses_between_replacements_double_and_start_over_after_a_time_that_went_well() -> None:
+def test_pauses_between_replacements_double_and_reset_after_a_healthy_period() -> None:
     health = AgentHealth(LIMITS)
     now_s = 0.0
     at_s: list[float] = []
@@ -89,7 +89,7 @@ def test_pauses_between_replacements_double_and_start_over_after_a_time_that_wen
     assert causes(health.handle(look(stuck_s=10), now_s + 10)) == [Cause.STUCK]
 
 
-def test_a_time_that_went_well_is_as_long_as_the_longest_pause() -> None:
+def test_a_healthy_period_is_as_long_as_the_longest_pause() -> None:
     for well_s, pause_s in ((7.9, 4.0), (8.0, 2.0)):
         health = AgentHealth(LIMITS)
         for now_s in (0.0, 1.0):
@@ -102,20 +102,20 @@ def test_a_time_that_went_well_is_as_long_as_the_longest_pause() -> None:
         assert causes(health.handle(look(stuck_s=10), 20.0 + pause_s)) == [Cause.STUCK]
 
 
-def test_each_retired_agent_is_taken_down_in_its_own_time() -> None:
+def test_each_retired_agent_is_closed_at_its_own_time() -> None:
     health = AgentHealth(LIMITS)
     for number, now_s in ((0, 0.0), (1, 10.0)):
         health.handle(look(stuck_s=10), now_s)
         health.handle(Replaced(number), now_s)
     assert downs(health.handle(look(0, 0, 0), 11.0)) == [0]
-    assert downs(health.handle(look(0, 0, 0, 1), 12.0)) == [1], "as soon as peers had their time"
+    assert downs(health.handle(look(0, 0, 0, 1), 12.0)) == [1], "as soon as peers had time to learn of the new agent"
     for number in (0, 1):
         health.handle(Down(number), 13.0)
         health.validate()
     assert health.retired == 0
 
 
-def test_there_are_only_so_many_retired_agents() -> None:
+def test_the_number_of_retired_agents_is_bounded() -> None:
     health = AgentHealth(LIMITS)
     now_s = 0.0
     for number in range(2):
@@ -129,14 +129,14 @@ def test_there_are_only_so_many_retired_agents() -> None:
     assert causes(health.handle(look(stuck_s=10), now_s)) == [Cause.STUCK]
 
 
-def test_a_retired_agent_goes_when_it_is_idle_or_its_time_is_over_and_is_tried_again_when_it_cannot() -> None:
+def test_a_retired_agent_is_closed_when_idle_or_overdue_and_closing_is_retried() -> None:
     health = AgentHealth(LIMITS)
     health.handle(look(stuck_s=10), 0)
     health.handle(Replaced(0), 0)
-    assert downs(health.handle(look(0, 0, 0), 1.9)) == []  # peers have to hear of the new one
+    assert downs(health.handle(look(0, 0, 0), 1.9)) == []  # peers must learn of the new agent
     assert downs(health.handle(look(), 19)) == []
     assert downs(health.handle(look(), 20)) == [0]
-    assert downs(health.handle(look(), 21)) == []  # it is on its way out
+    assert downs(health.handle(look(), 21)) == []  # it is being closed
     health.handle(NotDown(0), 22)
     assert downs(health.handle(look(), 41)) == []
     assert downs(health.handle(look(), 42)) == [0]
@@ -147,7 +147,7 @@ def test_a_retired_agent_goes_when_it_is_idle_or_its_time_is_over_and_is_tried_a
 @given(
     st.lists(st.sampled_from(["worked", "failed", "fine", "stuck", "hanging", "later"]), max_size=200), st.booleans()
 )
-def test_whatever_happens_there_are_bounds(script: list[str], replaceable: bool) -> None:
+def test_bounds_hold_under_any_events(script: list[str], replaceable: bool) -> None:
     health = AgentHealth(LIMITS)
     now_s, number = 0.0, 0
     replaced_s: list[float] = []

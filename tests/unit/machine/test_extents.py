@@ -16,7 +16,7 @@ def test_every_extent_is_aligned_and_inside() -> None:
     extents.validate()
 
 
-def test_what_does_not_fit_is_none_and_takes_nothing() -> None:
+def test_an_extent_that_does_not_fit_is_none_and_takes_nothing() -> None:
     extents = Extents(0, 1024)
     assert extents.allocate(1025) is None
     assert extents.allocate(1024) == 0
@@ -25,7 +25,7 @@ def test_what_does_not_fit_is_none_and_takes_nothing() -> None:
     assert extents.largest_gap == 0
 
 
-def test_freed_neighbours_become_one_gap_again() -> None:
+def test_adjacent_freed_extents_are_merged() -> None:
     extents = Extents(0, 1024)
     offsets = [extents.allocate(256) for _ in range(4)]
     for offset in (offsets[0], offsets[2], offsets[1], offsets[3]):
@@ -45,7 +45,7 @@ def test_the_smallest_gap_that_fits_is_used() -> None:
     assert extents.allocate(64 * 2) == taken[2]
 
 
-def test_freeing_what_is_not_taken_is_refused() -> None:
+def test_freeing_an_unallocated_extent_is_refused() -> None:
     extents = Extents(0, 1024)
     extents.allocate(100)
     with pytest.raises(ValueError, match="no extent"):
@@ -57,7 +57,7 @@ def test_freeing_what_is_not_taken_is_refused() -> None:
             Extents(start, end)
 
 
-def test_the_largest_gap_is_the_largest_of_all() -> None:
+def test_the_largest_gap_is_reported() -> None:
     extents = Extents(0, 64 * 10)
     first, _, third = (extents.allocate(64 * n) for n in (2, 1, 4))
     assert extents.largest_gap == 64 * 3
@@ -69,7 +69,7 @@ def test_the_largest_gap_is_the_largest_of_all() -> None:
     assert extents.largest_gap == 64 * 7
 
 
-def test_large_extents_come_from_the_top_of_a_gap_and_small_ones_from_its_bottom() -> None:
+def test_large_extents_are_taken_from_the_top_and_small_ones_from_the_bottom() -> None:
     extents = Extents(0, 4 << 20)
     assert [extents.allocate(nbytes) for nbytes in ((1 << 20) - 64, 1 << 20, 2 << 20)] == [0, 3 << 20, 1 << 20]
 

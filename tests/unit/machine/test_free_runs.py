@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from triptych.machine.free_runs import FreeRun, FreeRuns
 
 
-def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
+def test_free_runs_merge_and_refuse_invalid_blocks() -> None:
     runs = FreeRuns(8)
     runs.take(2, 3)
     assert list(runs) == [FreeRun(0, 2), FreeRun(5, 3)]
@@ -22,7 +22,7 @@ def test_free_runs_join_and_refuse_what_is_not_theirs() -> None:
     runs.validate()
 
 
-def test_one_block_is_taken_from_the_end_of_all_until_none_is_left() -> None:
+def test_single_blocks_are_taken_from_the_end() -> None:
     runs = FreeRuns(6)
     runs.take(2, 2)
     assert [runs.take_any() for _ in range(4)] == [5, 4, 1, 0]
@@ -32,7 +32,7 @@ def test_one_block_is_taken_from_the_end_of_all_until_none_is_left() -> None:
         runs.take_any()
 
 
-def test_no_blocks_are_none_to_have_or_to_take() -> None:
+def test_an_empty_pool_has_nothing_to_take() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         FreeRuns(0)
     with pytest.raises(ValueError, match="are not free"):
@@ -40,7 +40,7 @@ def test_no_blocks_are_none_to_have_or_to_take() -> None:
 
 
 @given(blocks=st.integers(1, 20), rng=st.randoms(use_true_random=False))
-def test_what_is_free_is_what_was_not_taken(blocks: int, rng: random.Random) -> None:
+def test_free_blocks_are_those_not_taken(blocks: int, rng: random.Random) -> None:
     runs, free = FreeRuns(blocks), set(range(blocks))
     for _ in range(40):
         block = rng.randrange(blocks)

@@ -1,4 +1,4 @@
-"""The admin port answers three paths, and bears with whatever else connects."""
+"""The admin port serves three paths, and tolerates anything else that connects."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def exchange(port: int, request: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def test_get_and_head_and_what_is_neither() -> None:
+async def test_get_and_head_are_served_and_other_methods_refused() -> None:
     async with (
         admin.serve("127.0.0.1", 0, ROUTES) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
@@ -59,7 +59,7 @@ async def test_get_and_head_and_what_is_neither() -> None:
     "nonsense",
     [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 10_000],
 )
-async def test_nonsense_ends_its_own_connection_only(nonsense: bytes) -> None:
+async def test_malformed_input_ends_only_its_connection(nonsense: bytes) -> None:
     async with admin.serve("127.0.0.1", 0, ROUTES) as port:
         assert b"200" not in await exchange(port, nonsense)
         assert (await exchange(port, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -76,7 +76,7 @@ async def test_connections_are_bounded_and_free_again() -> None:
                 pass
 
 
-async def test_it_ends_at_once_whoever_is_connected() -> None:
+async def test_the_server_stops_at_once_despite_open_connections() -> None:
     async with admin.serve("127.0.0.1", 0, ROUTES) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_a_taken_port_is_one_clear_error() -> None:
                 pass
 
 
-async def test_ready_says_what_is_missing_and_health_does_not_care() -> None:
+async def test_ready_names_what_is_missing_and_health_ignores_it() -> None:
     telemetry = Telemetry()
     async with (
         admin.serve("127.0.0.1", 0, telemetry.routes()) as port,

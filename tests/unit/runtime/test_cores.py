@@ -1,5 +1,3 @@
-"""Pools of threads keep to the memory that is near to them."""
-
 import asyncio
 import threading
 from collections import Counter
@@ -22,19 +20,19 @@ def cores(first: int, last: int) -> Cores:
     return frozenset(range(first, last + 1))
 
 
-def test_nodes_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+def test_numa_nodes_are_parsed_from_the_kernels_format(tmp_path: Path) -> None:
     found = nodes(cores(0, 15), topology(tmp_path, node0="0-3,8-11\n", node1="4-7,12-15\n"))
     assert found == (cores(0, 3) | cores(8, 11), cores(4, 7) | cores(12, 15))
 
 
-def test_only_cores_that_may_be_used_count(tmp_path: Path) -> None:
+def test_only_cores_of_the_affinity_mask_count(tmp_path: Path) -> None:
     directory = topology(tmp_path, node0="0-3", node1="4-7", node2="\n")
     assert nodes(frozenset({2, 3, 4}), directory) == (frozenset({2, 3}), frozenset({4}))
     assert nodes(cores(4, 7), directory) == (cores(4, 7),)
 
 
 @pytest.mark.parametrize("lists", [{}, {"node0": "a-b"}, {"node0": "0-99999999"}, {"node0": "0-1"}])
-def test_where_the_system_does_not_tell_all_cores_are_one_place(tmp_path: Path, lists: dict[str, str]) -> None:
+def test_without_topology_all_cores_are_one_node(tmp_path: Path, lists: dict[str, str]) -> None:
     assert nodes(cores(0, 3), topology(tmp_path, **lists)) == (cores(0, 3),)
 
 
@@ -47,7 +45,7 @@ def test_threads_are_spread_in_proportion() -> None:
     assert spread(0, two) == ()
 
 
-async def test_each_thread_of_a_pool_keeps_to_its_place() -> None:
+async def test_each_thread_of_a_pool_is_pinned_to_one_node() -> None:
     pinned: dict[int, Cores] = {}
     places = spread(4, (cores(0, 1), cores(2, 3)))
     together = threading.Barrier(4)
@@ -71,13 +69,13 @@ async def test_each_thread_of_a_pool_keeps_to_its_place() -> None:
     assert Counter(pinned.values()) == Counter(places)
 
 
-def test_one_place_needs_no_pinning() -> None:
+def test_a_single_node_needs_no_pinning() -> None:
     pinned: list[Cores] = []
     pinning(spread(3, (cores(0, 3),)), lambda _, place: pinned.append(place))()
     assert pinned == []
 
 
-def test_cores_that_are_gone_harm_nobody() -> None:
+def test_missing_cores_are_ignored() -> None:
     def gone(_: int, __: Cores) -> None:
         raise OSError
 

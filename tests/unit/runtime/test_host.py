@@ -1,5 +1,3 @@
-"""Identity of processes and hosts."""
-
 import subprocess
 import sys
 
@@ -9,7 +7,7 @@ from triptych.runtime.host import machine_name, new_epoch
 
 
 @pytest.mark.process
-def test_processes_of_one_machine_agree_on_its_name() -> None:
+def test_processes_of_one_machine_have_the_same_host_name() -> None:
     code = "from triptych.runtime.host import machine_name; print(machine_name())"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out.strip() == machine_name()

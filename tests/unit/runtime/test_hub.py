@@ -1,4 +1,4 @@
-"""A model is a directory here, or is fetched from a hub without code and without pickles."""
+"""A model is a local directory, or is downloaded from a hub without code and without pickles."""
 
 import sys
 from fnmatch import fnmatch
@@ -14,7 +14,7 @@ from triptych.runtime.process import CannotStart
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """Records requests to a hub that has every model."""
+    """Records the requests to a hub that has every model."""
     asked: list[dict[str, Any]] = []
 
     def snapshot_download(repository: str, **options: Any) -> str:
@@ -25,14 +25,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
     return asked
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+def test_a_directory_is_used_unchanged(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     (tmp_path / "model").mkdir()
     assert model_directory(tmp_path / "model") == tmp_path / "model"
     assert served_name(tmp_path / "model") == "model"
     assert asked == []
 
 
-def test_a_repository_is_fetched(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+def test_a_repository_is_downloaded(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
     assert model_directory(Path("owner/some-model_1.5")) == tmp_path
     model_directory(Path("owner/model@v1.0"), weights=False)
     assert [(one["repository"], one["revision"]) for one in asked] == [
@@ -45,18 +45,18 @@ def test_a_repository_is_fetched(tmp_path: Path, asked: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "modeling_x.py", "data.pkl", "x.safetensors.py"])
-def test_neither_pickles_nor_code_are_fetched(name: str) -> None:
+def test_neither_pickles_nor_code_are_downloaded(name: str) -> None:
     assert not any(fnmatch(name, pattern) for pattern in WANTED)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "/nowhere/at/all", "../up", "a/b/c", "owner/", "owner/na me"])
-def test_what_is_neither_is_one_clear_line(name: str, asked: list[dict[str, Any]]) -> None:
+def test_an_invalid_model_name_is_one_clear_line(name: str, asked: list[dict[str, Any]]) -> None:
     with pytest.raises(CannotStart, match="is neither a local directory nor the name of a repository"):
         model_directory(Path(name))
     assert asked == []
 
 
-def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> str:
         raise ConnectionError("https://secret.example/token=abc")
 

@@ -1,5 +1,3 @@
-"""Whoever blocks the event loop is noticed."""
-
 import asyncio
 import logging
 
@@ -10,8 +8,8 @@ from triptych.runtime.metrics import Metrics
 from triptych.testing.virtual_time import run
 
 
-class Hiccups:
-    """A loop's clock that jumps ahead while somebody sleeps, as it does when something blocks."""
+class JumpingClock:
+    """A clock that jumps ahead while tasks sleep, as if a callback had blocked the loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> None:
         self._time = loop.time
@@ -22,27 +20,27 @@ class Hiccups:
         self._ahead_s += seconds
 
 
-def test_lag_is_counted_remembered_and_above_the_threshold_logged(
+def test_lag_is_measured_kept_and_logged_above_the_threshold(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = Metrics()
 
     async def scenario() -> None:
         lag = LoopLag(metrics, warn_s=0.5)
-        hiccups = Hiccups(monkeypatch, asyncio.get_running_loop())
+        hiccups = JumpingClock(monkeypatch, asyncio.get_running_loop())
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(lag.run())
             await asyncio.sleep(1.1)
             assert lag.max_s < 0.001
             hiccups.block(0.4)
             await asyncio.sleep(0.5)
-            assert 0.15 <= lag.max_s <= 0.4  # up to an interval of it was slept anyway
+            assert 0.15 <= lag.max_s <= 0.4  # up to one interval of it was regular sleep
             assert not caplog.records
             hiccups.block(2.0)
             await asyncio.sleep(0.5)
             assert 1.75 <= lag.max_s <= 2.0
             await asyncio.sleep(130)
-            assert lag.max_s < 0.001  # it was more than two minutes ago
+            assert lag.max_s < 0.001  # more than two minutes ago
             watching.cancel()
 
     with caplog.at_level(logging.WARNING, logger="triptych.runtime.lag"):

@@ -1,5 +1,3 @@
-"""Each log record carries its request id, in text and in JSON."""
-
 import asyncio
 import json
 import logging
@@ -18,7 +16,7 @@ def logger_into(stream: StringIO, formatter: logging.Formatter) -> logging.Logge
     return logger
 
 
-def test_text_names_the_request_after_the_message() -> None:
+def test_text_logs_have_the_request_id_after_the_message() -> None:
     stream = StringIO()
     logger = logger_into(stream, logs.TextFormatter(logs.FORMAT))
     logger.info("before")
@@ -32,7 +30,7 @@ def test_text_names_the_request_after_the_message() -> None:
     assert during.endswith("services.some: during [r-1]")
 
 
-async def test_tasks_started_for_a_request_inherit_its_id_and_nobody_else_gets_it() -> None:
+async def test_tasks_of_a_request_inherit_its_id_and_others_do_not() -> None:
     stream = StringIO()
     logger = logger_into(stream, logs.JsonFormatter())
 
@@ -55,7 +53,7 @@ async def test_tasks_started_for_a_request_inherit_its_id_and_nobody_else_gets_i
     }
 
 
-def test_json_is_one_object_per_line_with_fields_and_the_exception() -> None:
+def test_json_logs_are_one_object_per_line_with_fields_and_exception() -> None:
     stream = StringIO()
     logger = logger_into(stream, logs.JsonFormatter())
     logger.info("done %d", 1, extra={logs.FIELDS: {"total_s": 0.5, "outcome": "done"}})

@@ -1,5 +1,3 @@
-"""Metrics belong to an object; watched values are read at scrape time."""
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,7 +9,7 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {f"{s.name}{sorted(s.labels.items())}": s.value for family in families for s in family.samples}
 
 
-def test_two_registries_know_nothing_of_each_other() -> None:
+def test_two_registries_are_independent() -> None:
     one, two = Metrics(), Metrics()
     one.counter("things", "Things", ("kind",)).labels("good").inc(2)
     two.counter("things", "Things", ("kind",)).labels("good").inc(3)
@@ -19,14 +17,14 @@ def test_two_registries_know_nothing_of_each_other() -> None:
     assert values(two)["things_total[('kind', 'good')]"] == 3
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_name_can_be_registered_once() -> None:
     metrics = Metrics()
     metrics.counter("things", "Things")
     with pytest.raises(ValueError, match="things"):
         metrics.counter("things", "Things again")
 
 
-def test_what_is_watched_is_read_at_each_scrape_and_not_before() -> None:
+def test_watched_values_are_read_at_each_scrape_only() -> None:
     metrics, reads = Metrics(), []
 
     def read() -> tuple[object, ...]:
@@ -45,13 +43,13 @@ def test_what_is_watched_is_read_at_each_scrape_and_not_before() -> None:
     assert values(metrics)["seen_total[]"] == 7
 
 
-def test_names_may_have_colons_as_dashboards_for_vllm_want_them() -> None:
+def test_names_may_have_colons_as_in_vllm() -> None:
     metrics = Metrics()
     metrics.histogram("vllm:e2e_request_latency_seconds", "Latency", ("model_name",)).labels("m").observe(0.2)
     assert values(metrics)["vllm:e2e_request_latency_seconds_count[('model_name', 'm')]"] == 1
 
 
-def test_what_two_parts_of_a_process_tell_of_one_name_is_one_family() -> None:
+def test_two_sources_of_one_gauge_are_one_family() -> None:
     metrics = Metrics()
     for part, value in (("left", 1), ("right", 2)):
         metrics.watch(lambda part=part, value=value: [gauge("depth", "Depth", {(part,): value}, ("part",))])  # type: ignore[misc]
@@ -60,7 +58,7 @@ def test_what_two_parts_of_a_process_tell_of_one_name_is_one_family() -> None:
     assert metrics.render().count(b"# TYPE depth gauge") == 1
 
 
-def test_what_two_parts_of_a_process_count_together_is_one_counter() -> None:
+def test_two_users_of_one_counter_share_it() -> None:
     metrics = Metrics()
     for kind in ("good", "good", "bad"):
         metrics.common_counter("things", "Things", ("kind",)).labels(kind).inc()

@@ -1,5 +1,3 @@
-"""Blocking work runs beside the event loop."""
-
 import threading
 
 import pytest
@@ -7,7 +5,7 @@ import pytest
 from triptych.runtime.offload import ThreadOffload
 
 
-async def test_work_runs_in_a_thread_of_the_pool_and_answers() -> None:
+async def test_work_runs_in_a_thread_of_the_pool() -> None:
     offload = ThreadOffload(1, name="pool")
     try:
         assert await offload.run(lambda a, b: (a + b, threading.current_thread().name), 1, 2) == (3, "pool_0")

@@ -1,4 +1,4 @@
-"""A process starts, drains on the first signal and hurries on the second."""
+"""A process starts, drains on the first signal and stops at once on the second."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
     assert time.perf_counter() - started < 10
 
 
-def test_a_vital_part_that_fails_ends_the_process_with_a_status_that_says_so() -> None:
+def test_a_failed_vital_task_ends_the_process_with_a_nonzero_status() -> None:
     process = _start(0.0, 5.0, fails_after_s=0.05)
     out, err = process.communicate(timeout=20)
     assert out.split() == ["drain", "drained", "closed"]
@@ -111,7 +111,7 @@ HANGING_THREAD = (
 )
 
 
-def test_what_keeps_a_process_from_starting_is_one_line_and_status_1() -> None:
+def test_a_failure_at_start_is_one_line_and_status_1() -> None:
     done = subprocess.run([sys.executable, "-c", CANNOT_START], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (1, "test: there is no model\n")
 
@@ -130,7 +130,7 @@ run("test", app(), log_level="INFO", drain_s=3600)
 """
 
 
-def test_a_signal_ends_a_process_that_still_starts() -> None:
+def test_a_signal_ends_a_process_during_its_start() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS_SLOWLY], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "starting\n"
@@ -138,7 +138,7 @@ def test_a_signal_ends_a_process_that_still_starts() -> None:
         assert process.wait(timeout=20) == 128 + signal.SIGTERM
 
 
-def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
+def test_a_hanging_thread_does_not_block_the_exit() -> None:
     command = [sys.executable, "-c", HANGING_THREAD, "0", "1", "3600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

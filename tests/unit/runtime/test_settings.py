@@ -1,5 +1,3 @@
-"""One frozen object, four sources, no surprises."""
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, l
 
 @dataclass(frozen=True, slots=True)
 class LockLimits:
-    """A group, declared by the module that works by it."""
+    """A group of settings, declared by the module that uses it."""
 
     max_turns: int = 2
     """Most turns of the key."""
@@ -41,18 +39,18 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_defaults_stand_in_the_class() -> None:
+def test_defaults_are_declared_in_the_class() -> None:
     assert DoorSettings.load([], {}).port == 1
 
 
-def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(config: Path) -> None:
+def test_the_command_line_overrides_the_environment_the_file_and_the_default(config: Path) -> None:
     file = ["--config", str(config)]
     assert DoorSettings.load(file, {}).port == 2
     assert DoorSettings.load(file, {"TRIPTYCH_DOOR_PORT": "3"}).port == 3
     assert DoorSettings.load([*file, "--port", "4"], {"TRIPTYCH_DOOR_PORT": "3"}).port == 4
 
 
-def test_several_strings_are_separated_by_commas_wherever_they_come_from(config: Path) -> None:
+def test_lists_are_separated_by_commas_in_every_source(config: Path) -> None:
     assert DoorSettings.load(["--peers", "a,b"], {}).peers == ("a", "b")
     assert DoorSettings.load([], {"TRIPTYCH_DOOR_PEERS": "a, b"}).peers == ("a", "b")
     assert DoorSettings.load([f"--config={config}"], {}).peers == ("file",)
@@ -71,7 +69,7 @@ def test_several_strings_are_separated_by_commas_wherever_they_come_from(config:
         ([], {"TRIPTYCH_DOOR_LOCK": "{}"}, "unknown environment variable TRIPTYCH_DOOR_LOCK"),
     ],
 )
-def test_a_mistake_is_named(argv: list[str], environ: dict[str, str], message: str) -> None:
+def test_an_invalid_value_is_named(argv: list[str], environ: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         DoorSettings.load(argv, environ)
 
@@ -98,7 +96,7 @@ def test_a_group_is_a_table_of_the_file(tmp_path: Path, text: str, said: str) ->
         DoorSettings.load(["--config", str(path)], {})
 
 
-def test_settings_of_a_group_come_from_every_source_by_their_own_names(
+def test_settings_of_a_group_have_their_own_names_in_every_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "door.toml"
@@ -118,7 +116,7 @@ def test_settings_of_a_group_come_from_every_source_by_their_own_names(
     assert "Most turns of the key. (default: 2)" in capsys.readouterr().out
 
 
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
+def test_an_invalid_toml_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "door.toml"
     path.write_text("= 2\n")
     with pytest.raises(SettingsError, match="is not TOML"):
@@ -132,14 +130,14 @@ def test_unknown_flags_end_the_process_with_a_usage_message(capsys: pytest.Captu
     assert "unrecognized arguments: --prot 2" in capsys.readouterr().err
 
 
-def test_print_config_shows_the_whole_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_prints_all_settings_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         DoorSettings.load(["--print-config", "--port", "4"], {})
     assert stop.value.code == 0
     assert DoorSettings.model_validate_json(capsys.readouterr().out).port == 4
 
 
-def test_an_entry_point_turns_a_mistake_into_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_are_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         load_or_exit(DoorSettings, ["--port", "many"])
     assert stop.value.code == 2
@@ -152,6 +150,6 @@ def test_settings_are_frozen() -> None:
         settings.port = 3
 
 
-def test_constructed_directly_they_are_exactly_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_construction_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_DOOR_PORT", "9")
     assert DoorSettings().port == 1

@@ -1,5 +1,3 @@
-"""Background tasks have an owner."""
-
 import asyncio
 import logging
 
@@ -46,7 +44,7 @@ async def test_a_failure_is_logged_and_ends_no_other_task(caplog: pytest.LogCapt
     assert "broken" in caplog.text
 
 
-async def test_drain_waits_no_longer_than_told() -> None:
+async def test_drain_waits_no_longer_than_its_timeout() -> None:
     async with TaskScope("test") as scope:
         scope.spawn(_for_ever(), name="stuck")
         await scope.drain(0.01)
@@ -62,7 +60,7 @@ async def test_a_full_or_closed_scope_refuses() -> None:
         scope.spawn(_for_ever(), name="late")
 
 
-async def test_the_end_of_a_vital_task_is_told() -> None:
+async def test_the_end_of_a_vital_task_is_reported() -> None:
     async def fail() -> None:
         raise ValueError("broken")
 
@@ -76,7 +74,7 @@ async def test_the_end_of_a_vital_task_is_told() -> None:
             assert await scope.failed() == "test/heart"
 
 
-async def test_a_scope_that_closes_does_not_call_its_vital_tasks_failed() -> None:
+async def test_closing_a_scope_does_not_report_its_vital_tasks_as_failed() -> None:
     scope = TaskScope("test")
     scope.spawn(_for_ever(), name="heart", vital=True)
     await scope.close()

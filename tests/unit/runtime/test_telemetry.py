@@ -1,4 +1,4 @@
-"""Unused telemetry is not imported; requested telemetry that is not installed gives one clear line."""
+"""Unused telemetry is not imported; requested telemetry that is not installed is one clear line."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"opentelemet
 @pytest.mark.parametrize(
     ("module", "expected"), [("triptych.rpc.stubs", "[]"), ("triptych.rpc.server", "['prometheus_client']")]
 )
-def test_clients_need_no_metrics_and_nobody_needs_traces(module: str, expected: str) -> None:
+def test_clients_import_no_metrics_and_services_no_tracing_by_default(module: str, expected: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS.format(module=module)], capture_output=True, text=True, check=True
     )
@@ -30,7 +30,7 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
     assert Telemetry.of("router", ServiceSettings()).tracing is None
 
 
-def test_traces_that_cannot_be_made_end_the_process_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_tracing_ends_the_process_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SystemExit, match=r"router: otlp_endpoint is set, but triptych\[telemetry\] is not installed"):
         Telemetry.of("router", ServiceSettings(otlp_endpoint="http://collector:4317"))

@@ -1,5 +1,3 @@
-"""Watching a value."""
-
 import asyncio
 from contextlib import aclosing
 
@@ -7,7 +5,7 @@ from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.testing.virtual_time import run
 
 
-def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_signs_of_life() -> None:
+def test_a_watcher_gets_the_value_at_once_then_changes_at_a_bounded_rate_and_heartbeats() -> None:
     async def scenario() -> list[tuple[float, int]]:
         value = 0
         watched = WatchedValue(lambda: value, ReportIntervals(0.1, 1.0))
@@ -34,7 +32,7 @@ def test_a_watcher_sees_the_value_at_once_then_changes_at_a_bounded_rate_and_sig
     assert run(scenario()) == [(0.0, 0), (0.1, 5), (0.3, 6), (1.4, 6)]
 
 
-def test_waiting_for_a_value_ends_when_it_holds() -> None:
+def test_waiting_ends_when_the_condition_holds() -> None:
     async def scenario() -> float:
         value = 3
         watched = WatchedValue(lambda: value, ReportIntervals(0.001, 60.0))

@@ -100,6 +100,7 @@ class ArenaMachine:
         max_released: int = 16_384,
     ) -> None:
         self._extents = Extents(start, end)
+        self.capacity_bytes = self._extents.capacity
         self._holder = holder
         self._epoch = epoch
         self._limits = limits
@@ -116,10 +117,6 @@ class ArenaMachine:
         self._released: dict[LeaseId, None] = {}
         """Oldest first."""
         self._generation = 0
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._extents.capacity
 
     @property
     def leased_bytes(self) -> int:
@@ -178,7 +175,8 @@ class ArenaMachine:
         present = self._entries.get(event.key)
         if present is not None:
             return [Present(present.slot, present.state)]
-        nbytes = payload_nbytes(event.tensors) + 2 * GENERATION_NBYTES
+        payload = payload_nbytes(event.tensors)
+        nbytes = payload + 2 * GENERATION_NBYTES
         if round_up(nbytes) > self.capacity_bytes:
             message = f"the embedding takes {nbytes} bytes, the arena has {self.capacity_bytes}"
             return [Refused(event.key, InvalidMedia(message))]
@@ -192,7 +190,7 @@ class ArenaMachine:
             message = f"the embedding takes {nbytes} bytes, {self.leased_bytes} of the arena's {self.capacity_bytes} are in use"
             return [*effects, Refused(event.key, ArenaFull(message))]
         self._generation += 1
-        slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens)
+        slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens, payload)
         self._entries[event.key] = _Entry(slot)
         self._leased_bytes += self._extents.size(offset)
         return [*effects, Reserved(slot)]

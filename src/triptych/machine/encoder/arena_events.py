@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket, payload_nbytes
+from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket
 from triptych.errors import TriptychError
 
 Key = bytes
@@ -24,10 +24,7 @@ class Slot:
     offset: int
     tensors: tuple[TensorSpec, ...]
     tokens: int
-
-    @property
-    def payload_nbytes(self) -> int:
-        return payload_nbytes(self.tensors)
+    payload_nbytes: int
 
     @property
     def slot_nbytes(self) -> int:

@@ -7,14 +7,19 @@ first ``Arrive`` to ``Done``:
     Arrive -> ARRIVED -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
 
 Both preparing and encoding follow the order of ``policy.queueing``; an item has the turn of its most urgent waiter.
-Entries and bytes are limited: a full queue refuses and never blocks. An entry without waiters is dropped at once while
+Entries and bytes are limited: a full queue refuses and never blocks. Decoding a video or audio clip may take minutes, so
+a share of entries, bytes and threads is reserved for images. An entry without waiters is dropped at once while
 it waits; while a thread works on it, its memory is in use, so it is dropped when the thread is done.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil
+from typing import Annotated
 
+from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, check_limits
+from triptych.domain.media import Modality
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import Turn, batch_length, longest_waits, turn
 
@@ -42,6 +47,7 @@ class Arrive:
     nbytes: int
     deadline_s: float
     priority: int = 0
+    modality: Modality = Modality.IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ Effect = StartPreparing | Refuse | Drop | Encode
 class _Entry:
     tokens: int
     nbytes: int
+    modality: Modality
     phase: Phase = Phase.ARRIVED
     waiters: dict[int, "_Waiter"] = field(default_factory=dict)
 
@@ -141,6 +148,8 @@ class BatchLimits:
     """Most items that are prepared, wait, or are encoded at the same time; one more is refused."""
     max_prepared_bytes: Positive = 1 << 30
     """Most memory of these items together, decoded and preprocessed."""
+    reserved_image_share: Annotated[float, Between(0, 0.9)] = 0.25
+    """Share of these items and bytes, and of the threads that prepare, that videos and audio never take."""
     max_batch_items: Positive = 8
     """Most items in one pass of the encoder."""
     max_batch_tokens: Positive = 8192
@@ -150,6 +159,10 @@ class BatchLimits:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+    def without_image_share(self, limit: int) -> int:
+        """What videos and audio together may take of a limit: at least 1."""
+        return max(1, limit - ceil(self.reserved_image_share * limit))
 
 
 class BatchQueue:
@@ -162,7 +175,6 @@ class BatchQueue:
         self._entries: dict[Key, _Entry] = {}
         self._queue: dict[Key, float] = {}
         """When each entry became WAITING, in that order."""
-        self._preparing = 0
         self._arrivals = 0
 
     @property
@@ -210,30 +222,58 @@ class BatchQueue:
         if (entry := self._entries.get(event.key)) is not None:
             entry.waiters[event.waiter] = waiter
             return []
-        limits = self._limits
-        if event.nbytes > limits.max_prepared_bytes:
-            reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {limits.max_prepared_bytes}"
+        most = self._limit_of(self._limits.max_prepared_bytes, event.modality)
+        if event.nbytes > most:
+            reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {most}"
             return [Refuse(event.key, fits=False, reason=reason)]
-        if len(self._entries) >= limits.max_waiting_items:
-            return [
-                Refuse(event.key, fits=True, reason=f"{limits.max_waiting_items} items are waiting, which is the limit")
-            ]
-        if self.nbytes + event.nbytes > limits.max_prepared_bytes:
-            reason = (
-                f"waiting items take {self.nbytes} of {limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
-            )
-            return [Refuse(event.key, fits=True, reason=reason)]
-        self._entries[event.key] = _Entry(event.tokens, event.nbytes, waiters={event.waiter: waiter})
+        if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
+            return [Refuse(event.key, fits=True, reason=full)]
+        self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
         return []
+
+    def _limit_of(self, limit: int, modality: Modality) -> int:
+        return limit if modality is Modality.IMAGE else self._limits.without_image_share(limit)
+
+    def _why_full(self, nbytes: int, modality: Modality, others: list[_Entry]) -> str | None:
+        """Why an item of ``nbytes`` has no room beside these; None if it has."""
+        for what, limited in (("items", Modality.IMAGE), ("videos and audio clips", modality)):
+            if what != "items":
+                if modality is Modality.IMAGE:
+                    break
+                others = [entry for entry in others if entry.modality is not Modality.IMAGE]
+            max_items = self._limit_of(self._limits.max_waiting_items, limited)
+            if len(others) >= max_items:
+                return f"{max_items} {what} are waiting, which is the limit"
+            taken, most = (
+                sum(entry.nbytes for entry in others),
+                self._limit_of(self._limits.max_prepared_bytes, limited),
+            )
+            if taken + nbytes > most:
+                return f"waiting {what} take {taken} of {most} bytes, this one takes {nbytes}"
+        return None
 
     def _start_preparing(self) -> list[Effect]:
         effects: list[Effect] = []
         arrived = [(entry.turn, key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED]
-        for _, key in sorted(arrived)[: self._max_preparing - self._preparing]:
-            self._entries[key].phase = Phase.PREPARING
-            self._preparing += 1
-            effects.append(StartPreparing(key))
+        if not arrived:
+            return effects
+        preparing = self._preparing
+        for _, key in sorted(arrived):
+            entry = self._entries[key]
+            if self._is_thread_free(entry.modality, preparing):
+                entry.phase = Phase.PREPARING
+                preparing.append(entry.modality)
+                effects.append(StartPreparing(key))
         return effects
+
+    @property
+    def _preparing(self) -> list[Modality]:
+        return [entry.modality for entry in self._entries.values() if entry.phase is Phase.PREPARING]
+
+    def _is_thread_free(self, modality: Modality, preparing: list[Modality]) -> bool:
+        clips = len(preparing) - preparing.count(Modality.IMAGE)
+        free = modality is Modality.IMAGE or clips < self._limit_of(self._max_preparing, modality)
+        return free and len(preparing) < self._max_preparing
 
     def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
@@ -241,14 +281,10 @@ class BatchQueue:
         if not entry.waiters:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason="it has no waiters")]
-        others = self.nbytes - entry.nbytes
-        if others + event.nbytes > self._limits.max_prepared_bytes:
+        others = [other for other in self._entries.values() if other is not entry]
+        if (full := self._why_full(event.nbytes, entry.modality, others)) is not None:
             self._forget(event.key)
-            reason = (
-                f"waiting items take {others} of {self._limits.max_prepared_bytes} bytes, this one takes {event.nbytes}"
-            )
-            return [Drop(event.key, expired=False, reason=reason)]
-        self._preparing -= 1
+            return [Drop(event.key, expired=False, reason=full)]
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
         return []
@@ -284,10 +320,8 @@ class BatchQueue:
         return effects
 
     def _forget(self, key: Key) -> None:
-        entry = self._entries.pop(key, None)
+        self._entries.pop(key, None)
         self._queue.pop(key, None)
-        if entry is not None and entry.phase is Phase.PREPARING:
-            self._preparing -= 1
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
@@ -295,9 +329,18 @@ class BatchQueue:
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"  # noqa: S101 - invariant
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"  # noqa: S101 - invariant
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"  # noqa: S101 - invariant
-        phases = [entry.phase for entry in self._entries.values()]
-        assert phases.count(Phase.PREPARING) == self._preparing <= self._max_preparing, "too many are prepared"  # noqa: S101 - invariant
-        idle = self._preparing < self._max_preparing
-        assert not (idle and Phase.ARRIVED in phases), "an entry waits although a thread is free"  # noqa: S101 - invariant
+        entries = self._entries.values()
+        preparing = self._preparing
+        clips = [entry for entry in entries if entry.modality is not Modality.IMAGE]
+        assert len(preparing) <= self._max_preparing, "too many are prepared"  # noqa: S101 - invariant
+        for entry in entries:
+            idle = entry.phase is Phase.ARRIVED and self._is_thread_free(entry.modality, preparing)
+            assert not idle, "an entry waits although a thread is free"  # noqa: S101 - invariant
+        limited = self._limits.without_image_share
+        assert len(clips) <= limited(self._limits.max_waiting_items), "too many videos"  # noqa: S101 - invariant
+        nbytes = sum(entry.nbytes for entry in clips)
+        assert nbytes <= limited(self._limits.max_prepared_bytes), "too many bytes of videos"  # noqa: S101 - invariant
+        in_threads = len(preparing) - preparing.count(Modality.IMAGE)
+        assert in_threads <= limited(self._max_preparing), "too many videos are prepared"  # noqa: S101 - invariant
         wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))
         assert all(wanted), "a waiting entry has no waiters"  # noqa: S101 - invariant

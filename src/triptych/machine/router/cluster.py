@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
+from triptych.domain.instance import InstanceInfo, ModelInfo
 from triptych.domain.item_plan import Content
 from triptych.domain.limits import Count, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
@@ -132,6 +132,8 @@ class ClusterMachine:
         self._next_credit = 0
         self._waiting: list[_Waiting] = []
         """In the order in which they are served."""
+        self._unplaceable: set[int] = set()
+        """Those of them that the encoders could not take even without load, since the last review."""
         self._hints: OrderedDict[Content, str] = OrderedDict()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
@@ -139,6 +141,7 @@ class ClusterMachine:
         self._ready_encoders: frozenset[str] = frozenset()
         self._encoder_lost_s = float("-inf")
         self._has_text = False
+        self._kv_tokens = 0
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -150,8 +153,7 @@ class ClusterMachine:
     @property
     def kv_tokens(self) -> int:
         """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
-        kept = [text.info.kv_tokens for text in self._pools[TEXT] if text.info is not None and text.usable]
-        return max(kept, default=0) if all(kept) else 0
+        return self._kv_tokens
 
     @property
     def waiting(self) -> int:
@@ -212,55 +214,60 @@ class ClusterMachine:
                 assert one.own_pending == len(working), f"{name}: pending"  # noqa: S101
                 assert one.own_bytes == sum(credit.nbytes for credit in own), f"{name}: bytes"  # noqa: S101
             assert instance.state == instance.state_under(self._model), f"{name}: state"  # noqa: S101
+        used = Counter(one.process for one in self._instances.values() if one.process and not one.duplicate)
+        assert all(times == 1 for times in used.values()), "one process is used under two addresses"  # noqa: S101
         known = self._instances.keys()
         assert {credit.name for credit in self._credits.values()} <= known, "credits of an unknown instance"  # noqa: S101
         assert set(self._hints.values()) <= known, "hints to an unknown instance"  # noqa: S101
         assert len(self._waiting) <= self._limits.max_waiting_requests, "queue above its bound"  # noqa: S101
+        assert self._unplaceable <= {one.wanted.request for one in self._waiting}, "unplaceable but gone"  # noqa: S101
         assert len(self._hints) <= self._limits.max_embedding_hints, "hints above their bound"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0912 - one dispatch
         """Apply one event and return the effects. Events about what no longer exists are ignored."""
-        effects = self._handle(event, now_s)
-        if self._has_text and self._textless_s is None:
-            return effects
-        return effects + self._check_text_pool(now_s)
-
-    def _handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:  # noqa: C901, PLR0911, PLR0912 - one dispatch
+        effects: list[ClusterEffect] = []
         match event:
             case MemberJoined(member):
-                return self._joined(member, now_s) + self._serve_waiting(now_s)
+                effects = self._joined(member, now_s)
             case MemberLeaving(name):
-                return self._leaving(name, now_s) + self._serve_waiting(now_s)
+                effects = self._leaving(name, now_s)
             case MemberLeft(name):
-                return self._forget(name, "has left", now_s) + self._serve_waiting(now_s)
+                effects = self._forget(name, "has left", now_s)
             case InstanceSeen(name, info):
-                return self._seen(name, info, now_s) + self._serve_waiting(now_s)
+                effects = self._seen(name, info, now_s)
             case LoadReported(name, load):
-                self._reported(name, load, now_s)
+                instance = self._instances.get(name)
+                if instance is not None and instance.info is not None and instance.reported(load):
+                    self._review(now_s)
             case InstanceSuspected(name):
-                return self._suspected(name, now_s) + self._serve_waiting(now_s)
+                effects = self._suspected(name, now_s)
             case CreditsWanted():
-                return self._wanted(event, now_s)
+                effects = self._wanted(event, now_s)
             case CreditsAbandoned(request):
                 self._waiting = [waiting for waiting in self._waiting if waiting.wanted.request != request]
+                self._unplaceable.discard(request)
             case TextWanted():
-                return self._text_wanted(event, now_s)
+                effects = self._text_wanted(event, now_s)
             case ItemEncoded(credit):
                 self._encoded(credit)
             case CallFailed():
-                return self._failed(event, now_s) + self._serve_waiting(now_s)
+                effects = self._failed(event, now_s)
             case FirstToken(credit):
                 if (placed := self._credits.get(credit)) is not None:
                     self._instances[placed.name].worked(placed.stage)
             case EmbeddingGone(credit):
                 self._embedding_gone(credit)
             case CreditReturned(credit):
-                return self._return(credit, now_s) + self._serve_waiting(now_s)
+                effects = self._return(credit, now_s)
             case Tick():
                 self._wake_at_s = None
-        return self._serve_waiting(now_s)
+        if self._waiting:
+            effects += self._serve_waiting(now_s)
+        if not self._has_text or self._textless_s is not None:
+            effects += self._check_text_pool(now_s)
+        return effects
 
     # --- members -----------------------------------------------------------------------------------------------------
 
@@ -297,7 +304,7 @@ class ClusterMachine:
         return [Logged(name, what), Disconnect(name)]
 
     def _adopt_model(self) -> bool:
-        """If no remaining instance serves the known model, take that of the remaining ones. Returns whether it changed."""
+        """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
         served = [
             one.info.model
             for one in self._instances.values()
@@ -319,24 +326,9 @@ class ClusterMachine:
         restarted = instance.seen(info)
         if restarted:
             self._forget_hints(name)
-        followed = [
-            other
-            for other in self._instances.values()
-            if other is not instance and other.reachable and not other.leaving
-        ]
-        if not any(other.info is not None and other.info.model == self._model for other in followed):
-            # No other reachable instance serves the known model: adopt the new one's.
-            self._model = info.model
+        self._adopt_model()
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
-
-    def _reported(self, name: str, load: InstanceLoad, now_s: float) -> None:
-        instance = self._instances.get(name)
-        if instance is None or instance.info is None:
-            return  # a report without a description
-        instance.reported(load)
-        if instance.state is not instance.state_under(self._model):
-            self._review(now_s)
 
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
         instance = self._instances.get(name)
@@ -348,18 +340,31 @@ class ClusterMachine:
 
     def _review(self, now_s: float) -> None:
         """Update all states, as one instance's change may change the model. Only such events visit all instances."""
+        self._mark_duplicates()
         instances = self._instances.values()
         for instance in instances:
             instance.review(self._model)
         self._pools = {
-            ENCODE: [one for one in instances if one.info is None or one.serves(ENCODE)],
-            TEXT: [one for one in instances if one.serves(TEXT)],
+            ENCODE: [one for one in instances if one.info is None or (one.serves(ENCODE) and not one.duplicate)],
+            TEXT: [one for one in instances if one.serves(TEXT) and not one.duplicate],
         }
         ready = frozenset(one.name for one in self._pools[ENCODE] if one.usable)
         if not self._ready_encoders <= ready:
             self._encoder_lost_s = now_s
         self._ready_encoders = ready
-        self._has_text = any(one.usable for one in self._pools[TEXT])
+        kept = [one.info.kv_tokens for one in self._pools[TEXT] if one.info is not None and one.usable]
+        self._has_text = bool(kept)
+        self._kv_tokens = max(kept, default=0) if all(kept) else 0
+        self._unplaceable.clear()
+
+    def _mark_duplicates(self) -> None:
+        """Use each process under one address: the one used so far, else the first."""
+        used: set[tuple[str, int]] = set()
+        for instance in sorted(self._instances.values(), key=lambda one: (one.duplicate, not one.usable)):
+            process = instance.process
+            instance.duplicate = process in used
+            if process is not None:
+                used.add(process)
 
     # --- results of calls --------------------------------------------------------------------------------------------
 
@@ -414,26 +419,35 @@ class ClusterMachine:
             priority=event.priority, deadline_s=event.deadline_s, arrived_s=now_s, arrival=self._arrivals
         )
         insort(self._waiting, _Waiting(event, now_s, turn), key=lambda waiting: waiting.turn)
-        return self._serve_waiting(now_s)
+        return []
 
     def _serve_waiting(self, now_s: float) -> list[ClusterEffect]:
-        """Grant in queue order. If the head must wait, so do all behind it, so that large requests are not starved."""
+        """Grant in queue order.
+
+        A request that must wait for credits holds up those behind it, so that large requests are not starved. One that
+        needs another encoder does not: no credit returned helps it.
+        """
         effects: list[ClusterEffect] = []
-        while self._waiting:
-            head = self._waiting[0]
-            outcome = self._assign(head.wanted, now_s)
-            if isinstance(outcome, Granted):
-                effects.append(outcome)
-            elif outcome is Shortage.NO_CREDIT:
+        wakes: list[tuple[float, str]] = []
+        index = 0
+        while index < len(self._waiting):
+            waiting = self._waiting[index]
+            wanted, until_s = waiting.wanted, self._grace_until_s(waiting)
+            known = wanted.request in self._unplaceable
+            outcome = Shortage.NO_ENCODER if known else self._assign(wanted, now_s)
+            if outcome is Shortage.NO_ENCODER and now_s < until_s:
+                self._unplaceable.add(wanted.request)
+                wakes.append((until_s, "no encoder within the grace"))
+                index += 1
+                continue
+            if outcome is Shortage.NO_CREDIT:
                 times = [at_s for one in self._pools[ENCODE] for at_s in one.may_be_tried_s(Stage.ENCODE)]
-                full = [at_s for at_s in times if at_s > now_s]
-                return effects + (self._wake(min(full), "an encoder leaves its backoff") if full else [])
-            elif outcome is Shortage.NO_ENCODER and now_s < (until_s := self._grace_until_s(head)):
-                return effects + self._wake(until_s, "no encoder within the grace")
-            else:
-                effects.append(Refused(head.wanted.request, self._error(outcome)))
-            del self._waiting[0]
-        return effects
+                wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
+                break
+            effects.append(outcome if isinstance(outcome, Granted) else Refused(wanted.request, self._error(outcome)))
+            del self._waiting[index]
+            self._unplaceable.discard(wanted.request)
+        return effects + (self._wake(*min(wakes)) if wakes else [])
 
     def _grace_until_s(self, waiting: _Waiting) -> float:
         """Counts from the loss of an encoder, however long the request has already waited."""
@@ -518,6 +532,12 @@ class ClusterMachine:
             arena_bytes = sum(one.info.arena_bytes for one in self._pools[ENCODE] if one.info is not None)
             return InvalidRequest(
                 f"the request's images are larger than the encoders' arenas of {arena_bytes} bytes", param="messages"
+            )
+        if shortage is Shortage.TOO_MANY_ITEMS:
+            items = sum(one.info.max_items for one in self._pools[ENCODE] if one.info is not None)
+            return InvalidRequest(
+                f"the request has more images, or parts of videos, than the {items} that the encoders take at once",
+                param="messages",
             )
         if shortage is Shortage.NO_CREDIT:
             return ArenaFull("the encoders' arenas are full", retry_after_s=self._retry_after_s)

@@ -19,6 +19,7 @@ class InstanceState(StrEnum):
     NOT_SEEN = "not seen yet"
     NOT_REACHABLE = "not reachable"
     OTHER_MEMBER = "is not the member that is expected there"
+    SAME_PROCESS = "is the same process as another member"
     OTHER_MODEL = "serves another model"
     LEAVING = "leaving"
     DRAINING = "draining"
@@ -43,10 +44,6 @@ class StageCredits:
     engine_failures: int = 0
     backoff_until_s: float = -inf
 
-    def reported(self, load: StageLoad) -> None:
-        self.load = load
-        self.new_tokens = self.new_pending = self.new_bytes = 0
-
 
 @dataclass(slots=True)
 class Instance:
@@ -57,6 +54,8 @@ class Instance:
     reachable: bool = False
     leaving: bool = False
     draining: bool = False
+    duplicate: bool = False
+    """Another member, under another address, is the same process and is used instead."""
     state: InstanceState = InstanceState.NOT_SEEN
     reports: int = 0
     credits: int = 0
@@ -75,6 +74,13 @@ class Instance:
         return None if self.info is None else self.info.role
 
     @property
+    def process(self) -> tuple[str, int] | None:
+        """Which process it is, if it could be used there."""
+        if self.info is None or not self.reachable or self.leaving or not self.member.agrees_with(self.info):
+            return None
+        return self.info.instance_id, self.info.epoch
+
+    @property
     def usable(self) -> bool:
         return self.state is InstanceState.READY
 
@@ -86,15 +92,15 @@ class Instance:
         info = self.info
         if info is None:
             return InstanceState.NOT_SEEN
-        if not self.reachable:
-            return InstanceState.NOT_REACHABLE
-        if not self.member.agrees_with(info):
-            return InstanceState.OTHER_MEMBER
-        if info.model is not model and info.model != model:
-            return InstanceState.OTHER_MODEL
-        if self.leaving:
-            return InstanceState.LEAVING
-        return InstanceState.DRAINING if self.draining else InstanceState.READY
+        reasons = (
+            (not self.reachable, InstanceState.NOT_REACHABLE),
+            (not self.member.agrees_with(info), InstanceState.OTHER_MEMBER),
+            (self.duplicate, InstanceState.SAME_PROCESS),
+            (info.model is not model and info.model != model, InstanceState.OTHER_MODEL),
+            (self.leaving, InstanceState.LEAVING),
+            (self.draining, InstanceState.DRAINING),
+        )
+        return next((state for holds, state in reasons if holds), InstanceState.READY)
 
     def review(self, model: ModelInfo | None) -> None:
         self.state = self.state_under(model)
@@ -111,12 +117,16 @@ class Instance:
         self.info, self.reachable = info, True
         return restarted
 
-    def reported(self, load: InstanceLoad) -> None:
-        self.draining = load.draining
+    def reported(self, load: InstanceLoad) -> bool:
+        """Store a load report. Returns whether the instance began or stopped draining."""
+        changed, self.draining = self.draining is not load.draining, load.draining
         self.reports += 1
-        for stage, one in load.stages.items():
-            self.stages[stage].reported(one)
+        for stage, reported in load.stages.items():
+            one = self.stages[stage]
+            one.load = reported
+            one.new_tokens = one.new_pending = one.new_bytes = 0
         self._candidates.clear()
+        return changed
 
     # --- credits -----------------------------------------------------------------------------------------------------
 

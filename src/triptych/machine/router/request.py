@@ -141,6 +141,7 @@ class RequestMachine:
         self._choices = choices
         self._priority = priority
         self._phase = Phase.PREPARING
+        self._over = False
         self._items: list[RequestItem] = []
         self._answer_tokens = 0
         self._alarm_s = inf
@@ -159,6 +160,11 @@ class RequestMachine:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def text_instance(self) -> str:
+        """Id of the text instance chosen last."""
+        return self._stats.instance_id
 
     @property
     def image_tokens(self) -> int:
@@ -193,7 +199,8 @@ class RequestMachine:
         if self._phase is Phase.DISPATCHING:
             assert all(item.ready for item in self._items), "dispatched before every item was there"  # noqa: S101
         assert self._text.counted <= self._text.most, "text attempts"  # noqa: S101
-        assert not (self._phase.over and self._pauses), "a finished request has pauses"  # noqa: S101
+        assert self._over == self._phase.over, "over before its end"  # noqa: S101
+        assert not (self._over and self._pauses), "a finished request has pauses"  # noqa: S101
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -207,8 +214,11 @@ class RequestMachine:
             case LeasesExtended():
                 return self._leases_extended(event, now_s)
             case Granted(_, grants):
-                return [effect for grant in grants for effect in self._granted(grant, now_s)]
-            case _ if self._phase.over:
+                effects: list[RequestEffect] = []
+                for grant in grants:
+                    effects += self._granted(grant, now_s)
+                return effects
+            case _ if self._over:
                 return []
             case Prepared():
                 return self._prepared(event, now_s)
@@ -261,7 +271,7 @@ class RequestMachine:
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
             return self._text_granted(grant)
-        if grant.item not in self._reserving or self._phase.over:
+        if grant.item not in self._reserving or self._over:
             return [Release(grant.name, grant.credit, (), "no longer wanted")]
         self._reserving -= {grant.item}
         self._phase = Phase.ENCODING
@@ -500,7 +510,7 @@ class RequestMachine:
         effects += self._release_all(phase.value if error is None else error.message)
         if self._stats.first_token_s is None and phase is Phase.DONE:
             self._stats.first_token_s = now_s
-        self._phase = phase
+        self._phase, self._over = phase, True
         self._stats.over_s = now_s
         self._stats.error = error.code if error is not None and phase is Phase.FAILED else ""
         return [*effects, End(error)]

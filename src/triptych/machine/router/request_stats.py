@@ -38,9 +38,10 @@ class RequestStats:
         end_s = now_s if self.over_s is None else self.over_s
         prepared_s = end_s if self.prepared_s is None else self.prepared_s
         encoded_s = end_s if self.encoded_s is None else self.encoded_s
-        finished = self.finished.values()
-        if outcome is Outcome.DONE:
-            completion_tokens = sum(one.completion_tokens for one in finished)
+        finished_tokens, prefill_s, decode_s = 0, 0.0, 0.0
+        for one in self.finished.values():
+            finished_tokens += one.completion_tokens
+            prefill_s, decode_s = max(prefill_s, one.prefill_s), max(decode_s, one.decode_s)
         return Timeline(
             request_id=self.request_id,
             model=self.model,
@@ -49,13 +50,13 @@ class RequestStats:
             text_instance=self.instance_id,
             text_attempts=self.text_attempts,
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=completion_tokens,
+            completion_tokens=finished_tokens if outcome is Outcome.DONE else completion_tokens,
             prepare_s=prepared_s - self.started_s,
             encode_s=encoded_s - prepared_s if items else 0.0,
             queue_s=self.ready.queue_s if self.ready else 0.0,
             pull_s=self.ready.pull_s if self.ready else 0.0,
-            prefill_s=max((one.prefill_s for one in finished), default=0.0),
-            decode_s=max((one.decode_s for one in finished), default=0.0),
+            prefill_s=prefill_s,
+            decode_s=decode_s,
             ttft_s=0.0 if self.first_token_s is None else self.first_token_s - self.started_s,
             total_s=end_s - self.started_s,
             error=self.error,

@@ -102,7 +102,7 @@ class PullTurns:
     def begin(self) -> list[int]:
         """Start every pull that may run now."""
         begun: list[int] = []
-        while (pull_id := self._next()) is not None:
+        while self._waiting and (pull_id := self._next()) is not None:
             pull = self._under_way[pull_id] = self._waiting.pop(pull_id)
             self._pulls[pull.holder] += 1
             self._nbytes[pull.holder] += pull.nbytes
@@ -120,22 +120,17 @@ class PullTurns:
 
     def _next(self) -> int | None:
         """The most urgent pull whose holder is below its limits, if its bytes fit."""
-        ready = (
-            (after_share(pull.turn, self._had.get(pull.request_id, 0)), pull_id)
-            for pull_id, pull in self._waiting.items()
-            if self._holder_has_room(pull)
-        )
-        _, first = min(ready, default=(None, None))
-        if first is None:
+        ready: list[tuple[Turn, int]] = []
+        for pull_id, pull in self._waiting.items():
+            nbytes = self._nbytes[pull.holder]
+            fits = nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
+            if fits and self._pulls[pull.holder] < self._limits.max_pulls_per_encoder:
+                ready.append((after_share(pull.turn, self._had.get(pull.request_id, 0)), pull_id))
+        if not ready:
             return None
-        nbytes = self.nbytes_under_way
+        _, first = min(ready)
+        nbytes = self._nbytes_under_way
         return first if nbytes == 0 or nbytes + self._waiting[first].nbytes <= self._limits.max_pulling_bytes else None
-
-    def _holder_has_room(self, pull: _Pull) -> bool:
-        if self._pulls[pull.holder] >= self._limits.max_pulls_per_encoder:
-            return False
-        nbytes = self._nbytes[pull.holder]
-        return nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""

@@ -95,20 +95,21 @@ class _Entry:
 class _Request:
     tickets: tuple[Ticket, ...]
     turn: Turn
+    keys: dict[Key, Ticket] = field(default_factory=dict)
+    """Distinct keys, each with its first ticket."""
+    sizes: dict[Key, int] = field(default_factory=dict)
+    """Bytes of each key's slot, as allocated."""
+    nbytes: int = 0
+    """Bytes of all tickets' slots."""
     missed: frozenset[Key] = frozenset()
     """Keys that were neither present nor being pulled at admission."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(round_up(ticket.slot_nbytes) for ticket in self.tickets)
-
-    @property
-    def keys(self) -> dict[Key, Ticket]:
-        """Distinct keys, each with its first ticket."""
-        first: dict[Key, Ticket] = {}
+    def __post_init__(self) -> None:
         for ticket in self.tickets:
-            first.setdefault(ticket.key, ticket)
-        return first
+            size = round_up(ticket.slot_nbytes)
+            self.nbytes += size
+            if ticket.key not in self.keys:
+                self.keys[ticket.key], self.sizes[ticket.key] = ticket, size
 
 
 @dataclass(slots=True)
@@ -129,6 +130,7 @@ class TensorCache:
     def __init__(self, limits: CacheLimits, pulls: PullLimits, *, start: int, end: int) -> None:
         self._limits = limits
         self._extents = Extents(start, end)
+        self.capacity_bytes = self._extents.capacity
         self._turns = PullTurns(pulls)
         self._failing: dict[str, _Failing] = {}
         self._entries: dict[Key, _Entry] = {}
@@ -148,10 +150,6 @@ class TensorCache:
         """Offset and size of extents that a late write may reach."""
         self._pulls: dict[int, Key] = {}
         self._next_pull_id = 1
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._extents.capacity
 
     @property
     def pinned_bytes(self) -> int:
@@ -196,37 +194,42 @@ class TensorCache:
             case Tick(quarantined):
                 self._end_quarantine(quarantined)
                 effects = self._admit()
-        effects += self._tell_failed(now_s)
-        return effects + self._begin_pulls()
+        if self._failing:
+            effects += self._tell_failed(now_s)
+        if self._pulls:
+            effects += self._begin_pulls()
+        return effects
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _acquire(self, event: Acquire) -> list[Effect]:
-        if any(event.request_id in known for known in (self._held, self._waiting, self._failing)):
-            raise ValueError(f"request {event.request_id!r} is here already")
+        request_id = event.request_id
+        if request_id in self._held or request_id in self._waiting or request_id in self._failing:
+            raise ValueError(f"request {request_id!r} is here already")
         request = _Request(event.tickets, event.turn)
         error = self._refusal(request)
         if error is not None:
             return [
-                Refused(event.request_id, error),
+                Refused(request_id, error),
                 *(ReleaseLease(ticket, "the request was refused") for ticket in event.tickets),
             ]
-        self._waiting[event.request_id] = request
+        self._waiting[request_id] = request
         effects = self._admit()
-        if event.request_id in self._waiting:
+        if request_id in self._waiting:
             reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
-            effects.append(Waiting(event.request_id, reason))
+            effects.append(Waiting(request_id, reason))
         return effects
 
     def _refusal(self, request: _Request) -> TriptychError | None:
-        keys = request.keys
-        nbytes = sum(round_up(ticket.slot_nbytes) for ticket in keys.values())
+        nbytes = sum(request.sizes.values())
         if nbytes > self.capacity_bytes:
             return InvalidRequest(
                 f"the request's embeddings take {nbytes} bytes, the image cache has {self.capacity_bytes}"
             )
-        if any(not same_embedding(ticket, keys[ticket.key]) for ticket in request.tickets):
-            return InvalidRequest("two items of the request are the same embedding, but of different size")
+        for ticket in request.tickets:
+            first = request.keys[ticket.key]
+            if ticket is not first and not same_embedding(ticket, first):
+                return InvalidRequest("two items of the request are the same embedding, but of different size")
         if len(self._waiting) >= self._limits.max_waiting_requests:
             return Overloaded(
                 f"{self._limits.max_waiting_requests} requests wait for the image cache, which is the limit"
@@ -237,7 +240,10 @@ class TensorCache:
         """Admit the most urgent requests while there is room. Smaller ones do not overtake, so nothing starves."""
         effects: list[Effect] = []
         while self._waiting:
-            request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
+            if len(self._waiting) == 1:
+                request_id, request = next(iter(self._waiting.items()))
+            else:
+                request_id, request = min(self._waiting.items(), key=lambda one: one[1].turn)
             if self._held and self.held_bytes + request.nbytes > self._limits.max_embedding_bytes:
                 break
             conflicts = self._drop_conflicts(request, effects)
@@ -275,16 +281,22 @@ class TensorCache:
         Returns None, with nothing allocated, if it cannot.
         """
         keys = request.keys
-        missing = {key: ticket.slot_nbytes for key, ticket in keys.items() if key not in self._entries}
-        spared = sum(self._extents.size(self._idle[key].offset) for key in keys if key in self._idle)
-        if sum(map(round_up, missing.values())) > self.capacity_bytes - self._pinned_bytes - spared:
+        missing = [(-nbytes, key) for key, nbytes in request.sizes.items() if key not in self._entries]
+        room = self.capacity_bytes - self._pinned_bytes
+        for key in keys:
+            if key in self._idle:
+                room -= self._extents.size(self._idle[key].offset)
+            elif key not in self._entries:
+                room -= request.sizes[key]
+        if room < 0:
             return None
         placed: dict[Key, int] = {}
-        for key in sorted(missing, key=lambda key: (-missing[key], key)):
-            offset = self._extents.allocate(missing[key])
+        for _, key in sorted(missing):
+            nbytes = request.sizes[key]
+            offset = self._extents.allocate(nbytes)
             while offset is None and (victim := next((k for k in self._idle if k not in keys), None)) is not None:
-                self._evict(victim, f"room for {missing[key]} bytes was needed", effects)
-                offset = self._extents.allocate(missing[key])
+                self._evict(victim, f"room for {nbytes} bytes was needed", effects)
+                offset = self._extents.allocate(nbytes)
             if offset is None:
                 for taken in placed.values():
                     self._extents.free(taken)
@@ -301,8 +313,11 @@ class TensorCache:
         effects: list[Effect] = []
         request.missed = frozenset(offsets)
         first = request.keys
-        spare = [ticket for ticket in request.tickets if first[ticket.key] is not ticket]
-        effects += [ReleaseLease(ticket, "the request has another ticket for it") for ticket in spare]
+        effects += [
+            ReleaseLease(ticket, "the request has another ticket for it")
+            for ticket in request.tickets
+            if first[ticket.key] is not ticket
+        ]
         for key, ticket in first.items():
             if key in offsets:
                 entry = self._entries[key] = _Entry(ticket, offsets[key])
@@ -339,13 +354,13 @@ class TensorCache:
     def _report(self, request_id: str) -> list[Effect]:
         """Acquired, once everything that the request needs is READY."""
         request = self._requests[request_id]
-        entries = [self._entries[ticket.key] for ticket in request.tickets]
-        if any(entry.state is not CacheState.READY for entry in entries):
-            return []
-        slots = (
-            CachedSlot(key, entry.offset, entry.ticket, entry.stats if key in request.missed else None)
-            for key, entry in ((entry.ticket.key, entry) for entry in entries)
-        )
+        slots: list[CachedSlot] = []
+        for ticket in request.tickets:
+            entry = self._entries[ticket.key]
+            if entry.state is not CacheState.READY:
+                return []
+            stats = entry.stats if ticket.key in request.missed else None
+            slots.append(CachedSlot(ticket.key, entry.offset, entry.ticket, stats))
         return [Acquired(request_id, tuple(slots))]
 
     # --- pulls -------------------------------------------------------------------------------------------------------
@@ -356,7 +371,7 @@ class TensorCache:
         entry.state, entry.stats = CacheState.READY, event.stats
         self._ready += 1
         self._rest(key, entry)
-        effects: list[Effect] = [ReleaseLease(ticket, "it was pulled") for ticket in self._take_tickets(entry)]
+        effects: list[Effect] = self._release_tickets(entry, "it was pulled")
         for request_id in sorted(entry.pins):
             effects += self._report(request_id)
         if not entry.pins:
@@ -430,12 +445,12 @@ class TensorCache:
                 effects.append(Refused(request_id, TransferFailed(one.error.message, items=tuple(sorted(one.failed)))))
         return effects
 
-    def _take_tickets(self, entry: _Entry) -> list[Ticket]:
-        tickets = list(entry.tickets.values())
+    def _release_tickets(self, entry: _Entry, reason: str) -> list[Effect]:
+        effects: list[Effect] = [ReleaseLease(ticket, reason) for ticket in entry.tickets.values()]
         if entry.orphan is not None:
-            tickets.append(entry.orphan)
+            effects.append(ReleaseLease(entry.orphan, reason))
         entry.tickets, entry.orphan = {}, None
-        return tickets
+        return effects
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -448,9 +463,8 @@ class TensorCache:
         if request_id not in self._requests:
             return []
         keys = self._requests[request_id].keys
-        effects = self._withdraw(request_id, failed=None) + self._admit()
-        dropped = self._drop_unneeded(keys)
-        return [*effects, *dropped, *self._admit()] if dropped else effects
+        effects = self._withdraw(request_id, failed=None) + self._drop_unneeded(keys)
+        return effects + self._admit() if self._waiting else effects
 
     def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
         """Cancel waiting pulls that no request needs any more."""
@@ -465,7 +479,7 @@ class TensorCache:
             del self._pulls[entry.pull_id], self._entries[key]
             self._pinned_bytes -= self._extents.size(entry.offset)
             self._extents.free(entry.offset)
-            effects += [ReleaseLease(ticket, "nobody needs it any more") for ticket in self._take_tickets(entry)]
+            effects += self._release_tickets(entry, "nobody needs it any more")
         return effects
 
     def _withdraw(self, request_id: str, *, failed: Key | None) -> list[Effect]:
@@ -542,7 +556,7 @@ class TensorCache:
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:
     """Whether two tickets of one key agree on the embedding: count, names, shapes, dtypes (vllm#57696)."""
-    return (a.tokens, a.tensors, a.payload_nbytes) == (b.tokens, b.tensors, b.payload_nbytes)
+    return a.tokens == b.tokens and a.tensors == b.tensors and a.payload_nbytes == b.payload_nbytes
 
 
 def other_slot(a: Ticket, b: Ticket) -> bool:

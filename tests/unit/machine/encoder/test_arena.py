@@ -66,7 +66,7 @@ def refusal(machine: ArenaMachine, event: Reserve | Grant, now_s: float = 0.0) -
     return effect.error
 
 
-def test_a_granted_ticket_says_where_the_embedding_lies() -> None:
+def test_a_granted_ticket_locates_the_embedding() -> None:
     machine = arena()
     slot = put(machine, b"k", 1000)
     [granted] = machine.handle(Grant(b"k", b"l", LEASE_S), 0.0)
@@ -76,7 +76,7 @@ def test_a_granted_ticket_says_where_the_embedding_lies() -> None:
     assert (ticket.checksum, ticket.tensors, ticket.tokens, ticket.lease_s) == (99, specs(1000), 3, LEASE_S)
 
 
-def test_a_second_reserve_answers_with_what_is_there() -> None:
+def test_a_second_reserve_returns_the_existing_slot() -> None:
     machine = arena()
     slot = reserve(machine, b"k", 100)
     assert machine.handle(Reserve(b"k", specs(100), 3), 0.0) == [Present(slot, SlotState.WRITING)]
@@ -84,14 +84,14 @@ def test_a_second_reserve_answers_with_what_is_there() -> None:
     assert machine.handle(Reserve(b"k", specs(100), 3), 0.0) == [Present(slot, SlotState.READY)]
 
 
-def test_never_and_not_now_are_told_apart() -> None:
+def test_a_refusal_says_whether_it_is_permanent() -> None:
     machine = arena(4096)
     assert isinstance(refusal(machine, Reserve(b"big", specs(4097), 3)), InvalidMedia)
     reserve(machine, b"a", 4096)
     assert isinstance(refusal(machine, Reserve(b"b", specs(64), 3)), ArenaFull)
 
 
-def test_the_least_recently_used_makes_room_and_leased_ones_stay() -> None:
+def test_the_least_recently_used_slot_is_evicted_and_leased_slots_stay() -> None:
     machine = arena(3 * 1024)
     for key in (b"a", b"b", b"c"):
         put(machine, key, 1024)
@@ -101,7 +101,7 @@ def test_the_least_recently_used_makes_room_and_leased_ones_stay() -> None:
     assert machine.find(b"a") is not None
 
 
-def test_nothing_is_evicted_for_what_could_not_fit_anyway() -> None:
+def test_nothing_is_evicted_when_the_embedding_cannot_fit_anyway() -> None:
     machine = arena(3 * 1024)
     put(machine, b"a", 1024)
     middle = put(machine, b"b", 1024)
@@ -111,7 +111,7 @@ def test_nothing_is_evicted_for_what_could_not_fit_anyway() -> None:
     assert machine.cached == 3
 
 
-def test_what_could_only_fit_in_two_pieces_or_in_less_than_is_held_evicts_nothing_either() -> None:
+def test_nothing_is_evicted_when_no_contiguous_gap_would_result() -> None:
     machine = arena(4 * 1024)
     for key in (b"a", b"b", b"c", b"d"):
         put(machine, key, 1024)
@@ -122,7 +122,7 @@ def test_what_could_only_fit_in_two_pieces_or_in_less_than_is_held_evicts_nothin
     assert machine.cached == 4
 
 
-def test_a_gap_that_fits_exactly_is_made() -> None:
+def test_eviction_can_free_a_gap_of_the_exact_size() -> None:
     machine = arena(2 * 1024)
     put(machine, b"a", 1024)
     put(machine, b"b", 1024)
@@ -139,7 +139,7 @@ def test_bytes_are_leased_cached_or_free() -> None:
     assert (machine.leased_bytes, machine.cached_bytes, machine.available_bytes) == (1024, 1024, 3072)
 
 
-def test_an_expired_lease_holds_its_slot_until_no_pull_can_still_run() -> None:
+def test_an_expired_lease_keeps_its_slot_for_the_longest_pull() -> None:
     machine = arena(1024)
     slot = put(machine, b"a", 1024)
     machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
@@ -153,7 +153,7 @@ def test_an_expired_lease_holds_its_slot_until_no_pull_can_still_run() -> None:
     assert reserved.slot.generation > slot.generation
 
 
-def test_a_release_frees_at_once_and_may_come_twice() -> None:
+def test_a_release_frees_at_once_and_is_idempotent() -> None:
     machine = arena(1024)
     put(machine, b"a", 1024)
     machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
@@ -175,7 +175,7 @@ def test_a_lease_covers_its_own_slot_only() -> None:
         assert not machine.may_read(b"l", offset, nbytes, 0.0)
 
 
-def test_a_further_reader_of_what_is_gone_has_lost_its_lease() -> None:
+def test_granting_a_lease_on_an_evicted_embedding_is_a_lost_lease() -> None:
     machine = arena(1024)
     old = put(machine, b"a", 1024)
     put(machine, b"b", 1024)
@@ -195,7 +195,7 @@ def test_leases_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(("asked_s", "granted_s"), [(-5.0, 0.0), (0.5, 0.5), (20.0, 20.0), (20.1, 20.0)])
-def test_a_lease_lasts_as_long_as_was_asked_for_within_the_limit(asked_s: float, granted_s: float) -> None:
+def test_a_lease_has_the_requested_duration_within_the_limit(asked_s: float, granted_s: float) -> None:
     limits = replace(LIMITS, max_lease_s=20.0)
     machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, max_pull_s=MAX_PULL_S, limits=limits)
     slot = put(machine, b"a", 64)
@@ -205,7 +205,7 @@ def test_a_lease_lasts_as_long_as_was_asked_for_within_the_limit(asked_s: float,
     assert not machine.may_read(b"l", slot.offset, 1, granted_s)
 
 
-def test_each_lease_ends_in_its_own_time_however_often_others_were_given_more() -> None:
+def test_extending_leases_does_not_delay_the_expiry_of_others() -> None:
     ends_s = {b"a": 40.0, b"b": 10.0, b"c": 30.0, b"d": 20.0, b"e": 15.0}
     expected = sorted((end_s + MAX_PULL_S, key) for key, end_s in ends_s.items())
     for times in range(100):
@@ -222,7 +222,7 @@ def test_each_lease_ends_in_its_own_time_however_often_others_were_given_more() 
         assert gone == expected
 
 
-def test_a_lease_that_is_granted_again_lasts_longer_and_counts_once() -> None:
+def test_granting_a_lease_again_extends_it_and_counts_once() -> None:
     machine = arena()
     slot = put(machine, b"a", 64)
     for granted_s, lease_s, ends_s in (
@@ -242,7 +242,7 @@ def test_a_lease_that_is_granted_again_lasts_longer_and_counts_once() -> None:
     assert len(machine.handle(Tick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
 
 
-def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_first() -> None:
+def test_a_released_lease_is_not_granted_again_in_either_order() -> None:
     machine = arena()
     put(machine, b"a", 64)
     machine.handle(Release((b"early",)), 0.0)
@@ -257,10 +257,10 @@ def test_a_lease_that_was_given_back_is_not_granted_any_more_whichever_came_firs
     machine.handle(Release((b"one more",)), 0.0)
     machine.validate()
     [effect] = machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
-    assert isinstance(effect, Granted), "memory of it is bounded"
+    assert isinstance(effect, Granted), "its memory is bounded"
 
 
-def test_an_abandoned_slot_is_free_again_and_ends_once() -> None:
+def test_an_abandoned_slot_is_free_and_cannot_end_twice() -> None:
     machine = arena(1024)
     slot = reserve(machine, b"a", 1024)
     machine.handle(Abandon(b"a", slot.generation), 0.0)
@@ -269,7 +269,7 @@ def test_an_abandoned_slot_is_free_again_and_ends_once() -> None:
         machine.handle(Commit(b"a", slot.generation, 1), 0.0)
 
 
-def test_only_who_writes_a_slot_can_commit_or_abandon_it() -> None:
+def test_only_the_writer_of_a_slot_can_commit_or_abandon_it() -> None:
     machine = arena()
     slot = reserve(machine, b"a", 64)
     for event in (Commit(b"a", slot.generation + 1, 1), Abandon(b"a", slot.generation + 1)):
@@ -310,7 +310,7 @@ def test_mixed_sizes_use_at_least_seven_tenths_of_an_arena_before_one_is_refused
 
 
 class ArenaModel(RuleBasedStateMachine):
-    """Any order of events: invariants hold, and memory under a lease never changes hands."""
+    """Any order of events: invariants hold, and leased memory is not reused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ class ArenaModel(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         slot, until_s = self.leases[lease_id]
         [effect] = self.machine.handle(Grant(slot.key, lease_id, lease_s, slot.generation), self.now_s)
-        gone = self.now_s >= until_s  # it may have been swept, or not yet
+        gone = self.now_s >= until_s  # it may have been swept already
         assert gone or isinstance(effect, Granted)
         if isinstance(effect, Granted):
             self.leases[lease_id] = (slot, max(until_s, self.now_s + lease_s))

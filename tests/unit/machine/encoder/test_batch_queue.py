@@ -1,10 +1,10 @@
-"""The encoder's queue under any order of events."""
-
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from triptych.domain.media import Modality
 from triptych.machine.encoder.batch_queue import (
     Arrive,
     BatchLimits,
@@ -29,9 +29,16 @@ LIMITS = BatchLimits(
 
 
 def arrive(
-    name: str, waiter: int = 0, *, nbytes: int = 100, tokens: int = 10, deadline_s: float = 10.0, priority: int = 0
+    name: str,
+    waiter: int = 0,
+    *,
+    nbytes: int = 100,
+    tokens: int = 10,
+    deadline_s: float = 10.0,
+    priority: int = 0,
+    modality: Modality = Modality.IMAGE,
 ) -> Arrive:
-    return Arrive(name.encode(), waiter, tokens, nbytes, deadline_s, priority)
+    return Arrive(name.encode(), waiter, tokens, nbytes, deadline_s, priority, modality)
 
 
 def waiting(*names: str) -> BatchQueue:
@@ -42,7 +49,7 @@ def waiting(*names: str) -> BatchQueue:
     return queue
 
 
-def test_what_waits_goes_in_order_and_within_the_batchs_bounds() -> None:
+def test_batches_follow_the_order_within_their_bounds() -> None:
     queue = waiting("a", "b", "c")
     assert queue.handle(Take(), 0.0) == [Encode((b"a", b"b"))]
     assert queue.handle(Take(), 0.0) == [Encode((b"c",))]
@@ -58,26 +65,28 @@ def test_a_batch_is_bounded_in_bytes_too() -> None:
     for name, nbytes in ((b"a", 300), (b"b", 100), (b"c", 100), (b"d", 100)):
         queue.handle(arrive(name.decode(), nbytes=nbytes), 0.0)
         queue.handle(Prepared(name, 10, nbytes), 0.0)
-    assert queue.handle(Take(), 0.0) == [Encode((b"a",))], "too large for any batch, it runs alone"
+    assert queue.handle(Take(), 0.0) == [Encode((b"a",))], "an item too large for any batch runs alone"
     assert queue.handle(Take(), 0.0) == [Encode((b"b", b"c"))]
     assert queue.handle(Take(), 0.0) == [Encode((b"d",))]
 
 
-def test_a_turn_may_have_a_budget_that_is_tighter_than_the_bounds_and_never_looser() -> None:
+def test_a_budget_can_only_tighten_the_bounds_of_a_batch() -> None:
     queue = waiting("a", "b", "c", "d")
     assert queue.handle(Take(ImageBudget(tokens=10, nbytes=600)), 0.0) == [Encode((b"a",))]
     assert queue.handle(Take(ImageBudget(tokens=20, nbytes=199)), 0.0) == [Encode((b"b",))]
-    assert queue.handle(Take(ImageBudget(tokens=1, nbytes=1)), 0.0) == [Encode((b"c",))], "too large, it goes alone"
+    assert queue.handle(Take(ImageBudget(tokens=1, nbytes=1)), 0.0) == [Encode((b"c",))], (
+        "an item above the budget runs alone"
+    )
     queue = waiting("a", "b", "c", "d")
     assert queue.handle(Take(ImageBudget(tokens=999, nbytes=9999)), 0.0) == [Encode((b"a", b"b"))]
 
 
-def test_it_is_known_since_when_the_first_has_waited_for_the_tower() -> None:
+def test_the_queue_knows_since_when_an_item_has_been_ready() -> None:
     queue = BatchQueue(LIMITS, max_preparing=MOST)
     seen = [queue.waiting_since_s]
     for now_s, name in enumerate((b"a", b"b", b"c"), 1):
         queue.handle(arrive(name.decode()), 0.0)
-        seen.append(queue.waiting_since_s)  # one that is being prepared does not wait yet
+        seen.append(queue.waiting_since_s)  # an item in preprocessing does not wait yet
         queue.handle(Prepared(name, 10, 100), float(now_s))
     assert seen == [None, None, 1.0, 1.0]
     queue.handle(Take(), 4.0)
@@ -98,14 +107,14 @@ def test_equal_items_are_one_entry() -> None:
     assert queue.pending_items == 0
 
 
-def test_a_full_queue_refuses_at_the_door() -> None:
+def test_a_full_queue_refuses_on_arrival() -> None:
     queue = waiting("a", "b", "c", "d")
     [refused] = queue.handle(arrive("e"), 0.0)
     assert isinstance(refused, Refuse)
     assert refused.fits
 
 
-def test_bytes_are_bounded_and_what_can_never_fit_is_told_so() -> None:
+def test_bytes_are_bounded_and_an_item_above_the_bound_is_refused_for_good() -> None:
     queue = waiting("a")
     [now] = queue.handle(arrive("b", nbytes=950), 0.0)
     [never] = queue.handle(arrive("c", nbytes=1001), 0.0)
@@ -114,7 +123,7 @@ def test_bytes_are_bounded_and_what_can_never_fit_is_told_so() -> None:
     assert (now.fits, never.fits) == (True, False)
 
 
-def test_what_fills_the_queue_to_its_last_byte_is_let_in() -> None:
+def test_an_item_that_fills_the_queue_exactly_is_accepted() -> None:
     queue = BatchQueue(LIMITS, max_preparing=MOST)
     assert queue.handle(arrive("a", nbytes=1000), 0.0) == [StartPreparing(b"a")]
     queue = waiting("a")
@@ -133,7 +142,7 @@ def test_an_item_that_turns_out_too_large_is_dropped() -> None:
     assert queue.nbytes == 100
 
 
-def test_an_item_that_nobody_waits_for_any_longer_in_time_is_not_encoded() -> None:
+def test_an_item_past_all_its_deadlines_is_not_encoded() -> None:
     queue = waiting("a", "b")
     queue.handle(arrive("a", 1, deadline_s=3.0), 0.0)
     queue.handle(Leave(b"a", 0), 0.0)
@@ -143,7 +152,7 @@ def test_an_item_that_nobody_waits_for_any_longer_in_time_is_not_encoded() -> No
     assert encode == Encode((b"b",))
 
 
-def test_an_item_left_while_a_thread_prepares_it_goes_with_that_thread_unless_someone_comes() -> None:
+def test_an_abandoned_item_is_dropped_after_preprocessing_unless_a_new_caller_comes() -> None:
     queue = BatchQueue(LIMITS, max_preparing=MOST)
     queue.handle(arrive("a"), 0.0)
     assert queue.handle(Leave(b"a", 0), 0.0) == []
@@ -157,7 +166,7 @@ def test_an_item_left_while_a_thread_prepares_it_goes_with_that_thread_unless_so
     assert not drop.expired
 
 
-def test_items_are_prepared_in_their_turn_and_no_more_than_so_many_at_a_time() -> None:
+def test_items_are_preprocessed_in_order_with_bounded_concurrency() -> None:
     queue = BatchQueue(replace(LIMITS, max_waiting_items=9), max_preparing=1)
     assert queue.handle(arrive("first", 0), 0.0) == [StartPreparing(b"first")]
     for waiter, (name, deadline_s, priority) in enumerate(
@@ -173,7 +182,7 @@ def test_items_are_prepared_in_their_turn_and_no_more_than_so_many_at_a_time() -
     assert begun == [b"first", b"high", b"soon", b"late", b"low"]
 
 
-def test_a_batch_is_made_in_the_order_of_turns_and_an_item_has_that_of_its_most_urgent_caller() -> None:
+def test_an_item_is_batched_in_the_order_of_its_most_urgent_caller() -> None:
     queue = BatchQueue(replace(LIMITS, max_batch_items=1), max_preparing=MOST)
     for waiter, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1)]):
         queue.handle(arrive(name, waiter, priority=priority), 0.0)
@@ -183,9 +192,7 @@ def test_a_batch_is_made_in_the_order_of_turns_and_an_item_has_that_of_its_most_
     assert order == [[Encode((b"c",))], [Encode((b"b",))], [Encode((b"a",))]]
 
 
-def test_an_item_that_everybody_left_before_it_was_prepared_is_dropped_and_one_whose_preparing_fails_makes_room() -> (
-    None
-):
+def test_abandoned_and_failed_preparations_free_their_place() -> None:
     queue = BatchQueue(LIMITS, max_preparing=1)
     for waiter, name in enumerate("abc"):
         queue.handle(arrive(name, waiter), 0.0)
@@ -195,7 +202,7 @@ def test_an_item_that_everybody_left_before_it_was_prepared_is_dropped_and_one_w
     queue.validate()
 
 
-def test_the_longest_wait_is_told_by_priority_until_the_item_is_encoded() -> None:
+def test_the_longest_wait_is_reported_by_priority_until_the_item_is_encoded() -> None:
     queue = BatchQueue(LIMITS, max_preparing=MOST)
     for waiter, (name, priority) in enumerate([("a", 0), ("b", 7), ("c", 700)]):
         queue.handle(arrive(name, waiter, priority=priority), float(waiter))
@@ -205,8 +212,54 @@ def test_the_longest_wait_is_told_by_priority_until_the_item_is_encoded() -> Non
     assert queue.longest_waits_s(6.0) == {0: 6.0, 8: 4.0}
 
 
+@pytest.mark.parametrize("modality", [Modality.VIDEO, Modality.AUDIO])
+def test_videos_and_audio_leave_a_thread_to_images(modality: Modality) -> None:
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
+    started = [queue.handle(arrive(name, modality=modality), 0.0) for name in "abc"]
+    assert started == [[StartPreparing(b"a")], [StartPreparing(b"b")], []]
+    assert queue.handle(arrive("image", priority=5), 0.0) == [StartPreparing(b"image")]
+    assert queue.handle(Done(b"image"), 0.0) == []
+    assert queue.handle(Prepared(b"a", 10, 100), 0.0) == [StartPreparing(b"c")]
+
+
+def test_a_single_thread_prepares_videos_too() -> None:
+    queue = BatchQueue(LIMITS, max_preparing=1)
+    assert queue.handle(arrive("a", modality=Modality.VIDEO), 0.0) == [StartPreparing(b"a")]
+
+
+def test_videos_and_audio_leave_room_in_the_queue_to_images() -> None:
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
+    for name in "abc":
+        queue.handle(arrive(name, modality=Modality.VIDEO), 0.0)
+    [many] = queue.handle(arrive("d", modality=Modality.AUDIO), 0.0)
+    assert isinstance(many, Refuse)
+    assert (many.fits, many.reason) == (True, "3 videos and audio clips are waiting, which is the limit")
+    assert queue.handle(arrive("image"), 0.0) == [StartPreparing(b"image")]
+
+
+def test_videos_and_audio_leave_bytes_to_images() -> None:
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
+    queue.handle(arrive("a", nbytes=500, modality=Modality.VIDEO), 0.0)
+    [now] = queue.handle(arrive("b", nbytes=251, modality=Modality.VIDEO), 0.0)
+    [never] = queue.handle(arrive("b", nbytes=751, modality=Modality.VIDEO), 0.0)
+    assert isinstance(now, Refuse)
+    assert isinstance(never, Refuse)
+    assert (now.fits, now.reason) == (
+        True,
+        "waiting videos and audio clips take 500 of 750 bytes, this one takes 251",
+    )
+    assert (never.fits, never.reason) == (False, "the item takes 751 bytes to prepare, the limit is 750")
+    assert queue.handle(arrive("image", nbytes=500), 0.0) == [StartPreparing(b"image")]
+
+
+def test_without_a_reserve_videos_may_take_everything() -> None:
+    queue = BatchQueue(replace(LIMITS, reserved_image_share=0.0), max_preparing=MOST)
+    started = [queue.handle(arrive(name, nbytes=333, modality=Modality.VIDEO), 0.0) for name in "abc"]
+    assert started == [[StartPreparing(b"a")], [StartPreparing(b"b")], [StartPreparing(b"c")]]
+
+
 class AnyOrder(RuleBasedStateMachine):
-    """Every entry ends in exactly one of: encoded and done, or dropped; and the invariants hold all the time."""
+    """Any order of events: every entry is either encoded or dropped, once, and invariants hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +275,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiter += 1
         key = name.encode()
         effects = self.queue.handle(
-            arrive(name, self.waiter, nbytes=nbytes, deadline_s=self.now_s + lasts_s), self.now_s
+            arrive(
+                name,
+                self.waiter,
+                nbytes=nbytes,
+                deadline_s=self.now_s + lasts_s,
+                modality=Modality.VIDEO if name in "abcd" else Modality.IMAGE,
+            ),
+            self.now_s,
         )
         if any(isinstance(effect, Refuse) for effect in effects):
             assert key not in self.here

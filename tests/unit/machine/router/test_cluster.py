@@ -1,5 +1,3 @@
-"""The router's memory of its instances."""
-
 from dataclasses import replace
 from random import Random
 
@@ -40,6 +38,7 @@ from triptych.machine.router.cluster_events import (
     Tick,
     WakeAt,
 )
+from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
@@ -62,6 +61,7 @@ POLICIES = Policies.named(PolicyNames())
 LIMITS = ClusterLimits(
     max_waiting_requests=3, max_embedding_hints=2, pool_grace_s=1.0, first_backoff_s=1.0, longest_backoff_s=8.0
 )
+SAME, UNSEEN = InstanceState.SAME_PROCESS.value, InstanceState.NOT_SEEN.value
 ENCODERS = ("a", "b")
 TEXTS = ("t", "u")
 
@@ -71,7 +71,7 @@ def info(name: str, *, epoch: int = 1, model: ModelInfo = MODEL, arena_bytes: in
 
 
 class Checked(ClusterMachine):
-    """Says after each event what does not hold."""
+    """Validates the invariants after each event."""
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
         effects = super().handle(event, now_s)
@@ -80,13 +80,13 @@ class Checked(ClusterMachine):
 
 
 def cluster(*seen: str, policies: Policies = POLICIES) -> ClusterMachine:
-    """With all members, of which these have been seen."""
+    """A cluster with these members; those in ``seen`` have reported."""
     machine = Checked(LIMITS, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     for name in ENCODERS + TEXTS:
         machine.handle(MemberJoined(Member(name)), 0)
     for name in seen:
         machine.handle(InstanceSeen(name, info(name)), 0)
-    machine.handle(Tick(), 0)  # asked for before there was any text instance
+    machine.handle(Tick(), 0)  # requested before there was a text instance
     return machine
 
 
@@ -122,7 +122,7 @@ def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
 
 
 def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
-    """At the first thing that this instance is given."""
+    """An engine failure of this instance, at the first work that it is given."""
     others = frozenset(ENCODERS + TEXTS) - {name}
     if name in ENCODERS:
         want = Want(0, 1, 1, (b"fails", b""), exclude=others)
@@ -147,7 +147,7 @@ def wakes(effects: list[ClusterEffect]) -> list[float]:
     return [effect.at_s for effect in effects if isinstance(effect, WakeAt)]
 
 
-def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None:
+def test_an_encoders_load_is_its_report_plus_later_dispatches() -> None:
     machine = cluster("a")
     machine.handle(LoadReported("a", load(5, leased=20)), 0)
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
@@ -163,7 +163,7 @@ def test_an_encoders_load_is_its_report_and_what_was_given_to_it_since() -> None
     assert (view.pending_tokens, view.pending, view.available_bytes) == (5, 1, 80)
 
 
-def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_not_taken_off_again() -> None:
+def test_a_dispatch_in_a_text_instances_report_is_not_subtracted_twice() -> None:
     machine = cluster("t")
     machine.handle(LoadReported("t", text_load(100, 1, 2)), 0)
     first = text_granted(machine.handle(TextWanted(1, 60), 0))
@@ -176,7 +176,7 @@ def test_a_text_instances_report_shrinks_by_itself_so_what_returns_after_it_is_n
     assert (text(machine, "t").pending_tokens, text(machine, "t").pending) == (40, 1)
 
 
-def test_a_restarted_process_starts_from_nothing() -> None:
+def test_a_restarted_process_starts_without_load() -> None:
     machine = cluster("a")
     machine.handle(LoadReported("a", load(50, leased=60)), 0)
     engine_fails(machine, "a")
@@ -194,7 +194,7 @@ def granted_at_once(machine: ClusterMachine, run: int) -> bool:
     return any(isinstance(effect, Granted) for effect in effects)
 
 
-def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until_it_does_something_right() -> None:
+def test_backoff_of_a_failing_engine_grows_until_a_success() -> None:
     machine = cluster("a", "b", "t", "u")
     item = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0]
     place = text_granted(machine.handle(TextWanted(1, 10), 0))
@@ -202,7 +202,7 @@ def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until
         now_s = 0.0
         for backoff_s in (1.0, 2.0, 4.0, 8.0, 8.0):
             engine_fails(machine, name, now_s)
-            engine_fails(machine, name, now_s + backoff_s / 2)  # of the same bad pass
+            engine_fails(machine, name, now_s + backoff_s / 2)  # of the same failed batch
             assert view(machine, name, now_s + backoff_s - 0.01).backoff
             now_s += backoff_s
             assert not view(machine, name, now_s).backoff
@@ -211,10 +211,10 @@ def test_an_instance_whose_engine_fails_is_backed_off_for_longer_each_time_until
         assert not view(machine, name, now_s).backoff
         engine_fails(machine, name, now_s)
         assert view(machine, name, now_s + 0.99).backoff
-        assert not view(machine, name, now_s + 1.0).backoff, "it starts over"
+        assert not view(machine, name, now_s + 1.0).backoff, "backoff starts over"
 
 
-def test_one_that_waits_for_a_backed_off_encoder_is_woken_when_that_is_over() -> None:
+def test_a_request_waiting_for_an_encoder_in_backoff_is_woken_at_its_end() -> None:
     machine = cluster("t", "a", "b")
     engine_fails(machine, "a")
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
@@ -223,14 +223,14 @@ def test_one_that_waits_for_a_backed_off_encoder_is_woken_when_that_is_over() ->
     assert granted(machine.handle(Tick(), 1.0)).grants[0].name == "a"
 
 
-def test_a_wake_is_asked_for_once_and_again_when_it_came_too_early() -> None:
+def test_a_wake_is_requested_once_and_again_after_an_early_one() -> None:
     machine = cluster("t")
     assert wakes(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)) == [1.0]
     assert wakes(machine.handle(CreditsWanted(2, wants(10), wait=True), 0)) == []
     assert wakes(machine.handle(Tick(), 0.7)) == [1.0]
 
 
-def test_a_tie_of_text_instances_rotates() -> None:
+def test_ties_between_text_instances_rotate() -> None:
     machine = cluster("t", "u")
     chosen = []
     for run in range(4):
@@ -240,7 +240,7 @@ def test_a_tie_of_text_instances_rotates() -> None:
     assert chosen == ["t", "u", "t", "u"]
 
 
-def test_a_tie_of_encoders_begins_with_the_first() -> None:
+def test_ties_between_encoders_start_at_the_first() -> None:
     machine = cluster("a", "b")
     chosen = []
     for run in range(3):
@@ -250,7 +250,7 @@ def test_a_tie_of_encoders_begins_with_the_first() -> None:
     assert chosen == ["a", "b", "a"]
 
 
-def test_the_most_that_a_text_instance_keeps_is_known_only_when_each_usable_one_says_it() -> None:
+def test_the_kv_limit_is_known_only_when_every_usable_text_instance_reports_it() -> None:
     machine = cluster("a")
     assert machine.kv_tokens == 0
     machine.handle(InstanceSeen("t", replace(info("t"), kv_tokens=100)), 0)
@@ -262,13 +262,13 @@ def test_the_most_that_a_text_instance_keeps_is_known_only_when_each_usable_one_
     assert machine.kv_tokens == 100
 
 
-def test_an_encoder_says_how_many_items_it_takes() -> None:
+def test_an_encoder_announces_its_maximum_number_of_items() -> None:
     machine = cluster("b")
     machine.handle(InstanceSeen("a", replace(info("a"), max_items=1)), 0)
     assert (encoder(machine, "a").max_items, encoder(machine, "b").max_items) == (1, 0)
 
 
-def test_instances_are_counted_by_role_and_state() -> None:
+def test_instances_are_counted_by_role_and_by_state() -> None:
     machine = cluster("a", "t", "u")
     machine.handle(InstanceSuspected("u"), 0)
     assert machine.states() == {
@@ -279,34 +279,34 @@ def test_instances_are_counted_by_role_and_state() -> None:
     }
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_stages_are_named() -> None:
     assert (cluster().readiness().ready, cluster().readiness().missing) == (False, ("encode", "prefill", "decode"))
     assert cluster("a").readiness().missing == ("prefill", "decode")
     assert cluster("t").readiness().missing == ("encode",)
     assert cluster("a", "t").readiness().missing == ()
 
 
-def test_losing_one_that_was_never_seen_or_is_lost_already_is_no_news() -> None:
+def test_losing_an_unseen_or_lost_instance_has_no_effect() -> None:
     machine = cluster("b", "t")
     assert machine.handle(InstanceSuspected("a"), 0) == []
     assert machine.handle(InstanceSuspected("b"), 0) == [Logged("b", "not reachable")]
     assert machine.handle(InstanceSuspected("b"), 0) == []
 
 
-def test_a_report_of_one_that_was_not_seen_counts_for_nothing() -> None:
+def test_a_report_of_an_unseen_instance_is_ignored() -> None:
     machine = cluster()
     machine.handle(LoadReported("a", load(50)), 0)
     assert encoder(machine, "a").pending_tokens == 0
 
 
-def test_nobody_waits_twice() -> None:
+def test_a_request_cannot_wait_twice() -> None:
     machine = cluster("t")
     machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
     with pytest.raises(ValueError, match="is waiting already"):
         machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
 
 
-def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
+def test_a_burst_between_two_reports_is_spread_over_instances() -> None:
     machine = cluster("a", "b", "t")
     machine.handle(LoadReported("a", load(5)), 0)
     machine.handle(LoadReported("b", load(0)), 0)
@@ -317,7 +317,7 @@ def test_a_burst_between_two_reports_does_not_pile_on_one_instance() -> None:
     assert chosen == ["b", "a", "b", "a", "b", "a"]
 
 
-def test_what_has_ended_no_longer_counts_and_other_routers_load_does() -> None:
+def test_finished_work_is_not_counted_and_load_of_other_routers_is() -> None:
     machine = cluster("a", "b")
     machine.handle(LoadReported("a", load(7)), 0)
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
@@ -334,17 +334,17 @@ def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(80, 80), wait=True), 0))
     assert machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)[:1] != [first]
-    # One that would fit stays behind the large one, which would never get its turn otherwise.
+    # A smaller request does not overtake the large one, which would starve otherwise.
     machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
     assert (machine.waiting, machine.outstanding) == (2, 2)
     assert not [e for e in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(e, Granted)], (
-        "half of what it needs is nothing"
+        "credits are all or nothing"
     )
     effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3]
 
 
-def test_a_lower_priority_is_served_first_and_its_equals_in_turn() -> None:
+def test_a_lower_priority_number_is_served_first_and_ties_in_order() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
     for run, priority in ((2, 1), (3, 0), (4, 0)):
@@ -363,7 +363,7 @@ def test_the_longest_wait_of_each_priority_is_known() -> None:
     assert machine.longest_waits_s(7.0) == {0: 5.0}
 
 
-def test_of_one_priority_the_least_time_left_is_served_first_and_who_waited_long_is_not_overtaken() -> None:
+def test_within_a_priority_the_earliest_deadline_goes_first_with_ageing() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
     for run, now_s, deadline_s in ((2, 0.0, 600.0), (3, 1.0, 50.0), (4, 40.0, 65.0)):
@@ -373,7 +373,7 @@ def test_of_one_priority_the_least_time_left_is_served_first_and_who_waited_long
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
 
 
-def test_the_policies_that_the_machine_is_given_decide() -> None:
+def test_the_machine_uses_the_policies_it_is_given() -> None:
     policies = replace(POLICIES, encoder_routing=ROUTINGS["round-robin"], ordering=ORDERINGS["first-come"])
     machine = cluster("a", "b", "t", policies=policies)
     machine.handle(LoadReported("a", load(50)), 0)
@@ -385,7 +385,7 @@ def test_the_policies_that_the_machine_is_given_decide() -> None:
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [4, 5]
 
 
-def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below() -> None:
+def test_a_request_without_a_priority_has_priority_zero() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
     for run, event in enumerate(
@@ -402,7 +402,7 @@ def test_a_run_without_a_priority_is_an_equal_of_those_with_none_above_or_below(
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3, 4]
 
 
-def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
+def test_leaving_the_queue_admits_the_next_request() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 50), wait=True), 0)
     machine.handle(CreditsWanted(2, wants(60, 60, first=2), wait=True), 0)
@@ -410,7 +410,7 @@ def test_who_leaves_the_queue_lets_the_next_one_in() -> None:
     assert granted(machine.handle(CreditsAbandoned(2), 0)).request == 3
 
 
-def test_who_does_not_want_to_wait_is_answered_at_once() -> None:
+def test_a_request_that_does_not_wait_is_answered_at_once() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
     error = refused(machine.handle(CreditsWanted(2, wants(50, first=3), wait=False), 0)).error
@@ -428,13 +428,22 @@ def test_the_queue_is_bounded() -> None:
     assert error.retry_after_s == 2.0
 
 
-def test_what_can_never_fit_is_refused_for_good() -> None:
+def test_a_request_larger_than_all_arenas_is_refused_for_good() -> None:
     error = refused(cluster("a", "b", "t", "u").handle(CreditsWanted(1, wants(101), wait=True), 0)).error
     assert isinstance(error, InvalidRequest)
     assert "arenas of 200 bytes" in error.message
 
 
-def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
+def test_more_items_than_the_encoders_take_at_once_are_refused_by_that_limit() -> None:
+    machine = cluster("t", "u", "a")
+    machine.handle(MemberLeft("b"), 0)
+    machine.handle(InstanceSeen("a", replace(info("a"), max_items=2)), 0)
+    error = refused(machine.handle(CreditsWanted(1, wants(1, 1, 1), wait=True), 0)).error
+    assert isinstance(error, InvalidRequest)
+    assert "than the 2 that the encoders take at once" in error.message
+
+
+def test_without_an_encoder_a_request_waits_for_the_grace_period_only() -> None:
     machine = cluster("t")
     assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
         WakeAt(1.0, "no encoder within the grace")
@@ -444,7 +453,7 @@ def test_without_an_encoder_a_request_waits_for_the_grace_only() -> None:
     assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).request == 2
 
 
-def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> None:
+def test_the_grace_period_starts_at_the_loss() -> None:
     machine = cluster("a", "t")
     first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
@@ -453,14 +462,14 @@ def test_the_grace_counts_from_the_loss_however_long_a_request_has_waited() -> N
     assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).request == 2
 
 
-def test_the_grace_does_not_start_over_for_news_of_others() -> None:
+def test_events_of_other_instances_do_not_restart_the_grace_period() -> None:
     machine = cluster()
     machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
     machine.handle(InstanceSeen("t", info("t")), 0.5)
     assert isinstance(refused(machine.handle(Tick(), 1.0)).error, Unavailable)
 
 
-def test_a_text_pool_that_never_came_is_announced_lost_once() -> None:
+def test_a_text_pool_that_never_appeared_is_reported_lost_once() -> None:
     machine = cluster()
     assert not machine.text_lost
     assert wakes(machine.handle(Tick(), 0)) == [1.0]
@@ -468,13 +477,31 @@ def test_a_text_pool_that_never_came_is_announced_lost_once() -> None:
     assert machine.handle(Tick(), 2.0) == []
 
 
-def test_what_is_too_large_for_the_encoders_that_are_known_waits_for_the_others() -> None:
+def test_an_item_too_large_for_the_known_encoders_waits_for_the_others() -> None:
     machine = cluster("t", "a")
     assert wakes(machine.handle(CreditsWanted(1, wants(101), wait=True), 0)) == [1.0]
     assert granted(machine.handle(InstanceSeen("b", info("b", arena_bytes=200)), 0.5)).grants[0].name == "b"
 
 
-def test_an_encoder_that_may_be_tried_again_is_no_reason_to_wake() -> None:
+def test_a_request_waiting_for_an_unknown_encoder_does_not_block_others() -> None:
+    machine = cluster("t", "a")
+    machine.handle(CreditsWanted(1, wants(101), wait=True), 0)
+    assert granted(machine.handle(CreditsWanted(2, wants(10, first=10), wait=True), 0.1)).request == 2
+    assert refused(machine.handle(Tick(), 1.0)).request == 1
+
+
+def test_what_waits_for_another_encoder_is_refused_in_time_behind_what_waits_for_room() -> None:
+    machine = cluster("t", "a")
+    machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
+    machine.handle(CreditsWanted(2, wants(101, first=10), wait=True), 0)
+    machine.handle(CreditsWanted(3, wants(90, first=20), wait=True), 0)
+    machine.handle(CreditsAbandoned(2), 0.5)
+    machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, priority=-1), 0.5)
+    assert refused(machine.handle(Tick(), 1.5)).request == 4
+    assert machine.waiting == 1
+
+
+def test_the_end_of_a_refusal_pause_wakes_no_request() -> None:
     machine = cluster("t", "a")
     machine.handle(CreditsWanted(1, wants(90), wait=True), 0)
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
@@ -482,7 +509,7 @@ def test_an_encoder_that_may_be_tried_again_is_no_reason_to_wake() -> None:
     assert wakes(machine.handle(Tick(), 0.5)) == []
 
 
-def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
+def test_an_encoder_that_refused_gets_no_work_for_a_pause() -> None:
     machine = cluster("a", "t")
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 0)
     effects = machine.handle(CreditsWanted(1, wants(10), wait=True), 0)
@@ -490,7 +517,7 @@ def test_an_encoder_that_refused_is_left_alone_for_a_while() -> None:
     assert granted(machine.handle(Tick(), 0.5)).request == 1
 
 
-def test_an_instance_of_all_stages_is_one_with_a_load_for_each() -> None:
+def test_an_instance_of_all_stages_has_one_load_per_stage() -> None:
     machine = Checked(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     machine.handle(MemberJoined(Member("h")), 0)
     machine.handle(InstanceSeen("h", replace(info("h"), role=Role.EPD)), 0)
@@ -509,12 +536,14 @@ def test_an_instance_of_all_stages_is_one_with_a_load_for_each() -> None:
     assert not text(machine, "h").usable
 
 
-def test_an_instance_that_comes_back_in_another_role_is_in_that_roles_pools() -> None:
+def test_an_instance_that_returns_in_another_role_changes_pools() -> None:
     machine = cluster("a", "t")
     machine.handle(InstanceSeen("a", replace(info("a", epoch=2), role=Role.PD)), 0)
     assert machine.readiness().missing == ("encode",)
     assert text(machine, "a").usable
-    assert [one.name for one in machine.pool(ENCODE, 0).candidates] == ["b", "u"], "those not seen may encode"
+    assert [one.name for one in machine.pool(ENCODE, 0).candidates] == ["b", "u"], (
+        "an unseen instance may be an encoder"
+    )
 
 
 @pytest.mark.parametrize("role", [Role.P, Role.D, Role.EP, Role.ED])
@@ -528,7 +557,7 @@ def test_a_request_goes_to_an_instance_that_prefills_and_decodes(role: Role) -> 
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
-def test_one_that_joins_is_connected_to_once_and_gets_work_when_it_was_seen() -> None:
+def test_a_joining_member_is_connected_once_and_gets_work_after_its_first_report() -> None:
     machine = Checked(LIMITS, POLICIES, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
     assert Connect("a") in machine.handle(MemberJoined(Member("a")), 0)
     assert Connect("a") not in machine.handle(MemberJoined(Member("a", epoch=1)), 0)
@@ -539,7 +568,7 @@ def test_one_that_joins_is_connected_to_once_and_gets_work_when_it_was_seen() ->
 
 
 @pytest.mark.parametrize("member", [Member("a", role=Role.PD), Member("a", model="n"), Member("a", epoch=2)])
-def test_one_that_is_not_what_its_member_is_said_to_be_gets_nothing(member: Member) -> None:
+def test_an_instance_that_differs_from_its_member_entry_gets_no_work(member: Member) -> None:
     machine = cluster("a", "b", "t")
     machine.handle(MemberJoined(member), 0)
     assert "i-a: is not the member that is expected there" in machine.readiness().instances
@@ -549,7 +578,32 @@ def test_one_that_is_not_what_its_member_is_said_to_be_gets_nothing(member: Memb
     assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
 
 
-def test_one_that_leaves_without_work_is_forgotten_at_once() -> None:
+def test_one_process_under_two_addresses_is_used_once() -> None:
+    machine = cluster("a", "t")
+    same = replace(info("b"), instance_id="i-a")
+    machine.handle(InstanceSeen("b", same), 0)
+    assert machine.states() == {(Role.E, "ready"): 1, (Role.E, SAME): 1, (Role.PD, "ready"): 1, (None, UNSEEN): 1}
+    assert [one.name for one in machine.pool(ENCODE, 0).usable] == ["a"]
+    machine.handle(InstanceSeen("u", info("u")), 0)
+    error = refused(machine.handle(CreditsWanted(1, wants(150), wait=True), 0)).error
+    assert isinstance(error, InvalidRequest), "its arena counts once"
+    machine.handle(InstanceSuspected("a"), 1)
+    assert [one.name for one in machine.pool(ENCODE, 1).usable] == ["b"]
+    machine.handle(InstanceSeen("a", info("a")), 2)
+    assert [one.name for one in machine.pool(ENCODE, 2).usable] == ["b"], "the address in use stays in use"
+    machine.handle(InstanceSeen("b", info("b", epoch=2)), 3)
+    assert [one.name for one in machine.pool(ENCODE, 3).usable] == ["a", "b"], "another process has taken over"
+
+
+def test_the_new_address_of_a_process_is_used_while_the_old_one_leaves() -> None:
+    machine = cluster("a")
+    granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0))
+    machine.handle(InstanceSeen("b", replace(info("b"), instance_id="i-a")), 0)
+    machine.handle(MemberLeaving("a"), 0)
+    assert [one.name for one in machine.pool(ENCODE, 0).usable] == ["b"]
+
+
+def test_a_leaving_member_without_work_is_removed_at_once() -> None:
     machine = cluster("a", "b", "t")
     machine.handle(CreditReturned(hold(machine, "a", b"0").credit), 0)
     assert Disconnect("a") in machine.handle(MemberLeaving("a"), 0)
@@ -557,26 +611,26 @@ def test_one_that_leaves_without_work_is_forgotten_at_once() -> None:
     assert machine.readiness().instances == ("i-b: ready", "i-t: ready")
 
 
-def test_one_that_leaves_with_work_gets_nothing_new_and_is_forgotten_when_it_is_done() -> None:
+def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit() -> None:
     machine = cluster("a", "t")
     grants = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
     dispatch = text_granted(machine.handle(TextWanted(1, 10), 0))
     for name in ("a", "t"):
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
-        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "once is enough"
+        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "it is logged once"
     assert machine.readiness().instances == ("i-a: leaving", "i-t: leaving")
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], Refused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)
     machine.handle(encoded(grants[0]), 0)
-    assert not machine.pool(ENCODE, 0).held, "nobody is to go there for it"
+    assert not machine.pool(ENCODE, 0).held, "its cached embeddings attract no request"
     machine.handle(CreditReturned(grants[0].credit), 0)
     assert Disconnect("a") in machine.handle(CreditReturned(grants[1].credit), 0)
     machine.handle(CallFailed(dispatch.credit, "t", Unavailable("draining")), 0)
-    assert Disconnect("t") in machine.handle(CreditReturned(dispatch.credit), 0), "reachable or not"
+    assert Disconnect("t") in machine.handle(CreditReturned(dispatch.credit), 0), "whether it is reachable or not"
     assert machine.outstanding == 0
 
 
-def test_one_that_stays_after_all_gets_work_again() -> None:
+def test_a_member_that_stops_leaving_gets_work_again() -> None:
     machine = cluster("a", "t")
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     machine.handle(MemberLeaving("a"), 0)
@@ -585,7 +639,7 @@ def test_one_that_stays_after_all_gets_work_again() -> None:
     assert Disconnect("a") not in machine.handle(CreditReturned(grant.credit), 0)
 
 
-def test_one_that_has_left_takes_its_credits_and_hints_along() -> None:
+def test_a_member_that_left_loses_its_credits_and_hints() -> None:
     machine = cluster("a", "t")
     first, second = granted(machine.handle(CreditsWanted(1, wants(10, 10), wait=True), 0)).grants
     machine.handle(encoded(first), 0)
@@ -604,14 +658,14 @@ def test_one_that_has_left_takes_its_credits_and_hints_along() -> None:
         MemberLeaving("a"),
         MemberLeft("a"),
     ):
-        assert machine.handle(event, 0) == [], "nobody is there any more"
+        assert machine.handle(event, 0) == [], "no instance is left"
     machine.handle(MemberJoined(Member("a")), 1)
     machine.handle(InstanceSeen("a", info("a", epoch=2)), 1)
     machine.handle(CreditReturned(second.credit), 1)
-    assert encoder(machine, "a").available_bytes == 100, "credits of its former life are not the new one's"
+    assert encoder(machine, "a").available_bytes == 100, "credits of an earlier epoch do not count for the new one"
 
 
-def test_whoever_waits_for_the_last_encoder_is_told_when_none_comes() -> None:
+def test_requests_waiting_for_the_last_encoder_fail_after_the_grace_period() -> None:
     machine = cluster("a", "t")
     machine.handle(MemberLeft("b"), 0)
     granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
@@ -638,14 +692,14 @@ def test_only_ready_encoders_get_work_and_readiness_says_why(event: InstanceSusp
     assert machine.readiness().ready
 
 
-def test_one_that_is_seen_again_gets_work_again() -> None:
+def test_an_instance_that_is_seen_again_gets_work_again() -> None:
     machine = cluster("a")
     machine.handle(InstanceSuspected("a"), 0)
     machine.handle(InstanceSeen("a", info("a")), 1)
     assert granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 1))
 
 
-def test_when_nobody_serves_the_old_model_any_more_the_new_one_is_the_model() -> None:
+def test_the_new_model_becomes_current_when_no_instance_serves_the_old_one() -> None:
     machine = cluster("a", "t")
     new = replace(MODEL, revision="new")
     machine.handle(InstanceSeen("a", info("a", model=new)), 0)
@@ -655,7 +709,7 @@ def test_when_nobody_serves_the_old_model_any_more_the_new_one_is_the_model() ->
     assert machine.readiness().ready
 
 
-def test_one_that_cannot_be_reached_does_not_hold_the_model_fast() -> None:
+def test_an_unreachable_instance_does_not_keep_the_old_model_current() -> None:
     machine = cluster("a")
     machine.handle(InstanceSuspected("a"), 0)
     new = replace(MODEL, revision="new")
@@ -663,14 +717,14 @@ def test_one_that_cannot_be_reached_does_not_hold_the_model_fast() -> None:
     assert machine.model == new
 
 
-def test_a_model_is_known_by_what_it_is() -> None:
+def test_models_are_compared_by_their_identity() -> None:
     machine = cluster("t")
     machine.handle(InstanceSeen("a", info("a", model=replace(MODEL))), 0)
     machine.handle(InstanceSeen("b", info("b", model=replace(MODEL))), 0)
     assert machine.readiness().instances == ("i-a: ready", "i-b: ready", "i-t: ready")
 
 
-def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
+def test_hints_are_used_until_they_are_wrong_or_the_holder_restarts() -> None:
     def chosen(machine: ClusterMachine, run: int) -> str:
         grants = granted(machine.handle(CreditsWanted(run, wants(10), wait=True), 0)).grants
         machine.handle(CreditReturned(grants[0].credit), 0)
@@ -690,7 +744,7 @@ def test_hints_lead_to_the_holder_until_they_are_wrong_or_it_restarts() -> None:
 
 
 def hold(machine: ClusterMachine, name: str, digest: bytes) -> Grant:
-    """Let this encoder, and no other, encode an item of such content."""
+    """Makes this encoder, and no other, encode an item with this content."""
     want = Want(0, 1, 1, (digest, b""), exclude=frozenset(ENCODERS) - {name})
     grant = granted(machine.handle(CreditsWanted(99, (want,), wait=False), 0)).grants[0]
     machine.handle(encoded(grant), 0)
@@ -709,15 +763,15 @@ def test_hints_are_bounded() -> None:
     assert known() == [b"0", b"4"]
     hold(machine, "a", b"4")
     hold(machine, "a", b"5")
-    assert known() == [b"4", b"5"], "the oldest goes"
+    assert known() == [b"4", b"5"], "the oldest is evicted"
     elsewhere = hold(machine, "b", b"0")
     hold(machine, "a", b"0")
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
-    assert b"0" in known(), "that it is gone from elsewhere says nothing"
+    assert b"0" in known(), "its loss on another encoder has no effect"
     machine.handle(CreditReturned(elsewhere.credit), 0)
     machine.handle(EmbeddingGone(elsewhere.credit), 0)
     machine.handle(encoded(elsewhere), 0)
-    assert machine.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does what is told of a place given back"
+    assert machine.pool(ENCODE, 0).held[b"0", b""] == "a", "nor does an event for a returned credit"
 
 
 @pytest.mark.parametrize(
@@ -729,24 +783,24 @@ def test_hints_are_bounded() -> None:
         (InvalidRequest("bad"), True, []),
     ],
 )
-def test_an_instance_that_a_call_says_is_down_gets_nothing_more_and_is_asked_again(
+def test_an_instance_reported_down_by_a_call_gets_no_work_and_is_probed(
     error: TriptychError, usable: bool, effects: list[ClusterEffect]
 ) -> None:
     machine = cluster("a", "t")
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=False), 0)).grants[0]
     assert machine.handle(CallFailed(grant.credit, "a", error), 0) == effects
     view = encoder(machine, "a")
-    assert (view.usable, view.pending_tokens, view.available_bytes) == (usable, 0, 90), "its bytes may still be taken"
+    assert (view.usable, view.pending_tokens, view.available_bytes) == (usable, 0, 90), "its bytes may still be in use"
 
 
-def test_an_arena_that_is_full_is_a_matter_of_encoders_alone() -> None:
+def test_a_full_arena_error_of_a_text_instance_has_no_effect() -> None:
     machine = cluster("a", "t")
     machine.handle(CallFailed(0, "t", ArenaFull("the image cache is full")), 0)
     assert text_granted(machine.handle(TextWanted(1, 10), 0)).name == "t"
     assert granted_at_once(machine, 1)
 
 
-def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None:
+def test_text_goes_to_the_least_pending_tokens_including_own_dispatches() -> None:
     machine = cluster("t", "u")
     machine.handle(LoadReported("t", text_load(100, 0, 1)), 0)
     machine.handle(LoadReported("u", text_load(0, 0, 0)), 0)
@@ -757,12 +811,12 @@ def test_text_goes_to_the_least_pending_tokens_own_dispatches_included() -> None
     assert chosen == ["u", "u", "t", "u"]
     machine.handle(CreditReturned(last.credit), 0)
     assert text(machine, "u").pending_tokens == 120
-    # A report replaces what was counted up to it.
+    # A report replaces earlier counts.
     machine.handle(LoadReported("u", text_load(10, 0, 2)), 0)
     assert text(machine, "u").pending_tokens == 10
 
 
-def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_after_the_grace() -> None:
+def test_without_a_text_instance_dispatches_are_refused_and_the_loss_is_reported_after_the_grace_period() -> None:
     machine = cluster("t")
     effects = machine.handle(InstanceSuspected("t"), 5.0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [6.0]
@@ -777,7 +831,7 @@ def test_without_a_text_instance_a_dispatch_is_refused_and_everyone_is_told_afte
     assert lost == [False, True, False]
 
 
-def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost() -> None:
+def test_a_text_instance_that_returns_within_the_grace_period_is_not_reported_lost() -> None:
     machine = cluster("t")
     machine.handle(InstanceSuspected("t"), 5.0)
     machine.handle(InstanceSeen("t", info("t")), 5.5)
@@ -785,7 +839,7 @@ def test_a_text_instance_that_comes_back_within_the_grace_is_not_announced_lost(
 
 
 class Traffic(RuleBasedStateMachine):
-    """Anything may happen in any order; credits never exceed the arenas, and in the end none is left."""
+    """Any order of events: credits never exceed the arenas, and all are returned in the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -824,9 +878,10 @@ class Traffic(RuleBasedStateMachine):
         self.feed(self.machine.handle(MemberLeft(name), self.now_s))
         assert name not in self.members
 
-    @rule(name=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
-    def see(self, name: str, epoch: int) -> None:
-        self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=epoch)), self.now_s))
+    @rule(name=st.sampled_from(ENCODERS + TEXTS), process=st.sampled_from(ENCODERS + TEXTS), epoch=st.integers(1, 3))
+    def see(self, name: str, process: str, epoch: int) -> None:
+        found = replace(info(name, epoch=epoch), instance_id=f"i-{process}")
+        self.feed(self.machine.handle(InstanceSeen(name, found), self.now_s))
 
     @rule(name=st.sampled_from(ENCODERS + TEXTS))
     def suspect(self, name: str) -> None:
@@ -886,7 +941,7 @@ class Traffic(RuleBasedStateMachine):
             assert encoder.available_bytes <= encoder.arena_bytes
 
     def teardown(self) -> None:
-        """Once everything comes back, whoever waits is served, or told that it cannot be."""
+        """Every waiting request is served or refused once all credits have returned."""
         for name in ENCODERS:
             self.feed(self.machine.handle(MemberJoined(Member(name)), self.now_s))
             self.feed(self.machine.handle(InstanceSeen(name, info(name, epoch=9)), self.now_s))

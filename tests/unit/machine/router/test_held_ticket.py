@@ -1,4 +1,4 @@
-"""What is held by leases: what a ticket must be, how long its leases last, and what is asked for again."""
+"""Validation of tickets, durations of their leases, and renewals."""
 
 from dataclasses import replace
 from math import inf
@@ -50,11 +50,11 @@ def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0)
         ({"lease_id": b"other"}, "other leases than those requested"),
     ],
 )
-def test_a_ticket_that_is_not_what_was_asked_for_is_told_by_its_fault(changes: Any, fault: str | None) -> None:
+def test_a_ticket_that_does_not_match_its_request_is_refused_with_a_reason(changes: Any, fault: str | None) -> None:
     assert asked().granted(replace(TICKET, **changes), b"router", 4, 60.0) == fault
 
 
-def test_leases_are_named_before_they_are_asked_for_and_all_that_may_be_held_are_kept() -> None:
+def test_lease_ids_are_chosen_before_the_call_and_kept_while_they_may_be_held() -> None:
     one = asked()
     assert (one.lease_ids, one.pending) == ((b"router", b"reader"), True)
     one.granted(TICKET, b"another", 4, 60.0)
@@ -64,7 +64,7 @@ def test_leases_are_named_before_they_are_asked_for_and_all_that_may_be_held_are
     assert refused.lease_ids == ()
 
 
-def test_more_time_is_asked_for_at_half_a_lease_unless_it_outlasts_the_request() -> None:
+def test_a_lease_is_extended_at_half_its_time_unless_it_outlasts_the_request() -> None:
     one = held(10.0, 4.0)
     assert (one.router_until_s, one.reader_until_s, one.extend_s) == (14.0, 14.0, 12.0)
     one.extended((b"router",), 20.0, 4.0, 60.0)
@@ -73,7 +73,7 @@ def test_more_time_is_asked_for_at_half_a_lease_unless_it_outlasts_the_request()
     assert (one.reader_until_s, one.extend_s) == (59.5, inf)
 
 
-def test_it_is_extended_again_at_half_of_what_is_left_until_that_is_not_worth_it() -> None:
+def test_extensions_repeat_until_the_remaining_time_is_too_short() -> None:
     one = held(0.0, 4.0)
     assert one.extend(2.0, 5.0) == Extend(7, "e", TICKET.key, 1, (b"router", b"reader"), 5.0)
     assert one.extend_s == 3.0
@@ -95,7 +95,7 @@ def test_a_ticket_is_stale_once_sent_or_short_but_is_renewed_only_once() -> None
 
 
 @pytest.mark.parametrize("changes", [{"key": b"x" * 32}, {"tokens": 5}, {"tensors": ()}, {"lease_id": b"third"}])
-def test_another_embedding_is_told_from_the_one_that_was_renewed(changes: Any) -> None:
+def test_a_renewal_for_another_embedding_is_detected(changes: Any) -> None:
     one = held()
     one.renew(lambda: b"second", 4.0, 1.0, "short")
     ticket = replace(TICKET, **{"lease_id": b"second", **changes})

@@ -1,5 +1,3 @@
-"""One instance as a router sees it."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +30,7 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
         ({"info": None}, InstanceState.NOT_SEEN),
         ({"reachable": False}, InstanceState.NOT_REACHABLE),
         ({"epoch": 2}, InstanceState.OTHER_MEMBER),
+        ({"duplicate": True, "draining": True}, InstanceState.SAME_PROCESS),
         ({"info": replace(INFO, model=replace(MODEL, revision="s"))}, InstanceState.OTHER_MODEL),
         ({"leaving": True, "draining": True}, InstanceState.LEAVING),
         ({"draining": True}, InstanceState.DRAINING),
@@ -39,15 +38,21 @@ def instance(info: InstanceInfo | None = INFO, **changes: Any) -> Instance:
     ],
     ids=str,
 )
-def test_its_state_says_why_it_gets_nothing(changes: dict[str, Any], state: InstanceState) -> None:
+def test_the_state_says_why_an_instance_gets_no_work(changes: dict[str, Any], state: InstanceState) -> None:
     made = instance(**changes)
     assert made.state is state
     assert made.candidate(ENCODE, 0.0).usable is (state is InstanceState.READY)
 
 
-def test_an_engine_that_fails_again_is_avoided_for_longer_until_it_works() -> None:
+def test_backoff_grows_with_engine_failures_until_a_success() -> None:
     made = instance()
-    for failed_s, until_s in ((0.0, 1.0), (0.5, 1.0), (1.0, 3.0), (3.0, 7.0), (7.0, 12.0)):  # the second: same bad pass
+    for failed_s, until_s in (
+        (0.0, 1.0),
+        (0.5, 1.0),
+        (1.0, 3.0),
+        (3.0, 7.0),
+        (7.0, 12.0),
+    ):  # the second: same failed batch
         made.engine_failed(Stage.ENCODE, failed_s, 1.0, 5.0)
         assert made.candidate(ENCODE, until_s - 0.1).backoff
     assert not made.candidate(TEXT, 11.9).backoff
@@ -60,7 +65,7 @@ def test_an_engine_that_fails_again_is_avoided_for_longer_until_it_works() -> No
     assert not made.candidate(ENCODE, 21.0).backoff
 
 
-def test_a_report_and_what_was_given_since_make_up_an_encoders_load() -> None:
+def test_an_encoders_load_is_its_report_plus_later_dispatches() -> None:
     made = instance()
     made.give(Stage.ENCODE, 10, 300)
     view = made.candidate(ENCODE, 0.0)
@@ -79,7 +84,7 @@ def test_a_report_and_what_was_given_since_make_up_an_encoders_load() -> None:
     assert (view.pending_tokens, view.pending, view.available_bytes, made.credits) == (50, 5, 600, 1)
 
 
-def test_a_text_instances_report_replaces_what_was_given_before_it() -> None:
+def test_a_text_instances_report_replaces_earlier_dispatches() -> None:
     made = instance(replace(INFO, role=Role.PD))
     for _ in range(3):
         made.give(Stage.PREFILL, 30, 0)
@@ -91,10 +96,10 @@ def test_a_text_instances_report_replaces_what_was_given_before_it() -> None:
     assert (view.pending_tokens, view.pending) == (45, 4)
     made.work_ended(Stage.PREFILL, 30, report=0)
     view = made.candidate(TEXT, 0.0)
-    assert (view.pending_tokens, view.pending) == (45, 3), "what the report still counted of it is not known"
+    assert (view.pending_tokens, view.pending) == (45, 3), "how much of it the report still counted is unknown"
 
 
-def test_how_it_looks_is_computed_again_only_when_something_has_changed() -> None:
+def test_the_snapshot_is_recomputed_only_after_a_change() -> None:
     made = instance()
     made.engine_failed(Stage.ENCODE, 0.0, 1.0, 5.0)
     first = made.candidate(ENCODE, 0.0)

@@ -1,4 +1,4 @@
-"""One request's life: the smallest thing is redone, everything is given back, and there is exactly one end."""
+"""The life of one request: minimal recomputation, no leaked lease or credit, exactly one end."""
 
 from dataclasses import replace
 from random import Random
@@ -99,7 +99,7 @@ Call = Encode | Renew | Generate | TextWanted | CreditsWanted
 
 
 class World:
-    """Answers the machine's effects on command, and tracks what is held."""
+    """Performs the machine's effects on command, and tracks leases and credits."""
 
     def __init__(self, count: int, limits: RequestLimits = LIMITS) -> None:
         self.machine = RequestMachine(
@@ -142,7 +142,7 @@ class World:
                 case CreditsAbandoned():
                     self.calls = [one for one in self.calls if not isinstance(one, CreditsWanted)]
                 case EmbeddingGone(credit):
-                    assert credit in self.credits, "what is gone is said before its place is given back"
+                    assert credit in self.credits, "the loss is reported before the credit is returned"
                 case Release(_, credit, lease_ids):
                     if credit is not None and credit not in self.credits_of_texts:
                         del self.credits[credit]
@@ -176,7 +176,7 @@ class World:
         lease = self.lease(lease_id, encoder)
         return Ticket(key, f"i-{encoder}", 1, 0, 128, 1, 0, TENSORS, 4, lease, lease_s)
 
-    # One answer each.
+    # One response each.
 
     def place(self, call: CreditsWanted, encoder: str = "") -> None:
         grants = []
@@ -225,7 +225,7 @@ class World:
             self.renewed(call)
 
     def resume(self) -> None:
-        """Let the next pause pass."""
+        """Lets the next pause elapse."""
         pause = self.pauses.pop(0)
         self.now_s += pause.delay_s
         self.feed(Resumed(pause.number))
@@ -267,7 +267,7 @@ def finished() -> Finished:
     return Finished(FinishReason.STOP, 7, 0.3, 0.4)
 
 
-def test_text_only_goes_straight_to_text() -> None:
+def test_a_text_only_request_uses_no_encoder() -> None:
     world = World(0)
     call = world.dispatched()
     assert call.placements == ()
@@ -276,7 +276,7 @@ def test_text_only_goes_straight_to_text() -> None:
     world.assert_over(Phase.DONE)
 
 
-def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> None:
+def test_leases_are_held_until_the_first_token_and_the_timeline_is_complete() -> None:
     world = World(2)
     world.now_s = 1.0
     world.place_all()
@@ -303,7 +303,7 @@ def test_leases_are_held_until_the_first_token_and_the_timeline_has_it_all() -> 
     ]
 
 
-def test_the_timeline_says_what_took_how_long_and_where() -> None:
+def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world = World(2)
     machine = world.machine = RequestMachine(
         1, "r", "m", now_s=1.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease, choices=2
@@ -343,7 +343,7 @@ def test_the_timeline_says_what_took_how_long_and_where() -> None:
     assert [(item.queue_s, item.encode_s, item.encoder_cached) for item in timeline.items] == [(0.1, 0.2, False)] * 2
 
 
-def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
+def test_shards_of_an_item_are_placed_consecutively() -> None:
     world = World(0)
     world.machine = RequestMachine(
         1, "r", "m", now_s=0.0, deadline_s=DEADLINE_S, limits=LIMITS, new_lease=world.new_lease
@@ -356,7 +356,7 @@ def test_shards_of_an_item_are_placed_as_one_that_continues() -> None:
     assert [item.shard for item in world.machine.timeline(1.0, 0).items] == ["1-1/3", "2-3/3", ""]
 
 
-def test_the_timeline_has_nothing_of_an_attempt_that_failed() -> None:
+def test_the_timeline_omits_failed_attempts() -> None:
     world = World(0)
     call = world.dispatched()
     world.feed(TextReady(call.credit, Ready((), 0.5, 0.6)))
@@ -365,7 +365,7 @@ def test_the_timeline_has_nothing_of_an_attempt_that_failed() -> None:
     assert (timeline.queue_s, timeline.pull_s) == (0.0, 0.0)
 
 
-def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> None:
+def test_the_timeline_of_an_unfinished_request_has_only_its_past_steps() -> None:
     fresh = RequestMachine(1, "r", "m", now_s=1.0, deadline_s=9.0, limits=LIMITS, new_lease=lambda: b"")
     timeline = fresh.timeline(4.0, 0)
     assert (timeline.prepare_s, timeline.encode_s, timeline.total_s, timeline.prompt_tokens) == (3.0, 0.0, 3.0, 0)
@@ -378,14 +378,14 @@ def test_the_timeline_of_what_has_not_come_far_has_no_times_but_its_own() -> Non
     assert World(0).machine.timeline(4.0, 0).encode_s == 0.0
 
 
-def test_the_timeline_names_the_error_of_what_failed_and_of_nothing_else() -> None:
+def test_the_timeline_names_errors_of_failed_requests_only() -> None:
     failed, left = World(1), World(1)
     failed.feed(Failed(InternalError("defect")))
     left.feed(CallerLeft())
     assert [world.machine.timeline(1.0, 0).error for world in (failed, left)] == [InternalError.code, ""]
 
 
-def test_the_first_token_of_an_answer_that_ends_with_it_is_its_end() -> None:
+def test_an_answer_without_chunks_has_its_first_token_at_its_end() -> None:
     world = World(0)
     world.now_s = 2.0
     world.feed(TextFinished(world.dispatched().credit, finished()))
@@ -412,7 +412,7 @@ def test_only_the_items_of_a_lost_encoder_are_encoded_again_elsewhere() -> None:
     assert len(world.dispatched().placements) == 4
 
 
-def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
+def test_repeated_losses_of_an_item_end_the_request() -> None:
     world = World(1)
     for _ in range(3):
         world.place_all()
@@ -424,7 +424,7 @@ def test_an_item_that_is_lost_again_and_again_ends_the_request() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidMedia("bad"), InternalError("bad"), DeadlineExceeded("late")])
-def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) -> None:
+def test_a_permanent_error_ends_the_request_at_once(error: TriptychError) -> None:
     world = World(3)
     world.place_all()
     first, second, _ = world.take(Encode)
@@ -436,7 +436,7 @@ def test_what_would_fail_again_ends_the_request_at_once(error: TriptychError) ->
     assert world.error is error
 
 
-def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_until_the_deadline() -> None:
+def test_a_full_arena_requeues_the_request_with_growing_backoff_until_the_deadline() -> None:
     world = World(3)
     delays_s: list[float] = []
     while not world.ends:
@@ -458,7 +458,7 @@ def test_a_full_arena_sends_everything_back_to_the_queue_after_growing_pauses_un
     assert all(2**k / 2 <= delay_s <= min(2**k, 30) for k, delay_s in enumerate(delays_s[:5]))
 
 
-def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_why() -> None:
+def test_a_new_request_waits_for_credits_and_is_refused_when_it_can_never_fit() -> None:
     world = World(1)
     (call,) = world.take(CreditsWanted)
     assert isinstance(call, CreditsWanted)
@@ -469,7 +469,7 @@ def test_a_new_request_waits_for_its_places_and_what_can_never_have_any_is_told_
     assert world.error is error
 
 
-def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_back() -> None:
+def test_credits_that_arrive_after_a_requeue_are_released() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -485,7 +485,7 @@ def test_places_that_come_after_the_request_went_back_to_the_queue_are_given_bac
     assert world.up_to_text()
 
 
-def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_second_is_given_back() -> None:
+def test_a_late_credit_is_used_if_one_is_needed_again_and_the_second_is_released() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -503,7 +503,7 @@ def test_a_place_that_comes_late_is_taken_where_one_is_wanted_again_and_the_seco
     assert world.up_to_text()
 
 
-def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
+def test_a_requeue_ends_the_pause_of_an_item() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -517,7 +517,7 @@ def test_a_pause_of_one_item_is_over_when_all_go_back_to_the_queue() -> None:
     assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
 
 
-def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
+def test_a_second_response_to_a_call_is_ignored() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -529,7 +529,7 @@ def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
     world.encoded(twice)
     assert len(world.leases) == 2
     assert world.feed(failed(first, InstanceLost("gone"))) == []
-    assert world.feed(CallFailed(99, first.name, InstanceLost("gone"))) == [], "nor one of a place given up"
+    assert world.feed(CallFailed(99, first.name, InstanceLost("gone"))) == [], "nor one for a released credit"
     assert world.feed(failed(first, LeaseLost("over"))) == []
     world.encoded(second)
     call = world.dispatched()
@@ -539,14 +539,14 @@ def test_an_answer_of_a_call_that_is_answered_already_changes_nothing() -> None:
     assert len(world.credits) == 2
 
 
-def test_what_has_ended_is_not_cancelled() -> None:
+def test_a_finished_call_is_not_cancelled() -> None:
     world = World(2)
     world.up_to_text()
     assert not [effect for effect in world.feed(CallerLeft()) if isinstance(effect, Abort)]
     world.assert_over(Phase.CANCELLED)
 
 
-def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
+def test_two_busy_encoders_are_retried_independently() -> None:
     world = World(2)
     world.place_all()
     for call in world.take(Encode):
@@ -559,12 +559,12 @@ def test_two_busy_encoders_are_asked_again_each_in_its_own_time() -> None:
         assert isinstance(again, CreditsWanted)
         assert [want.item for want in again.wants] == [item]
         world.place(again)
-    assert world.feed(Resumed(1)) == [], "a pause is over once"
+    assert world.feed(Resumed(1)) == [], "a pause ends once"
     world.encode_all()
     assert world.dispatched()
 
 
-def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> None:
+def test_a_busy_encoder_is_retried_for_that_item_only() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -587,7 +587,7 @@ def test_an_encoder_that_is_busy_is_asked_again_later_for_that_item_alone() -> N
     assert world.machine.timeline(world.now_s, 0).items[1].encode_attempts == 5
 
 
-def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
+def test_an_engine_that_failed_an_item_does_not_get_it_again() -> None:
     world = World(1)
     world.place_all()
     (first,) = world.take(Encode)
@@ -604,7 +604,7 @@ def test_an_engine_may_fail_an_item_once_and_never_gets_it_again() -> None:
     assert world.error.message == "failed again"
 
 
-def test_an_engine_failure_is_the_error_when_there_is_no_other_encoder() -> None:
+def test_an_engine_failure_ends_the_request_without_another_encoder() -> None:
     world = World(1)
     world.place_all()
     (first,) = world.take(Encode)
@@ -626,7 +626,7 @@ def test_a_text_engine_that_failed_is_replaced_once() -> None:
     world.assert_over(Phase.FAILED)
 
 
-def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
+def test_a_repair_without_room_releases_everything() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -640,7 +640,7 @@ def test_a_repair_that_finds_no_room_lets_go_of_everything() -> None:
 
 
 @pytest.mark.parametrize(("error", "phase"), [(Unavailable("none"), Phase.WAITING), (InvalidMedia("no"), Phase.FAILED)])
-def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: TriptychError, phase: Phase) -> None:
+def test_a_repair_without_an_encoder_requeues_unless_the_pool_is_lost(error: TriptychError, phase: Phase) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -649,10 +649,10 @@ def test_a_repair_that_finds_no_encoder_starts_over_unless_none_can_come(error: 
     world.take(CreditsWanted)
     world.feed(Refused(1, error))
     assert (world.machine.phase, world.credits) == (phase, {})
-    assert world.feed(Refused(1, error)) == [], "an answer that nobody waits for"
+    assert world.feed(Refused(1, error)) == [], "a response to a cancelled wait"
 
 
-def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> None:
+def test_a_failed_pull_reencodes_the_named_items_and_renews_the_others() -> None:
     world = World(3)
     first = world.up_to_text()
     world.feed(failed(first, TransferFailed("broken", items=(1,))))
@@ -668,7 +668,7 @@ def test_a_failed_pull_encodes_the_named_items_again_and_renews_the_others() -> 
 
 
 @pytest.mark.parametrize(("named", "again"), [((0,), [0]), ((1,), [1]), ((-1,), [0, 1]), ((2,), [0, 1]), ((), [0, 1])])
-def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...], again: list[int]) -> None:
+def test_a_failed_pull_without_item_names_concerns_all_items(named: tuple[int, ...], again: list[int]) -> None:
     world = World(2)
     world.feed(failed(world.up_to_text(), TransferFailed("broken", items=named)))
     (call,) = world.take(CreditsWanted)
@@ -676,7 +676,7 @@ def test_a_failed_pull_names_items_or_else_all_are_meant(named: tuple[int, ...],
     assert [want.item for want in call.wants] == again
 
 
-def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure() -> None:
+def test_an_expired_lease_does_not_count_towards_later_failures() -> None:
     world = World(1)
     attempt = world.up_to_text()
     for _ in range(2):
@@ -693,7 +693,7 @@ def test_a_lease_is_over_at_its_end_and_what_it_cost_counts_for_no_later_failure
     world.assert_over(Phase.FAILED)
 
 
-def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() -> None:
+def test_an_expired_lease_is_the_error_when_no_text_instance_is_left() -> None:
     world = World(1)
     call = world.up_to_text()
     world.now_s = 30.0
@@ -706,7 +706,7 @@ def test_without_a_text_instance_after_a_lease_that_ran_out_that_is_the_error() 
     assert world.error is error
 
 
-def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_attempt() -> None:
+def test_a_reader_lease_that_expired_in_a_queue_is_replaced_without_using_an_attempt() -> None:
     world = World(2)
     for number in range(1, 4):
         attempt = world.up_to_text() if number == 1 else world.dispatched()
@@ -720,7 +720,7 @@ def test_a_reader_lease_that_ran_out_in_a_long_queue_costs_a_fresh_lease_and_no_
     assert [item.encode_attempts for item in world.machine.timeline(world.now_s, 0).items] == [1, 1]
 
 
-def test_a_failed_pull_that_names_nothing_known_encodes_everything_again() -> None:
+def test_a_failed_pull_with_unknown_items_reencodes_everything() -> None:
     world = World(2)
     world.feed(failed(world.up_to_text(), TransferFailed("broken", items=(7,))))
     world.place_all()
@@ -735,7 +735,7 @@ def test_a_text_instance_lost_before_the_first_token_is_replaced_by_another() ->
     world.renew_all()
     second = world.dispatched()
     assert world.avoided == frozenset({"t1"})
-    # What the first still says is not listened to.
+    # Late events of the first instance are ignored.
     world.feed(FirstToken(first.credit))
     assert world.machine.phase is Phase.DISPATCHING
     world.feed(FirstToken(second.credit))
@@ -754,7 +754,7 @@ def test_without_another_text_instance_the_loss_is_one_clear_error() -> None:
     assert isinstance(world.error, InstanceLost)
 
 
-def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_attempt() -> None:
+def test_an_absent_text_pool_is_retried_without_using_an_attempt() -> None:
     world = World(1)
     world.place_all()
     world.encode_all()
@@ -771,7 +771,7 @@ def test_a_text_pool_that_is_away_is_asked_again_until_it_is_back_and_costs_no_a
 
 
 @pytest.mark.parametrize("error", [InstanceLost("gone"), TransferFailed("x", items=(0,)), Overloaded("full")])
-def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> None:
+def test_no_retry_after_the_first_token(error: TriptychError) -> None:
     world = World(1)
     call = world.up_to_text()
     world.feed(FirstToken(call.credit))
@@ -779,7 +779,7 @@ def test_nothing_is_tried_again_after_the_first_token(error: TriptychError) -> N
     world.assert_over(Phase.FAILED)
 
 
-def test_a_lost_lease_says_nothing_against_the_text_instance() -> None:
+def test_a_lost_lease_is_not_a_failure_of_the_text_instance() -> None:
     world = World(1)
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     world.renew_all()
@@ -797,7 +797,7 @@ def test_a_lease_is_renewed_once_per_attempt_however_short_it_is() -> None:
     assert world.dispatched().placements[0].ticket.lease_id == call.lease_id
 
 
-def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
+def test_a_lost_lease_reencodes_the_item_on_its_encoder() -> None:
     world = World(2)
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     first, second = world.take(Renew)
@@ -810,7 +810,7 @@ def test_a_lost_lease_encodes_that_item_again_where_it_was() -> None:
     assert [(want.item, want.avoid) for want in again.wants] == [(0, frozenset())]
 
 
-def test_leases_lost_again_and_again_read_as_images_that_did_not_arrive() -> None:
+def test_repeatedly_lost_leases_end_as_a_failed_transfer() -> None:
     world = World(1)
     for _ in range(3):
         world.feed(failed(world.up_to_text(), LeaseLost("over")))
@@ -821,7 +821,7 @@ def test_leases_lost_again_and_again_read_as_images_that_did_not_arrive() -> Non
     assert isinstance(world.error, TransferFailed)
 
 
-def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
+def test_a_lease_close_to_expiry_is_renewed_before_it_is_sent() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -840,7 +840,7 @@ def test_a_lease_that_is_running_out_is_renewed_before_it_is_sent() -> None:
     assert world.dispatched()
 
 
-def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
+def test_a_renewed_lease_starts_at_the_time_of_its_request() -> None:
     world = World(1)
     first = world.up_to_text()
     world.now_s = 20.0
@@ -854,7 +854,7 @@ def test_a_renewed_lease_counts_from_when_it_was_asked_for() -> None:
     assert world.take(CreditsWanted)
 
 
-def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -> None:
+def test_a_lease_on_another_embedding_ends_the_request_and_is_released() -> None:
     world = World(1)
     world.feed(failed(world.up_to_text(), LeaseLost("over")))
     (call,) = world.take(Renew)
@@ -866,7 +866,7 @@ def test_a_lease_of_another_embedding_ends_the_request_and_is_given_back_too() -
     world.assert_over(Phase.FAILED)
 
 
-def test_after_the_deadline_no_time_is_asked_for() -> None:
+def test_no_lease_is_extended_after_the_deadline() -> None:
     world = World(1)
     world.now_s = DEADLINE_S + 1
     world.place_all()
@@ -875,7 +875,7 @@ def test_after_the_deadline_no_time_is_asked_for() -> None:
     assert call.lease_s == 0.0
 
 
-def test_a_lease_is_never_longer_than_the_request_may_take() -> None:
+def test_a_lease_is_never_longer_than_the_request_timeout() -> None:
     world = World(1)
     world.now_s = 99.0
     world.place_all()
@@ -896,7 +896,7 @@ def test_a_lease_is_never_longer_than_the_request_may_take() -> None:
         {"payload_nbytes": 129},
     ],
 )
-def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object]) -> None:
+def test_an_invalid_ticket_is_never_forwarded(broken: dict[str, object]) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -908,7 +908,7 @@ def test_a_ticket_that_cannot_be_right_is_never_sent_on(broken: dict[str, object
     assert isinstance(world.error, InternalError)
 
 
-def test_what_comes_after_the_end_is_given_back() -> None:
+def test_leases_that_arrive_after_the_end_are_released() -> None:
     world = World(2)
     world.place_all()
     first, second = world.take(Encode)
@@ -921,7 +921,7 @@ def test_what_comes_after_the_end_is_given_back() -> None:
     assert isinstance(world.error, Cancelled)
 
 
-def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
+def test_leaving_the_queue_is_reported_and_late_credits_are_released() -> None:
     world = World(2)
     (call,) = world.calls
     assert isinstance(call, CreditsWanted)
@@ -931,7 +931,7 @@ def test_leaving_the_queue_is_said_and_late_credits_go_back() -> None:
     assert isinstance(world.error, DeadlineExceeded)
 
 
-def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
+def test_losing_the_text_pool_ends_requests_not_yet_dispatched() -> None:
     world = World(1)
     world.place_all()
     world.feed(TextPoolLost(Unavailable("none")))
@@ -942,14 +942,14 @@ def test_losing_the_text_pool_ends_what_has_not_been_sent_to_it() -> None:
     assert world.machine.phase is Phase.DISPATCHING
 
 
-# --- leases that are named by who asks, and kept alive ---------------------------------------------------------------
+# --- lease ids chosen by the router, and extensions --------------------------------------------------------------------
 
 
 def released(effects: list[RequestEffect]) -> set[LeaseId]:
     return {lease_id for effect in effects if isinstance(effect, Release) for lease_id in effect.lease_ids}
 
 
-def test_leases_of_an_encode_that_is_cancelled_are_given_back_though_nobody_saw_them() -> None:
+def test_leases_of_a_cancelled_encode_are_released_without_a_response() -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -962,9 +962,7 @@ def test_leases_of_an_encode_that_is_cancelled_are_given_back_though_nobody_saw_
     ("error", "unsure"),
     [(InstanceLost("?"), True), (Unavailable("?"), True), (Overloaded("no"), False), (ArenaFull("no"), False)],
 )
-def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were_granted(
-    error: TriptychError, unsure: bool
-) -> None:
+def test_leases_are_released_after_an_ambiguous_error(error: TriptychError, unsure: bool) -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -973,7 +971,7 @@ def test_leases_are_given_back_after_an_error_that_leaves_open_whether_they_were
     assert released(world.feed(failed(call, error))) == (named if unsure else set())
 
 
-def test_leases_other_than_those_named_end_the_request_and_are_given_back_too() -> None:
+def test_unexpected_lease_ids_end_the_request_and_are_released() -> None:
     world = World(1)
     world.place_all()
     (call,) = world.take(Encode)
@@ -993,7 +991,7 @@ def extends(effects: list[RequestEffect]) -> list[Extend]:
     return [effect for effect in effects if isinstance(effect, Extend)]
 
 
-def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits() -> None:
+def test_leases_are_extended_at_half_their_time_while_the_request_waits() -> None:
     world = World(1)
     call = world.up_to_text()
     assert alarms(world.effects) == [15.0]  # of 30 s
@@ -1005,13 +1003,13 @@ def test_leases_are_extended_at_half_their_time_for_as_long_as_the_request_waits
             assert set(extend.lease_ids) == set(world.leases)
             requested_s.append(world.now_s)
             world.feed(LeasesExtended(extend.credit, extend.lease_ids, world.now_s, extend.lease_s))
-    # With 25 s left the lease that is asked for lasts as long as the request may.
+    # With 25 s left the requested lease lasts until the request's deadline.
     assert requested_s == [15.0, 30.0, 45.0, 60.0, 75.0]
     world.feed(failed(call, TransferFailed("the lease is over", items=(0,))))
-    assert not world.take(Renew), "what was extended has not run out: the transfer failed for another reason"
+    assert not world.take(Renew), "the extended lease had not expired: the transfer failed for another reason"
 
 
-def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_over() -> None:
+def test_one_alarm_serves_all_leases_and_fires_at_once_when_half_is_over() -> None:
     world = World(2)
     world.up_to_text()
     assert alarms(world.effects) == [15.0]
@@ -1022,7 +1020,7 @@ def test_one_alarm_is_set_for_all_leases_and_at_once_where_half_of_the_time_is_o
     world.feed(LeasesExtended(first.credit, first.lease_ids, 5.0, 30.0))
     assert alarms(world.effects) == [0.0]
     world.feed(LeasesExtended(second.credit, second.lease_ids, 15.0, 30.0))
-    assert alarms(world.effects) == [0.0], "an earlier one is set"
+    assert alarms(world.effects) == [0.0], "an earlier alarm is set"
 
 
 def test_only_the_leases_that_are_due_are_extended() -> None:
@@ -1041,7 +1039,7 @@ def test_only_the_leases_that_are_due_are_extended() -> None:
     assert [extend.key[0] for extend in extends(world.feed(LeasesDue()))] == [1]
 
 
-def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over() -> None:
+def test_failed_extensions_are_retried_until_the_lease_expires() -> None:
     world = World(1)
     world.up_to_text()
     tried_s: list[float] = []
@@ -1052,7 +1050,7 @@ def test_leases_that_could_not_be_extended_are_tried_again_until_they_are_over()
     assert tried_s == pytest.approx([15.0, 22.5, 26.25, 28.125, 29.0625, 29.53125])
 
 
-def test_leases_as_long_as_the_request_may_take_and_those_given_back_are_let_be() -> None:
+def test_released_and_long_enough_leases_are_not_extended() -> None:
     world = World(1)
     world.now_s = DEADLINE_S - 25.0
     world.up_to_text()
@@ -1089,7 +1087,7 @@ def some_error(rng: Random) -> TriptychError:
 @settings(max_examples=300)
 @given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
 def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901, PLR0912
-    """Whatever fails, in whatever order answers come: bounded work, one end, every lease and credit returned."""
+    """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     rng = Random(seed)
     world = World(count)
@@ -1097,7 +1095,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     for _ in range(400):
         if world.ends:
             break
-        # A request that does not want to wait for a place is answered before anything else happens.
+        # A request that does not wait for credits is answered before anything else happens.
         at_once = [call for call in world.calls if isinstance(call, TextWanted) or _is_repair(call)]
         if at_once:
             world.calls.remove(at_once[0])
@@ -1124,7 +1122,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             call = rng.choice(world.calls)
             world.calls.remove(call)
             if isinstance(call, Encode | Renew):
-                assert call.credit in world.credits, "whose place is given up, whose call is cancelled"
+                assert call.credit in world.credits, "a call whose credit is released is cancelled"
             _answer(world, call, rng, failing)
         elif dispatch is not None:
             dispatch = _stream(world, dispatch, rng, failing)
@@ -1132,8 +1130,8 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     assert world.machine.phase.over
     assert not world.credits
     assert not world.leases
-    assert not world.calls_left, "calls that nobody waits for are cancelled"
-    # Answers that were on their way then are given back too.
+    assert not world.calls_left, "abandoned calls are cancelled"
+    # Leases in responses that were still in flight are released too.
     for call in world.aborted:
         if isinstance(call, Encode):
             world.encoded(call)

@@ -1,5 +1,3 @@
-"""One item of a request: what is given back, and what its timeline tells."""
-
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import PullReport, Ready
@@ -27,7 +25,7 @@ def held(*, answered: bool = True) -> RequestItem:
     return RequestItem(3, PLAN, ticket, served=result, encoder_id="encoder-1", attempts=1)
 
 
-def test_letting_go_gives_place_and_leases_back_once() -> None:
+def test_credits_and_leases_are_released_once() -> None:
     item = held()
     assert item.ready
     assert item.release("over") == [Release("e", 7, (b"router", b"reader"), "over")]
@@ -40,12 +38,12 @@ def test_letting_go_gives_place_and_leases_back_once() -> None:
         assert [type(effect) for effect in under_way.release("over")] == [Abort, Release]
 
 
-def test_its_embedding_goes_where_its_placeholders_are() -> None:
+def test_the_embedding_is_placed_at_its_placeholders() -> None:
     placement = held().placement
     assert (placement.item, placement.start, placement.ticket, placement.continues) == (3, 1, TICKET, True)
 
 
-def test_its_timeline_has_what_encoder_and_puller_said_of_it() -> None:
+def test_the_timeline_has_the_reports_of_encoder_and_receiver() -> None:
     ready = Ready((PullReport(0, "tcp", 9, 0.1, cached=False), PullReport(3, "shm", 128, 0.5, cached=True)), 0.0, 0.0)
     line = held().timeline(ready)
     assert (line.item, line.shard, line.modality, line.width, line.height, line.tokens) == (

@@ -1,5 +1,3 @@
-"""A request's timeline, at every point of its life."""
-
 from triptych.domain.generation import Finished, FinishReason, Ready
 from triptych.domain.timeline import ItemTimeline, Outcome
 from triptych.machine.router.request_stats import RequestStats
@@ -7,7 +5,7 @@ from triptych.machine.router.request_stats import RequestStats
 ITEM = ItemTimeline(item=0, modality="image", width=28, height=14, tokens=4)
 
 
-def test_while_it_runs_the_stage_it_is_in_lasts_until_now() -> None:
+def test_the_current_stage_of_a_running_request_lasts_until_now() -> None:
     stats = RequestStats("r", "m", started_s=10.0)
     line = stats.timeline(11.0, Outcome.RUNNING, (), completion_tokens=0)
     assert (line.prepare_s, line.encode_s, line.ttft_s, line.total_s) == (1.0, 0.0, 0.0, 1.0)
@@ -19,12 +17,12 @@ def test_while_it_runs_the_stage_it_is_in_lasts_until_now() -> None:
     assert (line.encode_s, line.ttft_s, line.completion_tokens, line.text_attempts) == (2.0, 5.0, 5, 1)
 
 
-def test_without_items_nothing_was_encoded() -> None:
+def test_a_request_without_items_has_no_encode_time() -> None:
     stats = RequestStats("r", "m", started_s=0.0, prepared_s=1.0, encoded_s=4.0)
     assert stats.timeline(5.0, Outcome.RUNNING, (), completion_tokens=0).encode_s == 0.0
 
 
-def test_once_it_is_over_it_stays_the_same_and_counts_what_the_choices_counted() -> None:
+def test_a_finished_timeline_is_constant_and_sums_up_the_choices() -> None:
     stats = RequestStats(
         "r", "m", started_s=0.0, prepared_s=1.0, encoded_s=2.0, first_token_s=3.0, over_s=9.0, prompt_tokens=7
     )

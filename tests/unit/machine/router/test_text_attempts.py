@@ -1,4 +1,4 @@
-"""Attempts at text instances: which failures allow another one, and what the client would be told."""
+"""Attempts at text instances: which failures allow another one, and which error the client gets."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def sent(most: int = 3) -> TextAttempts:
         (InvalidRequest("bad"), False, {"t1"}, InvalidRequest),
     ],
 )
-def test_another_instance_is_tried_after_what_may_not_happen_there(
+def test_the_error_decides_whether_another_instance_is_tried(
     error: TriptychError, again: bool, avoided: set[str], told: type[TriptychError]
 ) -> None:
     attempts = sent()
@@ -52,7 +52,7 @@ def test_a_lost_instance_is_named() -> None:
     assert attempts.error.message == "text instance text-1 was lost while it worked on the request"
 
 
-def test_attempts_are_bounded_but_for_those_whose_leases_ran_out_in_a_queue() -> None:
+def test_attempts_are_bounded_except_after_leases_expired_in_a_queue() -> None:
     attempts = sent(most=2)
     attempts.expire(TransferFailed("over"))
     assert (attempts.sent, attempts.counted) == (1, 0)
@@ -62,7 +62,7 @@ def test_attempts_are_bounded_but_for_those_whose_leases_ran_out_in_a_queue() ->
     assert not attempts.fail(InstanceLost("gone"))
 
 
-def test_an_engine_may_fail_once() -> None:
+def test_one_engine_failure_is_retried() -> None:
     attempts = sent()
     assert attempts.fail(EngineFailure("failed"))
     attempts.send(Grant(8, None, "t2", "text-2"))

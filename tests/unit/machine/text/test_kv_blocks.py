@@ -14,7 +14,7 @@ def keys(text: str) -> list[bytes]:
     return [key.encode() for key in text]
 
 
-def test_owners_grow_in_place_beside_each_other() -> None:
+def test_adjacent_owners_grow_in_place() -> None:
     blocks = KvBlocks(20, contiguous=True)
     assert blocks.allocate("a", 2, room=6) == ()
     assert blocks.allocate("b", 2, room=4) == ()
@@ -27,7 +27,7 @@ def test_owners_grow_in_place_beside_each_other() -> None:
     blocks.validate()
 
 
-def test_an_owner_whose_neighbour_is_in_the_way_moves_once() -> None:
+def test_an_owner_blocked_by_an_adjacent_one_moves_once() -> None:
     blocks = KvBlocks(12, contiguous=True)
     blocks.allocate("a", 2)
     blocks.allocate("b", 2)
@@ -39,7 +39,7 @@ def test_an_owner_whose_neighbour_is_in_the_way_moves_once() -> None:
     blocks.validate()
 
 
-def test_without_a_place_in_one_piece_it_goes_on_in_pieces() -> None:
+def test_without_a_contiguous_range_an_owner_continues_in_pieces() -> None:
     blocks = KvBlocks(5, contiguous=True)
     blocks.allocate("a", 2)
     blocks.allocate("b", 1)
@@ -51,18 +51,18 @@ def test_without_a_place_in_one_piece_it_goes_on_in_pieces() -> None:
     blocks.validate()
 
 
-def test_a_place_beside_what_others_may_grow_into_is_liked_best() -> None:
+def test_placement_leaves_room_for_others_to_grow() -> None:
     blocks = KvBlocks(10, contiguous=True)
     blocks.allocate("a", 2, room=6)
     blocks.allocate("b", 3, room=9)
-    assert list(blocks.table("b")) == [6, 7, 8], "room for nine there is nowhere"
+    assert list(blocks.table("b")) == [6, 7, 8], "there is no room for nine"
     blocks.free("b")
     blocks.allocate("b", 5)
-    assert list(blocks.table("b")) == [5, 6, 7, 8, 9], "as far from what may grow as can be"
+    assert list(blocks.table("b")) == [5, 6, 7, 8, 9], "as far as possible from owners that may grow"
     blocks.validate()
 
 
-def test_what_is_free_in_small_runs_only_makes_a_table_in_pieces() -> None:
+def test_small_free_runs_make_a_table_of_several_runs() -> None:
     blocks = KvBlocks(9, contiguous=True)
     for owner, count in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
         blocks.allocate(owner, count)
@@ -73,7 +73,7 @@ def test_what_is_free_in_small_runs_only_makes_a_table_in_pieces() -> None:
     blocks.validate()
 
 
-def test_what_is_only_kept_gives_way_to_who_grows() -> None:
+def test_cached_blocks_are_evicted_for_a_growing_owner() -> None:
     blocks = KvBlocks(3, contiguous=True)
     blocks.allocate("a", 2)
     blocks.allocate("b", 1)
@@ -86,7 +86,7 @@ def test_what_is_only_kept_gives_way_to_who_grows() -> None:
     blocks.validate()
 
 
-def test_what_is_not_to_be_trusted_is_not_found_and_not_kept() -> None:
+def test_untrusted_blocks_are_not_found_and_not_cached() -> None:
     blocks = KvBlocks(6, contiguous=False)
     blocks.allocate("a", 3)
     named(blocks, "a", "xy")
@@ -107,13 +107,13 @@ def test_a_fork_shares_full_blocks_and_copies_the_rest() -> None:
     a = list(blocks.table("a"))
     assert blocks.fork("a", "b", 2, 3) == (Copy((a[2],), (own[0],)),)
     assert list(blocks.table("b")) == [*a[:2], *own]
-    assert blocks.fork("a", "c", 2, 2) == (), "there is nothing else"
+    assert blocks.fork("a", "c", 2, 2) == (), "there are no other blocks"
     blocks.validate()
     blocks.free("a")
-    assert blocks.available == 2, "two of its blocks are others' as well"
+    assert blocks.available == 2, "two of its blocks are shared"
 
 
-def test_a_fork_of_neighbouring_blocks_copies_all() -> None:
+def test_a_fork_of_a_contiguous_owner_copies_all_blocks() -> None:
     blocks = KvBlocks(8, contiguous=True)
     blocks.allocate("a", 3)
     blocks.allocate("b", 4)
@@ -121,7 +121,7 @@ def test_a_fork_of_neighbouring_blocks_copies_all() -> None:
     blocks.validate()
 
 
-def test_an_heir_has_the_table_instead_of_its_own() -> None:
+def test_a_transfer_moves_the_table_to_another_owner() -> None:
     blocks = KvBlocks(6, contiguous=True)
     blocks.allocate("a", 2)
     blocks.allocate("b", 3)
@@ -134,7 +134,7 @@ def test_an_heir_has_the_table_instead_of_its_own() -> None:
     blocks.validate()
 
 
-def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
+def test_registered_blocks_are_cached_and_evicted_from_the_end_of_the_oldest() -> None:
     blocks = KvBlocks(6, contiguous=False)
     blocks.allocate("a", 3)
     named(blocks, "a", "xyz")
@@ -148,7 +148,7 @@ def test_what_is_named_is_kept_and_goes_from_the_end_of_the_oldest() -> None:
     blocks.validate()
 
 
-def test_shared_blocks_are_given_when_the_last_owner_goes() -> None:
+def test_shared_blocks_are_freed_with_their_last_owner() -> None:
     blocks = KvBlocks(6, contiguous=False)
     blocks.allocate("a", 2)
     named(blocks, "a", "xy")
@@ -161,7 +161,7 @@ def test_shared_blocks_are_given_when_the_last_owner_goes() -> None:
     blocks.validate()
 
 
-def test_copying_in_keeps_its_sources_while_it_takes() -> None:
+def test_sources_of_a_copy_are_not_evicted_during_it() -> None:
     blocks = KvBlocks(4, contiguous=True)
     blocks.allocate("a", 2)
     named(blocks, "a", "xy")
@@ -174,7 +174,7 @@ def test_copying_in_keeps_its_sources_while_it_takes() -> None:
 
 
 class KvBlocksModel(RuleBasedStateMachine):
-    """Contents of blocks against what owners wrote: nothing that is owned or found may ever have changed."""
+    """Any order of operations: blocks that are owned or found keep the contents their owner wrote."""
 
     @initialize(contiguous=st.booleans())
     def begin(self, contiguous: bool) -> None:

@@ -1,7 +1,7 @@
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 
 
-def test_keys_tell_tokens_places_items_and_tenants_apart() -> None:
+def test_hashes_depend_on_tokens_positions_items_and_tenant() -> None:
     def hashes(tokens: list[int], *items: KeyedItem, salt: bytes = b"") -> list[bytes]:
         return PrefixHashes(4, tokens, items, salt=salt).hashes
 

@@ -1,5 +1,3 @@
-"""Turns to pull: urgency, fair shares, bounds in bytes, under any order of events."""
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -11,7 +9,7 @@ LIMITS = PullLimits(max_pulling_bytes=100, max_encoder_share=0.6, max_pulls_per_
 
 
 class Pulls(PullTurns):
-    """All have the same priority; what begins is said at once."""
+    """Requests of one priority; each pull that starts is recorded."""
 
     def want_one(
         self, pull_id: int, *, request: str = "r", holder: str = "e", nbytes: int = 20, due_s: float = 10.0
@@ -28,14 +26,14 @@ def queue(limits: PullLimits = LIMITS) -> Pulls:
     return Pulls(limits)
 
 
-def test_pulls_from_several_encoders_begin_at_once() -> None:
+def test_pulls_from_several_encoders_start_at_once() -> None:
     pulls = queue()
     assert [pulls.want_one(n, holder=f"e{n}") for n in range(5)] == [[0], [1], [2], [3], [4]]
     assert pulls.want_one(5, holder="e5") == []
     assert (pulls.under_way, pulls.waiting, pulls.nbytes_under_way) == (5, 1, 100)
 
 
-def test_the_most_urgent_is_next_and_ties_are_served_as_they_came() -> None:
+def test_the_most_urgent_pull_is_next_and_ties_go_by_arrival() -> None:
     pulls = queue(PullLimits(20, 1.0, 1))
     pulls.want_one(0)
     for pull_id, due_s in ((1, 30.0), (2, 20.0), (3, 20.0), (4, 5.0)):
@@ -44,7 +42,7 @@ def test_the_most_urgent_is_next_and_ties_are_served_as_they_came() -> None:
     assert order == [[4], [2], [3], [1]]
 
 
-def test_an_embedding_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> None:
+def test_an_embedding_has_the_urgency_of_its_most_urgent_request() -> None:
     pulls = queue(PullLimits(20, 1.0, 1))
     for pull_id, due_s in ((0, 1.0), (1, 10.0), (2, 20.0), (3, 15.0)):
         pulls.want_one(pull_id, request=f"r{pull_id}", due_s=due_s)
@@ -56,14 +54,14 @@ def test_an_embedding_becomes_as_urgent_as_the_most_urgent_who_needs_it() -> Non
     assert [pulls.end_one(running) for running in (0, 2, 1)] == [[2], [1], [3]]
 
 
-def test_who_is_no_more_urgent_does_not_take_a_pull_over() -> None:
+def test_a_less_urgent_request_does_not_take_over_a_pull() -> None:
     part = SHARE_NBYTES_PER_S
     pulls = queue(PullLimits(part, 1.0, 8))
     for pull_id in range(2):
         pulls.want_one(pull_id, request="huge", nbytes=part, due_s=10.0)
     pulls.want_one(2, request="small", nbytes=part, due_s=10.5)
     pulls.hasten(1, "new", Turn(0, 10.0, 0))
-    assert pulls.end_one(0) == [2], "the huge one had its share of this second"
+    assert pulls.end_one(0) == [2], "the huge request has used its share of this second"
 
 
 def test_a_huge_request_is_overtaken_by_small_ones_between_its_pulls() -> None:
@@ -88,7 +86,7 @@ def test_a_large_pull_waits_for_its_bytes_and_is_not_starved_by_small_ones() -> 
     assert pulls.end_one(1) == [2]
 
 
-def test_a_holder_that_hangs_leaves_room_for_others() -> None:
+def test_a_hanging_holder_does_not_block_others() -> None:
     pulls = queue()
     for pull_id in range(6):
         pulls.want_one(pull_id, holder="hung", nbytes=30, due_s=1.0)
@@ -96,7 +94,7 @@ def test_a_holder_that_hangs_leaves_room_for_others() -> None:
     assert pulls.want_one(9, holder="good", nbytes=40, due_s=50.0) == [9]
 
 
-def test_pulls_and_bytes_from_one_holder_are_bounded_and_come_free_one_by_one() -> None:
+def test_pulls_and_bytes_from_one_holder_are_bounded() -> None:
     pulls = queue()
     for pull_id in range(5):
         pulls.want_one(pull_id, nbytes=10)
@@ -109,7 +107,7 @@ def test_pulls_and_bytes_from_one_holder_are_bounded_and_come_free_one_by_one() 
     assert pulls.end_one(1) == [2]
 
 
-def test_a_dropped_pull_never_begins() -> None:
+def test_a_dropped_pull_never_starts() -> None:
     pulls = queue(PullLimits(20, 1.0, 1))
     for pull_id in range(3):
         pulls.want_one(pull_id)
@@ -120,7 +118,7 @@ def test_a_dropped_pull_never_begins() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Bounds hold, every pull gets one turn at most, and all that are not dropped get one in the end."""
+    """Any order of events: bounds hold, and every pull that is not dropped starts exactly once."""
 
     def __init__(self) -> None:
         super().__init__()

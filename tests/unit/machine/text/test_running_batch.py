@@ -1,4 +1,4 @@
-"""The batch against a memory that remembers what was computed from what, with random lengths."""
+"""The running batch against a fake KV memory that records from which tokens each slot was computed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ BLOCK = 4
 
 @dataclass
 class Engine:
-    """A fake computation: a slot holds all tokens up to its own, and the next token follows from the last."""
+    """A fake computation: a slot records all tokens up to its own, and the next token is a function of the last."""
 
     batch: RunningBatch[Sequence]
     seed: int = 0
@@ -102,7 +102,7 @@ class Engine:
         for _ in range(most_steps):
             if not self.batch.has_work:
                 return
-            assert self.step().parts, "a step without work: nobody gets on"
+            assert self.step().parts, "a step without work: no sequence makes progress"
         raise AssertionError(f"not through after {most_steps} steps")
 
 
@@ -126,7 +126,7 @@ def engine(
     return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits))
 
 
-def test_a_sequence_takes_what_it_needs_now_and_grows() -> None:
+def test_a_sequence_takes_the_blocks_it_needs_now_and_grows() -> None:
     one = engine()
     one.add("a", [0] * 7, 9)
     one.step()
@@ -136,7 +136,7 @@ def test_a_sequence_takes_what_it_needs_now_and_grows() -> None:
     assert one.batch.blocks.available == 13
 
 
-def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None:
+def test_pending_tokens_are_those_to_compute_and_to_generate() -> None:
     one = engine(token_budget=4)
     one.add("a", [0] * 6, 3, choices=2, keyed=False)
     pending = [one.batch.pending_tokens]
@@ -146,7 +146,7 @@ def test_what_is_pending_is_what_is_to_be_computed_and_to_be_generated() -> None
     assert pending == [12, 8, 4, 2, 0]
 
 
-def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() -> None:
+def test_decodes_go_before_prefills() -> None:
     one = engine(token_budget=8)
     one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
     one.add("b", [0] * 3, 4, keyed=False)
@@ -157,27 +157,27 @@ def test_what_decodes_goes_before_what_is_prefilled_from_its_first_token_on() ->
     one.add("b", [0] * 5, 4, keyed=False)
     assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
     assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
-        "the last of a prompt is no decode"
+        "the last token of a prompt is not a decode"
     )
 
 
-def test_prompts_can_be_held_back_while_decodes_go_on() -> None:
+def test_prefills_can_be_paused_while_decodes_continue() -> None:
     one = engine(token_budget=8)
     one.add("a", [0] * 3, 9, keyed=False)
     one.step()
     one.add("b", list(range(12)), 2, keyed=False)
     assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
-    assert not one.batch.blocks.table("b/0"), "one that is held back holds nothing"
+    assert not one.batch.blocks.table("b/0"), "a paused sequence holds no memory"
     assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
     assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], (
-        "one that has begun waits too"
+        "a started prefill waits too"
     )
     one.run(20)
     assert len(one.answers["a/0"]) == 9
     assert len(one.answers["b/0"]) == 2
 
 
-def test_a_prompt_is_ready_while_it_can_be_computed() -> None:
+def test_a_prompt_is_ready_while_it_can_be_prefilled() -> None:
     one = engine(8, max_sequences=2, token_budget=4)
 
     def ready() -> bool:
@@ -198,12 +198,12 @@ def test_a_prompt_is_ready_while_it_can_be_computed() -> None:
     one.add("b", [0] * 2, 4, choices=2, keyed=False)
     one.step()
     one.add("c", [0] * 2, 4, keyed=False)
-    assert not ready(), "there is no place for it"
+    assert not ready(), "no place is free"
     one.run(20)
     assert not ready()
 
 
-def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_known() -> None:
+def test_a_position_computed_ahead_of_its_token_is_not_pending() -> None:
     batch = engine().batch
     one = Sequence(request_id="a", token_ids=[1, 2, 3, 4], prompt_tokens=4, max_tokens=3)
     batch.add([one])
@@ -216,7 +216,7 @@ def test_nothing_is_pending_of_a_position_that_is_computed_before_its_token_is_k
     assert batch.pending_tokens == 2
 
 
-def test_a_sequence_is_placed_with_room_for_its_answer_up_to_a_bound() -> None:
+def test_placement_reserves_bounded_room_for_the_answer() -> None:
     for max_tokens, behind in ((8, 3), (100, 5)):
         one = engine(32)
         one.add("a", [0] * 4, max_tokens, keyed=False)
@@ -232,7 +232,7 @@ def test_choices_start_when_there_is_memory_for_all_of_them() -> None:
         assert bool(one.step().parts) == starts
 
 
-def test_what_was_computed_of_an_unsound_sequence_is_not_found() -> None:
+def test_blocks_of_a_failed_sequence_are_not_reused() -> None:
     for is_sound, first in ((True, 8), (False, 0)):
         one = engine()
         one.add("a", [0] * 9, 4)
@@ -242,7 +242,7 @@ def test_what_was_computed_of_an_unsound_sequence_is_not_found() -> None:
         assert one.step().parts[0].first == first
 
 
-def test_one_that_was_preempted_computes_again_in_chunks() -> None:
+def test_a_preempted_sequence_is_recomputed_in_chunks() -> None:
     one = engine(6, token_budget=4)
     one.add("old", [0] * 7, 9, keyed=False)
     one.add("young", [1] * 6, 8, keyed=False)
@@ -253,7 +253,7 @@ def test_one_that_was_preempted_computes_again_in_chunks() -> None:
     assert again[1].count > 1
 
 
-def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
+def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
     one = engine(token_budget=4, max_sequences=2)
     one.add("a", [0] * 6, 2, keyed=False)
     one.add("b", [0] * 6, 2, keyed=False)
@@ -264,7 +264,7 @@ def test_a_new_sequence_joins_one_whose_prompt_is_not_through() -> None:
     ]
 
 
-def test_prompts_are_cut_unless_they_must_not_be() -> None:
+def test_prompts_are_chunked_unless_forbidden() -> None:
     limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
     one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
     one.add("a", [0] * 20, 1)
@@ -274,12 +274,12 @@ def test_prompts_are_cut_unless_they_must_not_be() -> None:
     uncut.add("a", [0] * 4, 1)
     uncut.add("b", [0] * 7, 1)
     assert [part.sequence.request_id for part in uncut.step().parts] == ["a"], (
-        "of the second there is room for all but one"
+        "there is room for all but one block of the second"
     )
     assert [(part.sequence.request_id, part.count) for part in uncut.step().parts] == [("b", 7)]
 
 
-def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None:
+def test_a_sequence_starts_only_if_every_running_one_can_grow_by_a_block() -> None:
     for blocks, starts in ((5, True), (4, False)):
         one = engine(blocks)
         one.add("a", [0] * 4, 9, keyed=False)
@@ -288,7 +288,7 @@ def test_a_sequence_starts_when_all_that_run_can_still_grow_by_a_block() -> None
         assert [part.sequence.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
 
 
-def test_the_latest_arrival_is_preempted_and_computes_again() -> None:
+def test_the_latest_arrival_is_preempted_and_recomputed() -> None:
     one = engine(6)
     one.add("old", [0] * 7, 9, keyed=False)
     one.add("young", [1] * 6, 8, keyed=False)
@@ -298,7 +298,7 @@ def test_the_latest_arrival_is_preempted_and_computes_again() -> None:
     assert one.batch.blocks.available == 6
 
 
-def test_those_that_wait_start_in_their_turn_and_whoever_runs_keeps_its_place() -> None:
+def test_waiting_sequences_start_in_order_and_running_ones_continue() -> None:
     one = engine(max_sequences=1)
     for name, turn in (
         ("runs", Turn(5, 9.0, 0)),
@@ -316,7 +316,7 @@ def test_those_that_wait_start_in_their_turn_and_whoever_runs_keeps_its_place() 
     assert list(one.answers) == ["runs/0", "high/0", "soon/0", "late/0", "low/0"]
 
 
-def test_the_last_in_the_order_of_turns_is_preempted_whoever_came_first() -> None:
+def test_the_last_in_order_is_preempted_regardless_of_arrival() -> None:
     one = engine(blocks=6, contiguous=False, max_sequences=4)
     one.add("low", [1] * 7, 12, keyed=False, turn=Turn(1, 1.0, 0))
     one.step()
@@ -327,7 +327,7 @@ def test_the_last_in_the_order_of_turns_is_preempted_whoever_came_first() -> Non
     assert len(one.answers["low/0"]) == len(one.answers["high/0"]) == 12
 
 
-def test_nobody_overtakes_one_that_waits() -> None:
+def test_a_waiting_sequence_is_not_overtaken() -> None:
     one = engine(6)
     one.add("runs", [0] * 14, 2, keyed=False)
     one.add("large", [1] * 12, 2, keyed=False)
@@ -338,7 +338,7 @@ def test_nobody_overtakes_one_that_waits() -> None:
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_a_known_beginning_is_not_computed_again(contiguous: bool) -> None:
+def test_a_cached_prefix_is_not_recomputed(contiguous: bool) -> None:
     one = engine(contiguous=contiguous)
     prompt = list(range(14))
     one.add("a", prompt, 2)
@@ -351,7 +351,7 @@ def test_a_known_beginning_is_not_computed_again(contiguous: bool) -> None:
     assert one.answers["a/0"] == one.answers["b/0"]
 
 
-def test_a_prompt_whose_blocks_are_all_known_still_computes_its_last_token() -> None:
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     one = engine()
     one.add("a", [0] * 8, 1)
     one.add("b", [0] * 8, 1)
@@ -360,7 +360,7 @@ def test_a_prompt_whose_blocks_are_all_known_still_computes_its_last_token() -> 
     assert [(part.first, part.count) for part in one.step().parts] == [(4, 4)]
 
 
-def test_a_shared_beginning_takes_no_memory_and_copies_nothing() -> None:
+def test_a_shared_prefix_takes_no_memory_and_copies_nothing() -> None:
     one = engine(7, contiguous=False)
     one.add("a", [0] * 12, 4)
     one.step()
@@ -370,7 +370,7 @@ def test_a_shared_beginning_takes_no_memory_and_copies_nothing() -> None:
     assert (step.copies, one.batch.blocks.available) == ((), 1)
 
 
-def test_each_pass_of_a_prompt_can_be_found_by_others() -> None:
+def test_each_chunk_of_a_prompt_is_cached_for_others() -> None:
     one = engine(token_budget=6)
     one.add("a", list(range(16)), 1)
     one.run(5)
@@ -378,7 +378,7 @@ def test_each_pass_of_a_prompt_can_be_found_by_others() -> None:
     assert [(part.first, part.count) for part in one.step().parts] == [(12, 4)]
 
 
-def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
+def test_prefix_cache_lookups_are_counted_once() -> None:
     one = engine(6)
     one.add("old", [0] * 7, 9)
     one.add("young", [1] * 6, 8)
@@ -388,7 +388,7 @@ def test_tokens_count_as_looked_up_once_and_only_where_they_can_be() -> None:
     assert one.batch.prefix_queries_tokens == 13
 
 
-def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
+def test_a_cached_prefix_may_end_with_a_bidirectional_span() -> None:
     one = engine()
     one.add("a", list(range(12)), 1, bidirectional=(Span(0, 8),))
     one.run(3)
@@ -396,7 +396,7 @@ def test_what_is_found_may_end_with_a_run_that_stays_whole() -> None:
     assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
 
 
-def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
+def test_a_cached_prefix_does_not_cut_a_bidirectional_span() -> None:
     one = engine()
     bidirectional = (Span(3, 6),)
     one.add("a", list(range(12)), 1, bidirectional=bidirectional)
@@ -406,7 +406,7 @@ def test_what_is_found_ends_before_a_run_that_stays_whole() -> None:
     one.run(3)
 
 
-def test_passes_cut_through_no_whole_run() -> None:
+def test_chunks_do_not_cut_bidirectional_spans() -> None:
     one = engine(token_budget=8)
     one.add("a", list(range(30)), 1, bidirectional=(Span(5, 6), Span(14, 12)))
     one.run(10)
@@ -419,7 +419,7 @@ def test_passes_cut_through_no_whole_run() -> None:
     ]
 
 
-def test_without_cuts_every_prompt_goes_in_one_pass() -> None:
+def test_without_chunking_every_prompt_is_one_forward_pass() -> None:
     one = engine(6, token_budget=4, supports_chunked_prefill=False, max_sequences=2)
     one.add("a", [0] * 7, 9, keyed=False)
     one.add("b", [1] * 6, 8, keyed=False)
@@ -429,7 +429,7 @@ def test_without_cuts_every_prompt_goes_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize(("contiguous", "taken"), [(True, 9), (False, 5)])
-def test_choices_share_full_blocks_where_the_layout_allows(contiguous: bool, taken: int) -> None:
+def test_choices_share_full_blocks_if_the_layout_allows(contiguous: bool, taken: int) -> None:
     one = engine(contiguous=contiguous)
     one.add("a", [0] * 9, 2, choices=3, keyed=False)
     one.step()
@@ -440,7 +440,7 @@ def test_choices_share_full_blocks_where_the_layout_allows(contiguous: bool, tak
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_the_next_choice_takes_over_from_one_that_is_cancelled(contiguous: bool) -> None:
+def test_the_next_choice_takes_over_the_prefill_of_a_cancelled_one(contiguous: bool) -> None:
     one = engine(contiguous=contiguous, token_budget=4, max_sequences=4)
     one.add("a", [0] * 9, 2, choices=3, keyed=False)
     one.step()
@@ -466,7 +466,7 @@ requests = st.lists(
     fixed_blocks=st.integers(0, 1),
     cancels=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(0, 2)), max_size=6),
 )
-def test_everybody_gets_through_whatever_the_lengths(
+def test_all_sequences_finish_for_any_lengths(
     requests: list[tuple[int, int, int, bool, int]],
     contiguous: bool,
     token_budget: int,
@@ -474,7 +474,7 @@ def test_everybody_gets_through_whatever_the_lengths(
     fixed_blocks: int,
     cancels: list[tuple[int, int, int]],
 ) -> None:
-    """No livelock: each step makes progress, and all finish in bounded time with their own answers."""
+    """No livelock: each step makes progress, and every answer is right."""
     one = engine(
         blocks,
         contiguous=contiguous,

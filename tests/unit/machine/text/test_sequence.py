@@ -10,7 +10,7 @@ def test_lengths_follow_from_the_tokens() -> None:
     assert (one.length, one.generated, one.answer, one.left_tokens) == (5, 2, [8, 9], 2)
 
 
-def test_it_decodes_when_all_but_its_last_token_are_computed() -> None:
+def test_a_sequence_decodes_when_all_but_its_last_token_are_computed() -> None:
     one = Sequence(request_id="r", token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4)
     one.computed = 2
     states = [one.is_decoding]  # the last token of the prompt is prefill
@@ -22,7 +22,7 @@ def test_it_decodes_when_all_but_its_last_token_are_computed() -> None:
     assert states == [False, True, False]
 
 
-def test_pending_is_what_is_to_be_computed_and_generated_followers_included() -> None:
+def test_pending_tokens_include_those_of_further_choices() -> None:
     leader, follower = (
         Sequence(request_id="r", choice=choice, token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4) for choice in (0, 1)
     )
@@ -33,7 +33,7 @@ def test_pending_is_what_is_to_be_computed_and_generated_followers_included() ->
     assert leader.pending_tokens == 3
 
 
-def test_its_hashes_grow_with_its_tokens() -> None:
+def test_hashes_grow_with_the_tokens() -> None:
     hashes = PrefixHashes(2, [5, 6, 7], (), salt=b"")
     one = Sequence(request_id="r", token_ids=[5, 6, 7], prompt_tokens=3, max_tokens=4, prefix_hashes=hashes)
     one.append(8)

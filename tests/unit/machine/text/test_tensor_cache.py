@@ -70,7 +70,7 @@ def fill(machine: TensorCache, request_id: str, *tickets: Ticket) -> list[Effect
     return done
 
 
-def test_one_pull_serves_all_who_want_it() -> None:
+def test_one_pull_serves_all_requests_for_an_embedding() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     assert acquire(machine, "b", ticket(b"k")) == []
@@ -83,7 +83,7 @@ def test_one_pull_serves_all_who_want_it() -> None:
     assert isinstance(hit, Acquired)
 
 
-def test_a_request_without_room_waits_holding_nothing_and_is_let_in_later() -> None:
+def test_a_request_without_room_waits_without_holding_memory_and_is_admitted_later() -> None:
     machine = cache(2048)
     fill(machine, "a", ticket(b"k"))
     [waiting] = acquire(machine, "b", ticket(b"x"), ticket(b"y"))
@@ -102,7 +102,7 @@ def test_bytes_are_pinned_cached_or_free() -> None:
     assert (machine.pinned_bytes, machine.cached_bytes, machine.cached) == (2048, 1024, 2)
 
 
-def test_nothing_is_evicted_for_who_has_to_wait_anyway() -> None:
+def test_nothing_is_evicted_for_a_request_that_must_wait_anyway() -> None:
     machine = cache(3072)
     fill(machine, "a", ticket(b"idle"))
     machine.handle(Leave("a"), 0.0)
@@ -112,7 +112,7 @@ def test_nothing_is_evicted_for_who_has_to_wait_anyway() -> None:
     assert machine.cached == 2
 
 
-def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
+def test_tensors_that_a_waiting_request_needs_are_not_evicted_for_it() -> None:
     machine = cache(2048)
     fill(machine, "a", ticket(b"mine"))
     machine.handle(Leave("a"), 0.0)
@@ -123,7 +123,7 @@ def test_what_a_waiting_request_needs_itself_is_not_evicted_for_it() -> None:
     assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
 
 
-def test_what_a_request_finds_is_no_room_for_what_it_misses() -> None:
+def test_cached_tensors_of_a_request_do_not_count_as_room_for_its_missing_ones() -> None:
     machine = cache(3072)
     for key in (b"mine", b"other"):
         fill(machine, key.decode(), ticket(key))
@@ -134,7 +134,7 @@ def test_what_a_request_finds_is_no_room_for_what_it_misses() -> None:
     assert machine.cached == 3
 
 
-def test_a_request_comes_once_whether_it_is_in_or_waits() -> None:
+def test_a_request_id_is_accepted_once() -> None:
     machine = cache(1024)
     acquire(machine, "a", ticket(b"a"))
     acquire(machine, "b", ticket(b"b"))
@@ -143,7 +143,7 @@ def test_a_request_comes_once_whether_it_is_in_or_waits() -> None:
             acquire(machine, request_id, ticket(b"a"))
 
 
-def test_one_that_is_refused_in_line_does_not_hold_up_who_is_behind() -> None:
+def test_a_request_refused_while_waiting_does_not_block_later_ones() -> None:
     machine = cache(2048)
     fill(machine, "a", ticket(b"k"))
     fill(machine, "z", ticket(b"z"))
@@ -169,7 +169,7 @@ def test_the_largest_item_of_a_request_is_placed_first() -> None:
     assert len(pulls(acquire(machine, "d", *wanted))) == 3
 
 
-def test_the_most_urgent_of_those_who_wait_is_let_in_first_and_nobody_overtakes_it() -> None:
+def test_the_most_urgent_waiting_request_is_admitted_first_and_not_overtaken() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
     for request_id, deadline_s, nbytes in (("patient", 9.0, 512), ("urgent", 1.0, 1024), ("next", 2.0, 512)):
@@ -180,7 +180,7 @@ def test_the_most_urgent_of_those_who_wait_is_let_in_first_and_nobody_overtakes_
     assert machine.waiting == 2
 
 
-def test_who_waits_is_let_in_when_a_pull_ends_that_nobody_needs_any_more() -> None:
+def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
     machine.handle(Leave("a"), 0.0)
@@ -188,7 +188,7 @@ def test_who_waits_is_let_in_when_a_pull_ends_that_nobody_needs_any_more() -> No
     assert [one.ticket.key for one in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
 
 
-def test_a_pull_takes_the_turn_of_the_most_urgent_who_needs_it() -> None:
+def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0"), deadline_s=9.0))
     for request_id, key, deadline_s in (("b", b"1", 5.0), ("c", b"2", 6.0), ("d", b"1", 7.0), ("e", b"2", 4.0)):
@@ -200,7 +200,7 @@ def test_a_pull_takes_the_turn_of_the_most_urgent_who_needs_it() -> None:
     assert order == [b"2", b"1"]
 
 
-def test_a_lower_priority_number_pulls_first_however_near_the_others_deadline_is() -> None:
+def test_a_lower_priority_number_pulls_first_regardless_of_deadlines() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
     for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
@@ -208,7 +208,7 @@ def test_a_lower_priority_number_pulls_first_however_near_the_others_deadline_is
     assert [pull.ticket.key for pull in pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))] == [b"2"]
 
 
-def test_a_lower_priority_number_is_let_in_first() -> None:
+def test_a_lower_priority_number_is_admitted_first() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
     for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
@@ -216,7 +216,7 @@ def test_a_lower_priority_number_is_let_in_first() -> None:
     assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"2"]
 
 
-def test_a_pull_that_waits_for_its_turn_is_dropped_once_nobody_needs_it() -> None:
+def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
     waiting = ticket(b"1")
@@ -231,7 +231,7 @@ def test_a_pull_that_waits_for_its_turn_is_dropped_once_nobody_needs_it() -> Non
     assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
 
 
-def test_memory_of_a_pull_that_was_dropped_lets_in_who_waits() -> None:
+def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
     machine = cache(2048, pulls=ONE)
     acquire(machine, "a", ticket(b"0"))
     acquire(machine, "b", ticket(b"1"))
@@ -241,7 +241,7 @@ def test_memory_of_a_pull_that_was_dropped_lets_in_who_waits() -> None:
     assert (machine.waiting, machine.turns.waiting) == (0, 1)
 
 
-def test_a_pull_that_is_under_way_goes_on_when_nobody_needs_it() -> None:
+def test_a_running_pull_continues_when_no_request_needs_it() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     assert machine.handle(Leave("a"), 0.0) == []
@@ -249,7 +249,7 @@ def test_a_pull_that_is_under_way_goes_on_when_nobody_needs_it() -> None:
     assert machine.cached == 1
 
 
-def test_a_request_is_told_of_all_that_failed_and_waits_for_that_no_longer_than_the_grace() -> None:
+def test_failures_of_a_request_are_collected_within_the_grace_period() -> None:
     def failed(effects: list[Effect]) -> list[tuple[int, ...]]:
         errors = [effect.error for effect in effects if isinstance(effect, Refused)]
         return [error.items for error in errors if isinstance(error, TransferFailed)]
@@ -261,7 +261,7 @@ def test_a_request_is_told_of_all_that_failed_and_waits_for_that_no_longer_than_
     assert failed(effects) == []
     assert failed(machine.handle(PullFailed(y.pull_id, TransferFailed("broken")), 1.1)) == []
     assert failed(machine.handle(Pulled(z.pull_id, STATS), 1.2)) == [(0, 1, 3)]
-    assert machine.cached == 1, "what did arrive stays"
+    assert machine.cached == 1, "the tensors that arrived stay cached"
 
     first, second = pulls(acquire(machine, "b", ticket(b"x"), ticket(b"y")))
     machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 2.0)
@@ -271,7 +271,7 @@ def test_a_request_is_told_of_all_that_failed_and_waits_for_that_no_longer_than_
     machine.validate()
 
 
-def test_who_leaves_while_the_others_are_looked_at_is_told_nothing() -> None:
+def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     machine = cache(grace_s=0.5)
     first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
     machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
@@ -281,7 +281,7 @@ def test_who_leaves_while_the_others_are_looked_at_is_told_nothing() -> None:
     assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, Refused)]
 
 
-def test_copies_of_requests_that_are_not_over_are_bounded_and_a_large_one_has_the_bound_for_itself() -> None:
+def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
     machine = cache(8192, max_waiting=9, held_nbytes=2048)
     fill(machine, "a", ticket(b"a"))
     machine.handle(Leave("a"), 0.0)
@@ -299,14 +299,14 @@ def test_copies_of_requests_that_are_not_over_are_bounded_and_a_large_one_has_th
     machine.validate()
 
 
-def test_what_can_never_fit_is_refused_and_its_leases_go_back() -> None:
+def test_a_request_larger_than_the_cache_is_refused_and_its_leases_are_released() -> None:
     refused, *released = acquire(cache(2048), "a", ticket(b"x", 1024), ticket(b"y", 1088))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, InvalidRequest)
     assert len(released) == 2
 
 
-def test_the_line_is_bounded() -> None:
+def test_the_admission_queue_is_bounded() -> None:
     machine = cache(1024, max_waiting=1)
     acquire(machine, "a", ticket(b"a"))
     acquire(machine, "b", ticket(b"b"))
@@ -315,7 +315,7 @@ def test_the_line_is_bounded() -> None:
     assert isinstance(refused.error, Overloaded)
 
 
-def test_a_hit_with_other_tensors_is_no_hit() -> None:
+def test_a_cached_entry_with_other_tensor_specs_is_a_miss() -> None:
     machine = cache()
     fill(machine, "a", ticket(b"k", 1024))
     refused = acquire(machine, "b", ticket(b"x"), ticket(b"k", 512))[0]
@@ -328,7 +328,7 @@ def test_a_hit_with_other_tensors_is_no_hit() -> None:
     assert len(pulls(effects)) == 1
 
 
-def test_a_failed_pull_names_the_items_and_is_forgotten() -> None:
+def test_a_failed_pull_names_its_items_and_is_not_cached() -> None:
     machine = cache()
     first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"y")))
     effects = machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 0.0)
@@ -350,7 +350,7 @@ def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
     assert again.ticket.holder == "alive", "the more urgent of the two"
 
 
-def test_a_lost_lease_costs_only_the_request_whose_lease_it_was() -> None:
+def test_a_lost_lease_fails_only_its_own_request() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
@@ -359,7 +359,7 @@ def test_a_lost_lease_costs_only_the_request_whose_lease_it_was() -> None:
     assert len(pulls(effects)) == 1
 
 
-def test_quarantined_memory_is_used_again_only_when_it_is_over() -> None:
+def test_quarantined_memory_is_reused_only_after_the_quarantine() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     quarantined = ((pull.offset, 1024),)
@@ -370,7 +370,7 @@ def test_quarantined_memory_is_used_again_only_when_it_is_over() -> None:
     assert len(pulls(machine.handle(Tick(()), 0.0))) == 1
 
 
-def test_another_try_goes_to_other_memory_or_everybody_is_refused() -> None:
+def test_a_retry_uses_other_memory_or_fails_all_waiting_requests() -> None:
     for nbytes, tries in ((2048, 1), (1024, 0)):
         machine = cache(nbytes)
         [pull] = pulls(acquire(machine, "a", ticket(b"k")))
@@ -394,7 +394,7 @@ def test_memory_beside_a_quarantined_range_is_free() -> None:
 
 
 class CacheModel(RuleBasedStateMachine):
-    """Under any order of events invariants hold, and every ticket is returned exactly once."""
+    """Any order of events: invariants hold, and every ticket is returned exactly once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -474,7 +474,7 @@ class CacheModel(RuleBasedStateMachine):
         assert all(count == 1 for count in self.back.values())
 
     def teardown(self) -> None:
-        """Once everybody has left and every pull has ended, nothing is held and every lease is back."""
+        """Once all requests have left and all pulls have ended, nothing is held and every lease is returned."""
         for request_id in list(self.inside):
             self.apply(self.machine.handle(Leave(request_id), self.now_s))
             self.copied.append(request_id)
@@ -494,7 +494,7 @@ class CacheModel(RuleBasedStateMachine):
 TestCacheModel = CacheModel.TestCase
 
 
-def test_a_request_whose_own_cached_tensors_are_in_the_way_of_the_rest_is_placed_all_the_same() -> None:
+def test_a_request_is_placed_although_its_own_cached_tensors_fragment_the_memory() -> None:
     machine = cache(4096, max_waiting=8)
     around = {"x": ticket(b"x", 1536), "a": ticket(b"a", 1024), "y": ticket(b"y", 1536)}
     for request_id, one in around.items():

@@ -1,0 +1,254 @@
+"""The pool manager service: feeds members' reports to the machine, and tells watchers (``ports.PoolManager``)."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import count
+
+from triptych.domain.pool import (
+    Farewell,
+    Heartbeat,
+    ManagerStatus,
+    MemberReport,
+    MembershipDelta,
+    Order,
+    OrderKind,
+    Registration,
+    Watch,
+)
+from triptych.domain.windows import WindowReport
+from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
+from triptych.machine.pool_manager.member_events import (
+    DrainWanted,
+    EndSession,
+    FarewellReceived,
+    HeartbeatReceived,
+    Logged,
+    MemberEvent,
+    MembersChanged,
+    Registered,
+    SendOrder,
+    SessionEnded,
+    Tick,
+)
+from triptych.machine.pool_manager.members import MembersMachine
+from triptych.policy.addresses import why_not_called
+from triptych.ports import Clock
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.watched_value import ReportIntervals, WatchedValue
+
+from .advice import Advice
+from .settings import PoolManagerSettings
+
+logger = logging.getLogger(__name__)
+
+_SESSIONS_PER_MEMBER = 2
+"""A member that reconnects has two streams for a moment."""
+_DECIDE_S = 1.0
+"""Between two decisions on the size of pools."""
+_INTERVALS = ReportIntervals(load_min_interval_s=0.05, load_max_interval_s=1.0)
+"""Between two deltas to one watcher."""
+
+
+class _Session:
+    """One stream of a member. Orders of one kind are coalesced, so that a slow member does not grow it."""
+
+    def __init__(self) -> None:
+        self.reader: asyncio.Task[object] | None = None
+        self._orders: dict[OrderKind, Order] = {}
+        self._error: TriptychError | None = None
+        self._over = False
+        self._event = asyncio.Event()
+
+    def put(self, order: Order) -> None:
+        self._orders[order.kind] = order
+        self._event.set()
+
+    def end(self, error: TriptychError | None = None) -> None:
+        self._over, self._error = True, self._error or error
+        self._event.set()
+
+    async def next(self) -> Order | None:
+        """The next order; None at the end. Raises what ended the stream, if that was an error."""
+        while True:
+            if self._orders:
+                return self._orders.pop(next(iter(self._orders)))
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                return None
+            self._event.clear()
+            await self._event.wait()
+
+
+class PoolManagerService:
+    """``ports.PoolManager``. ``scope`` owns its tasks. ``incarnation`` differs from that of every earlier process."""
+
+    def __init__(self, settings: PoolManagerSettings, *, incarnation: int, clock: Clock, scope: TaskScope) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._scope = scope
+        self._began_s = clock()
+        self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
+        self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
+        self.advice = Advice(max_instances=settings.max_instances, clock=clock)
+        """On the size of pools."""
+        self._sessions: dict[int, _Session] = {}
+        self._numbers = count(1)
+        self._watchers = 0
+        self._draining = False
+
+    def start(self) -> None:
+        """Start checking for silence."""
+        self._scope.spawn(self._tick(), name="tick", vital=True)
+
+    async def missing(self) -> tuple[str, ...]:
+        """Why it is not ready; empty if it is."""
+        return ("it is draining",) if self._draining else ()
+
+    async def drain(self) -> None:
+        """Refuse new streams and end those of the members, which look for another manager."""
+        self._draining = True
+        for session in list(self._sessions.values()):
+            session.end(Unavailable("the pool manager is shutting down"))
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        self._machine.validate()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Version of the list of members."""
+        return self._machine.version
+
+    @property
+    def watchers(self) -> int:
+        return self._watchers
+
+    def members_by_state(self) -> dict[tuple[str, ...], int]:
+        """Number of members by role (empty for routers) and condition, or ``suspected``."""
+        found: dict[tuple[str, ...], int] = {}
+        for pool in self._machine.pools(self._clock()):
+            for member in pool.members:
+                state = "suspected" if member.suspected else member.condition.value
+                key = ("" if pool.role is None else pool.role.value, state)
+                found[key] = found.get(key, 0) + 1
+        return found
+
+    # --- ports.PoolManager -------------------------------------------------------------------------------------------
+
+    async def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
+        self._refuse_while_draining()
+        if len(self._sessions) >= _SESSIONS_PER_MEMBER * self._settings.members.max_members:
+            raise Overloaded(f"{len(self._sessions)} streams of members are open, which is the limit")
+        number = next(self._numbers)
+        session = self._sessions[number] = _Session()
+        try:
+            try:
+                self._scope.spawn(self._read(number, session, reports), name=f"member stream {number}")
+            except RuntimeError:
+                raise Unavailable("the pool manager is shutting down") from None
+            while (order := await session.next()) is not None:
+                yield order
+        finally:
+            if session.reader is not None:
+                session.reader.cancel()
+            del self._sessions[number]
+            self._feed(SessionEnded(number))
+
+    async def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        """A slow watcher skips versions: each delta is computed when it can be sent."""
+        self._refuse_while_draining()
+        if self._watchers >= self._settings.max_watchers:
+            raise Overloaded(f"{self._watchers} watchers are connected, which is the limit")
+        self._watchers += 1
+        try:
+            async with aclosing(self._changes.watch()) as versions:
+                async for _ in versions:
+                    delta = self._machine.since(watch)
+                    watch = replace(watch, incarnation=delta.incarnation, version=delta.version)
+                    yield delta
+        finally:
+            self._watchers -= 1
+
+    async def status(self) -> ManagerStatus:
+        now_s = self._clock()
+        pools = self._machine.pools(now_s)
+        up_s = now_s - self._began_s
+        return ManagerStatus(self._machine.incarnation, self._machine.version, up_s, self._watchers, pools)
+
+    async def drain_instance(self, instance_id: str) -> None:
+        if instance_id not in self._machine:
+            raise NotFound("no member has this instance id", param="instance_id")
+        self._feed(DrainWanted(instance_id, "an operator asked for it"))
+
+    # --- private -----------------------------------------------------------------------------------------------------
+
+    def _refuse_while_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("the pool manager is shutting down")
+
+    async def _read(self, number: int, session: _Session, reports: AsyncGenerator[MemberReport]) -> None:
+        """Read one member's reports until its farewell, its end, or an error."""
+        session.reader = asyncio.current_task()
+        try:
+            async with aclosing(reports):
+                async with asyncio.timeout(self._settings.register_timeout_s):
+                    report = await anext(reports)
+                while True:
+                    self._report(number, report)
+                    if isinstance(report, Farewell):
+                        return
+                    await asyncio.sleep(self._settings.min_report_interval_s)
+                    report = await anext(reports)
+        except StopAsyncIteration:
+            pass
+        except TimeoutError:
+            session.end(InvalidRequest("the stream has begun without a registration"))
+        except TriptychError as error:
+            session.end(error)
+        finally:
+            session.end()
+
+    def _report(self, number: int, report: MemberReport) -> None:
+        match report:
+            case Registration():
+                reason = why_not_called(report.address, beyond_loopback=self._settings.reaches_network)
+                if reason is not None:
+                    raise InvalidRequest(f"the member's address is refused: {reason}", param="address")
+                self._feed(Registered(number, report))
+            case Heartbeat():
+                self._feed(HeartbeatReceived(number, report))
+            case Farewell(reason):
+                self._feed(FarewellReceived(number, reason))
+            case WindowReport():
+                if (router := self._machine.router_of(number)) is not None:
+                    self.advice.report(router, report)
+
+    async def _tick(self) -> None:
+        decided_s = self._clock()
+        while True:
+            await asyncio.sleep(self._settings.members.tick_s)
+            self._feed(Tick())
+            if self._clock() - decided_s >= _DECIDE_S:
+                decided_s = self._clock()
+                self.advice.tick(self._machine.pools(decided_s))
+
+    def _feed(self, event: MemberEvent) -> None:
+        for effect in self._machine.handle(event, self._clock()):
+            match effect:
+                case SendOrder(session, order) if session in self._sessions:
+                    self._sessions[session].put(order)
+                case EndSession(session, reason) if session in self._sessions:
+                    logger.info("ended a member's stream: %s", reason)
+                    self._sessions[session].end(Unavailable(reason))
+                case MembersChanged():
+                    self._changes.notify()
+                case Logged(instance_id, what):
+                    logger.info("%s %s", instance_id, what)
+                case _:
+                    """The stream is gone."""

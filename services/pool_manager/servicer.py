@@ -1,0 +1,57 @@
+"""The pool manager's gRPC servicer: converts messages and calls the service."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from triptych.domain.pool import MemberReport
+from triptych.ports import PoolManager
+from triptych.v1 import pool_manager_pb2, pool_manager_pb2_grpc
+from triptych.wire import pool_manager
+
+SERVICE_NAME = "triptych.v1.PoolManager"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
+    """Serves any ``ports.PoolManager``."""
+
+    def __init__(self, service: PoolManager) -> None:
+        self._service = service
+
+    def register(self, server: grpc.aio.Server) -> None:
+        pool_manager_pb2_grpc.add_PoolManagerServicer_to_server(self, server)
+
+    async def Attend(  # noqa: N802 - the name is the wire's
+        self, requests: AsyncIterator[pool_manager_pb2.MemberReport], context: Context
+    ) -> AsyncGenerator[pool_manager_pb2.Order]:
+        del context
+        async with aclosing(self._service.attend(_reports(requests))) as orders:
+            async for order in orders:
+                yield pool_manager.ORDER.to_wire(order)
+
+    async def Watch(  # noqa: N802
+        self, request: pool_manager_pb2.WatchRequest, context: Context
+    ) -> AsyncGenerator[pool_manager_pb2.MembershipDelta]:
+        del context
+        async with aclosing(self._service.watch(pool_manager.WATCH.from_wire(request))) as deltas:
+            async for delta in deltas:
+                yield pool_manager.DELTA.to_wire(delta)
+
+    async def Status(  # noqa: N802
+        self, request: pool_manager_pb2.StatusRequest, context: Context
+    ) -> pool_manager_pb2.ManagerStatus:
+        del request, context
+        return pool_manager.STATUS.to_wire(await self._service.status())
+
+    async def Drain(self, request: pool_manager_pb2.DrainRequest, context: Context) -> pool_manager_pb2.DrainResponse:  # noqa: N802
+        del context
+        await self._service.drain_instance(request.instance_id)
+        return pool_manager_pb2.DrainResponse()
+
+
+async def _reports(requests: AsyncIterator[pool_manager_pb2.MemberReport]) -> AsyncGenerator[MemberReport]:
+    async for message in requests:
+        yield pool_manager.report_from_wire(message)

@@ -1,0 +1,80 @@
+"""Events and effects of the pool manager's members. A *session* is one stream of reports from a member."""
+
+from dataclasses import dataclass
+
+from triptych.domain.pool import Heartbeat, Order, Registration
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    session: int
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    session: int
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class FarewellReceived:
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The stream is closed, by either side."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWanted:
+    """Someone wants the instance to drain; unknown ones are ignored."""
+
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Comes at least every ``MemberLimits.tick_s`` while the process runs."""
+
+
+MemberEvent = Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | Tick
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    session: int
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """Close the stream with this reason."""
+
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Watchers have something to learn."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    instance_id: str
+    what: str
+
+
+MemberEffect = SendOrder | EndSession | MembersChanged | Logged

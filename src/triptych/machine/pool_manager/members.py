@@ -1,0 +1,357 @@
+"""The members that a pool manager knows: registration, heartbeats, suspicion, drain, removal, and the versions of the list.
+
+A member is active until it drains. Silence makes it suspected, then removes it; suspected members stay listed, as
+whoever uses them may still reach them. Ids and addresses belong to one process at a time: a newer process replaces the
+older one at once, unless the older one is provably there.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from triptych.domain.instance import InstanceLoad
+from triptych.domain.limits import Positive, PositiveSeconds, check_limits
+from triptych.domain.membership import MAX_MEMBERS, Member, MemberKind, MemberState
+from triptych.domain.pool import (
+    Condition,
+    Departure,
+    Heartbeat,
+    MembershipDelta,
+    MemberStatus,
+    Order,
+    OrderKind,
+    PoolStatus,
+    Registration,
+    Removal,
+    Watch,
+)
+from triptych.machine.pool_manager.member_events import (
+    DrainWanted,
+    EndSession,
+    FarewellReceived,
+    HeartbeatReceived,
+    Logged,
+    MemberEffect,
+    MemberEvent,
+    MembersChanged,
+    Registered,
+    SendOrder,
+    SessionEnded,
+    Tick,
+)
+
+_NO_LOAD = InstanceLoad({})
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLimits:
+    """Number of members, and when silence counts."""
+
+    max_members: Positive = MAX_MEMBERS
+    """Most members; one more is refused."""
+    suspect_s: PositiveSeconds = 3.0
+    """A member that sends nothing for this long is suspected."""
+    remove_s: PositiveSeconds = 10.0
+    """A member that sends nothing for this long is removed."""
+    tick_s: PositiveSeconds = 0.5
+    """How often silence is checked. If this process itself was stopped for longer, the members are not to blame."""
+    max_departures: Positive = 4096
+    """Departures that are remembered for watchers; one that has missed more gets the whole list."""
+
+    def __post_init__(self) -> None:
+        check_limits(self, ("tick_s", "suspect_s"), ("suspect_s", "remove_s"))
+        if self.max_members > MAX_MEMBERS:
+            raise ValueError(f"max_members is {self.max_members}, must be at most {MAX_MEMBERS}")
+
+
+@dataclass(slots=True)
+class _Member:
+    registration: Registration
+    session: int | None
+    heard_s: float
+    since_s: float
+    """Of its condition."""
+    version: int = 0
+    """The list's version at its last change."""
+    condition: Condition = Condition.ACTIVE
+    suspected: bool = False
+    ordered: bool = False
+    """It was told to drain."""
+    sequence: int = -1
+    load: InstanceLoad = _NO_LOAD
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its process is provably running."""
+        return self.session is not None and not self.suspected
+
+    @property
+    def listed(self) -> Member:
+        told = self.registration
+        state = MemberState.ACTIVE if self.condition is Condition.ACTIVE else MemberState.LEAVING
+        return Member(told.address, state, told.role, told.model, told.epoch, told.kind, self.suspected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Departed:
+    version: int
+    registration: Registration
+    departure: Departure
+
+
+class MembersMachine:
+    """Owner of the members. ``handle`` is the only mutator."""
+
+    def __init__(self, limits: MemberLimits, *, incarnation: int, now_s: float) -> None:
+        self.incarnation = incarnation
+        self._limits = limits
+        self._members: dict[str, _Member] = {}
+        """By instance id."""
+        self._by_address: dict[str, str] = {}
+        self._by_session: dict[int, str] = {}
+        """The instance id of each session that is its member's current one."""
+        self._departed: deque[_Departed] = deque(maxlen=limits.max_departures)
+        self._forgotten = 0
+        """Departures up to this version are no longer remembered."""
+        self._version = 1
+        self._last_tick_s = now_s
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Rises with every change that watchers should learn of."""
+        return self._version
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._members
+
+    def router_of(self, session: int) -> Registration | None:
+        """The router that this session belongs to; None for an instance, and for a session without a member."""
+        name = self._by_session.get(session)
+        told = None if name is None else self._members[name].registration
+        return told if told is not None and told.kind is MemberKind.ROUTER else None
+
+    def since(self, watch: Watch) -> MembershipDelta:
+        """What a watcher does not know yet."""
+        known = watch.version
+        if watch.incarnation != self.incarnation or not self._forgotten <= known <= self._version:
+            listed = tuple(one.listed for one in self._wanted(watch, 0))
+            return MembershipDelta(self.incarnation, self._version, full=True, members=listed)
+        removed = tuple(
+            Removal(one.registration.address, one.departure)
+            for one in self._departed
+            if one.version > known and watch.wants(one.registration.kind, one.registration.model)
+        )
+        changed = tuple(one.listed for one in self._wanted(watch, known))
+        return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed)
+
+    def _wanted(self, watch: Watch, after: int) -> Iterable[_Member]:
+        return (
+            one
+            for one in self._members.values()
+            if one.version > after and watch.wants(one.registration.kind, one.registration.model)
+        )
+
+    def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
+        """All members by model and role."""
+        pools: dict[tuple[str, str], list[MemberStatus]] = {}
+        for one in self._members.values():
+            told = one.registration
+            status = MemberStatus(
+                told,
+                one.condition,
+                one.suspected,
+                one.load,
+                since_s=max(0.0, now_s - one.since_s),
+                heard_s=max(0.0, now_s - one.heard_s),
+            )
+            pools.setdefault((told.model, "" if told.role is None else told.role.value), []).append(status)
+        return tuple(
+            PoolStatus(model, members[0].registration.role, tuple(sorted(members, key=_by_id)))
+            for (model, _), members in sorted(pools.items())
+        )
+
+    def validate(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        addresses = {one.registration.address: name for name, one in self._members.items()}
+        assert addresses == self._by_address, "an address belongs to more than one member, or to none"  # noqa: S101
+        sessions = {one.session: name for name, one in self._members.items() if one.session is not None}
+        assert sessions == self._by_session, "a session belongs to more than one member, or to none"  # noqa: S101
+        assert len(self._members) <= self._limits.max_members, "more members than allowed"  # noqa: S101
+        for name, one in self._members.items():
+            assert name == one.registration.instance_id, "a member is filed under another name"  # noqa: S101
+            assert 0 < one.version <= self._version, "a member has a version that the list never had"  # noqa: S101
+        versions = [one.version for one in self._departed]
+        assert versions == sorted(versions), "departures are out of order"  # noqa: S101
+        assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"  # noqa: S101
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: MemberEvent, now_s: float) -> list[MemberEffect]:
+        before = self._version
+        match event:
+            case Registered(session, registration):
+                effects = self._registered(session, registration, now_s)
+            case HeartbeatReceived(session, heartbeat):
+                effects = self._heartbeat(session, heartbeat, now_s)
+            case FarewellReceived(session, reason):
+                effects = self._farewell(session, reason)
+            case SessionEnded(session):
+                effects = self._session_ended(session)
+            case DrainWanted(instance_id, reason):
+                effects = self._drain(instance_id, reason, now_s)
+            case Tick():
+                effects = self._tick(now_s)
+        if self._version != before:
+            effects.append(MembersChanged(self._version))
+        return effects
+
+    def _registered(self, session: int, new: Registration, now_s: float) -> list[MemberEffect]:
+        name = new.instance_id
+        if self._by_session.get(session, name) != name:
+            return [EndSession(session, "a stream registers one member only")]
+        old = self._members.get(name)
+        if old is not None and old.registration.epoch > new.epoch and old.is_there:
+            return [EndSession(session, f"a newer process has the instance id {name!r}")]
+        owner = self._by_address.get(new.address, name)
+        if owner != name and self._members[owner].is_there:
+            return [EndSession(session, f"the address of {name!r} belongs to {owner!r}")]
+        if old is None and owner == name and len(self._members) >= self._limits.max_members:
+            return [EndSession(session, f"there are {self._limits.max_members} members, which is the limit")]
+        effects: list[MemberEffect] = []
+        if owner != name:
+            self._remove(owner, Departure.LEFT)
+            effects.append(Logged(owner, f"replaced at its address by {name}"))
+        accepted = SendOrder(session, Order(OrderKind.REGISTERED))
+        if old is not None and old.registration == new:
+            return [*effects, *self._resumed(old, session, now_s), accepted]
+        if old is not None:
+            if old.session not in (None, session):
+                effects.append(EndSession(old.session, "another process has registered with this instance id"))
+            self._remove(name, Departure.LEFT)
+        member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s)
+        self._by_address[new.address] = name
+        self._by_session[session] = name
+        self._changed(member)
+        what = "joined" if old is None else "joined again"
+        return [*effects, Logged(name, f"{what} at {new.address} as {_kind(new)} of {new.model}"), accepted]
+
+    def _resumed(self, member: _Member, session: int, now_s: float) -> list[MemberEffect]:
+        """The same process registers again, on the same stream or another."""
+        effects: list[MemberEffect] = []
+        if member.session is not None and member.session != session:
+            del self._by_session[member.session]
+            effects.append(EndSession(member.session, "the member has opened another stream"))
+        member.session, member.sequence = session, -1
+        self._by_session[session] = member.registration.instance_id
+        effects += self._heard(member, now_s)
+        if member.ordered:
+            effects.append(SendOrder(session, Order(OrderKind.DRAIN, "ordered before")))
+        return effects
+
+    def _heartbeat(self, session: int, heartbeat: Heartbeat, now_s: float) -> list[MemberEffect]:
+        name = self._by_session.get(session)
+        if name is None:
+            return [SendOrder(session, Order(OrderKind.REREGISTER, "the member is not known"))]
+        member = self._members[name]
+        if heartbeat.sequence <= member.sequence:
+            return []
+        member.sequence, member.load = heartbeat.sequence, heartbeat.load
+        effects = self._heard(member, now_s)
+        condition = Condition.ACTIVE
+        if heartbeat.drained:
+            condition = Condition.DRAINED
+        elif heartbeat.load.draining or member.ordered:
+            condition = Condition.LEAVING
+        return effects + self._enter(member, condition, now_s, "as it says")
+
+    def _heard(self, member: _Member, now_s: float) -> list[MemberEffect]:
+        member.heard_s = now_s
+        if not member.suspected:
+            return []
+        member.suspected = False
+        self._changed(member)
+        return [Logged(member.registration.instance_id, "is heard again")]
+
+    def _enter(self, member: _Member, condition: Condition, now_s: float, why: str) -> list[MemberEffect]:
+        if member.condition is condition:
+            return []
+        was, member.condition, member.since_s = member.listed, condition, now_s
+        if member.listed != was:
+            self._changed(member)
+        return [Logged(member.registration.instance_id, f"is {condition}, {why}")]
+
+    def _farewell(self, session: int, reason: str) -> list[MemberEffect]:
+        name = self._by_session.get(session)
+        if name is None:
+            return []
+        self._remove(name, Departure.LEFT)
+        return [Logged(name, f"left: {reason}" if reason else "left")]
+
+    def _session_ended(self, session: int) -> list[MemberEffect]:
+        """Not a departure yet: the member may open another stream."""
+        name = self._by_session.pop(session, None)
+        if name is None:
+            return []
+        self._members[name].session = None
+        return [Logged(name, "has lost its stream")]
+
+    def _drain(self, instance_id: str, reason: str, now_s: float) -> list[MemberEffect]:
+        member = self._members.get(instance_id)
+        if member is None:
+            return []
+        effects: list[MemberEffect] = []
+        if not member.ordered and member.session is not None:
+            effects.append(SendOrder(member.session, Order(OrderKind.DRAIN, reason)))
+        member.ordered = True
+        if member.condition is Condition.ACTIVE:
+            effects += self._enter(member, Condition.LEAVING, now_s, f"as ordered: {reason}")
+        return effects
+
+    def _tick(self, now_s: float) -> list[MemberEffect]:
+        late_s = now_s - self._last_tick_s - 2 * self._limits.tick_s
+        self._last_tick_s = now_s
+        if late_s > 0:  # this process was stopped, and has not read what the members sent meanwhile
+            for member in self._members.values():
+                member.heard_s = min(now_s, member.heard_s + late_s)
+        effects: list[MemberEffect] = []
+        for name, member in list(self._members.items()):
+            silent_s = now_s - member.heard_s
+            if silent_s >= self._limits.remove_s:
+                self._remove(name, Departure.LOST)
+                effects.append(Logged(name, f"removed after {silent_s:.3g} s silence"))
+            elif silent_s >= self._limits.suspect_s and not member.suspected:
+                member.suspected = True
+                self._changed(member)
+                effects.append(Logged(name, f"suspected after {silent_s:.3g} s silence"))
+        return effects
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def _changed(self, member: _Member) -> None:
+        self._version += 1
+        member.version = self._version
+
+    def _remove(self, name: str, departure: Departure) -> None:
+        member = self._members.pop(name)
+        del self._by_address[member.registration.address]
+        if member.session is not None:
+            del self._by_session[member.session]
+        self._version += 1
+        if len(self._departed) == self._departed.maxlen:
+            self._forgotten = self._departed[0].version
+        self._departed.append(_Departed(self._version, member.registration, departure))
+
+
+def _by_id(status: MemberStatus) -> str:
+    return status.registration.instance_id
+
+
+def _kind(registration: Registration) -> str:
+    return (
+        registration.kind.value if registration.role is None else f"{registration.kind.value} {registration.role.value}"
+    )

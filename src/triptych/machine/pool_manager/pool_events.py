@@ -1,0 +1,118 @@
+"""Events and effects of the pools (``machine.pool_manager.pools``). Pools go by name."""
+
+from dataclasses import dataclass
+
+from triptych.domain.decision import DecisionRecord, PoolInstance
+from triptych.domain.windows import WindowReport
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InstancesSeen:
+    """The instances of a pool now. ``judged`` is filled in from the reports."""
+
+    pool: str
+    instances: tuple[PoolInstance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """An instance ended before it was ready."""
+
+    pool: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A router's report on the model of these pools."""
+
+    router: str
+    report: WindowReport
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    router: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideSet:
+    """A person wants this size for a time. Ends giving up on the pool."""
+
+    pool: str
+    size: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideEnded:
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFailed:
+    """The scaler did not accept an order."""
+
+    pool: str
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Nothing may be ordered for this reason (the store is away, another manager leads); empty: it may again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: decide."""
+
+
+PoolEvent = (
+    InstancesSeen | StartFailed | Reported | RouterGone | OverrideSet | OverrideEnded | OrderFailed | Frozen | Tick
+)
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """Declare the pool's size. A later one replaces it. May be answered by OrderFailed."""
+
+    pool: str
+    size: int
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainInstance:
+    """Let the instance finish what runs; ScaleTo and RemoveInstance follow when it has."""
+
+    pool: str
+    instance_id: str
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveInstance:
+    """Stop an instance that has drained, or did not in time. It is replaced if the size wants it. Repeated until it is gone."""
+
+    pool: str
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """Store and log it. A record with the number of an earlier one replaces that."""
+
+    record: DecisionRecord
+
+
+PoolEffect = ScaleTo | DrainInstance | RemoveInstance | RecordDecision

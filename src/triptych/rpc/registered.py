@@ -1,0 +1,82 @@
+"""Registers a service with the pool managers of its settings, for as long as it runs."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+from triptych.domain.instance import InstanceInfo
+from triptych.domain.pool import Registration
+from triptych.rpc.stubs import PoolManagerStub
+from triptych.runtime.metrics import gauge
+from triptych.runtime.registrar import Loaded, Registrar, Reporting
+from triptych.runtime.settings import InstanceSettings, MemberSettings
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
+
+Introduce = Callable[[str], Awaitable[Registration]]
+"""Describes the process, given its address."""
+
+
+class Described(Loaded, Protocol):
+    async def describe(self) -> InstanceInfo: ...
+
+
+class Listening(Protocol):
+    """A running app."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def drain(self) -> None: ...
+
+
+def instance_registered(
+    settings: InstanceSettings, service: Described, app: Listening, *, telemetry: Telemetry, tls: TlsIdentity | None
+) -> AbstractAsyncContextManager[None]:
+    """``registered`` for an instance."""
+
+    async def introduce(address: str) -> Registration:
+        info = await service.describe()
+        return Registration.of_instance(info, address=address, hardware=settings.hardware)
+
+    return registered(settings, service, introduce, app, telemetry=telemetry, tls=tls)
+
+
+@asynccontextmanager
+async def registered(
+    settings: MemberSettings,
+    service: Loaded,
+    introduce: Introduce,
+    app: Listening,
+    *,
+    telemetry: Telemetry,
+    tls: TlsIdentity | None,
+    windows: Reporting | None = None,
+) -> AsyncGenerator[None]:
+    """A member while the context is open, if the settings name a pool manager; it says farewell at the end."""
+    access = settings.managers
+    if not access.pool_manager:
+        yield
+        return
+    async with TaskScope("registrar") as scope:
+        registrar = Registrar(
+            service,
+            partial(introduce, settings.advertised(app.port)),
+            app.drain,
+            lambda address: PoolManagerStub(address, tls),
+            access,
+            scope,
+            windows,
+        )
+        telemetry.metrics.watch(
+            lambda: (
+                gauge("triptych_pool_registrations", "Pool managers that know this process", registrar.registered),
+            )
+        )
+        registrar.start()
+        try:
+            yield
+        finally:
+            await registrar.leave()

@@ -1,0 +1,81 @@
+"""Conversion of members' reports, orders, membership deltas and the pool manager's status."""
+
+from triptych.domain.membership import MAX_MEMBERS, Member
+from triptych.domain.pool import (
+    Farewell,
+    Heartbeat,
+    ManagerStatus,
+    MemberReport,
+    MembershipDelta,
+    MemberStatus,
+    Order,
+    PoolStatus,
+    Registration,
+    Removal,
+    Watch,
+)
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
+from triptych.errors import InvalidRequest
+from triptych.policy.addresses import why_not_called
+from triptych.v1 import pool_manager_pb2
+from triptych.wire.flat import Pair, Variants
+from triptych.wire.instance import LOAD
+
+_REGISTRATION = Pair(Registration, pool_manager_pb2.Registration)
+_JUDGED = Pair(Judged, pool_manager_pb2.Judged)
+_CLASS = Pair(ClassWindow, pool_manager_pb2.ClassWindow, nested=(_JUDGED, Pair(Sketch, pool_manager_pb2.Sketch)))
+_WINDOW = Pair(
+    WindowReport,
+    pool_manager_pb2.WindowReport,
+    nested=(
+        Pair(NamedClass, pool_manager_pb2.NamedClass, nested=(_CLASS,)),
+        Pair(NamedInstance, pool_manager_pb2.NamedInstance, nested=(_JUDGED,)),
+        Pair(Refusals, pool_manager_pb2.Refusals),
+    ),
+)
+_REPORT = Variants(
+    pool_manager_pb2.MemberReport,
+    "report",
+    {
+        "registration": _REGISTRATION,
+        "heartbeat": Pair(Heartbeat, pool_manager_pb2.Heartbeat, nested=(LOAD,)),
+        "farewell": Pair(Farewell, pool_manager_pb2.Farewell),
+        "window": _WINDOW,
+    },
+)
+ORDER = Pair(Order, pool_manager_pb2.Order)
+WATCH = Pair(Watch, pool_manager_pb2.WatchRequest)
+DELTA = Pair(
+    MembershipDelta,
+    pool_manager_pb2.MembershipDelta,
+    nested=(Pair(Member, pool_manager_pb2.Member), Pair(Removal, pool_manager_pb2.Removal)),
+)
+_MEMBER_STATUS = Pair(MemberStatus, pool_manager_pb2.MemberStatus, nested=(_REGISTRATION, LOAD))
+STATUS = Pair(
+    ManagerStatus,
+    pool_manager_pb2.ManagerStatus,
+    nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS,)),),
+)
+
+
+def report_to_wire(report: MemberReport) -> pool_manager_pb2.MemberReport:
+    message: pool_manager_pb2.MemberReport = _REPORT.to_wire(report)
+    return message
+
+
+def report_from_wire(message: pool_manager_pb2.MemberReport) -> MemberReport:
+    """Raises InvalidRequest for an empty report, an unknown enum value, or a load that names a stage twice."""
+    if message.WhichOneof("report") is None:
+        raise InvalidRequest("the report is empty", param="report")
+    report: MemberReport = _REPORT.from_wire(message)
+    return report
+
+
+def delta_from_wire(message: pool_manager_pb2.MembershipDelta) -> MembershipDelta:
+    """Raises InvalidRequest for more members than a manager may have, or one whose address is none."""
+    if max(len(message.members), len(message.removed)) > MAX_MEMBERS:
+        raise InvalidRequest(f"a delta has more than {MAX_MEMBERS} members", param="members")
+    for member in message.members:
+        if (reason := why_not_called(member.address, beyond_loopback=True)) is not None:
+            raise InvalidRequest(f"a member's address is invalid: {reason}", param="members")
+    return DELTA.from_wire(message)

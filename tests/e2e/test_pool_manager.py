@@ -1,0 +1,97 @@
+"""A cluster whose pool manager is stopped, killed, and asked to drain an instance, under load."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import Streamed, stream
+from tests.e2e.reference import Question, answer, questions
+from triptych.cli.cluster import LocalCluster
+from triptych.domain.pool import Condition, ManagerStatus
+from triptych.rpc.stubs import PoolManagerStub, RouterStub
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+QUICK = ("--suspect-s", "3", "--remove-s", "6")
+
+
+async def triptych(*arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "triptych.cli.main",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+@asynccontextmanager
+async def load(router: RouterStub) -> AsyncIterator[list[tuple[Question, asyncio.Task[Streamed]]]]:
+    """Requests all the time; every one must be answered right."""
+    sent: list[tuple[Question, asyncio.Task[Streamed]]] = []
+    async with asyncio.TaskGroup() as group:
+
+        async def ask() -> None:
+            for number, question in enumerate(questions((1, 2, 4), 10_000)):
+                sent.append((question, group.create_task(stream(router, f"r{number}", question))))
+                await asyncio.sleep(0.2)
+
+        asking = group.create_task(ask())
+        yield sent
+        asking.cancel()
+    assert sent
+    for question, task in sent:
+        assert task.result().text == answer(question).text
+
+
+def members(status: ManagerStatus) -> dict[str, Any]:
+    return {one.registration.instance_id: one for pool in status.pools for one in pool.members}
+
+
+async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer_is_lost() -> None:
+    async with LocalCluster(encoders=2, text=1, options={"pool_manager": QUICK}) as cluster:
+        router, manager = RouterStub(cluster.router_target), PoolManagerStub(cluster.manager_target)
+        assert members(await manager.status()).keys() == {"encoder-1", "encoder-2", "text-1", "router"}
+        async with load(router):
+            cluster.kill("pool-manager", signal.SIGSTOP)
+            await asyncio.sleep(8)
+            cluster.kill("pool-manager", signal.SIGCONT)
+            await asyncio.sleep(2)
+            found = members(await manager.status())
+            assert {one.condition for one in found.values()} == {Condition.ACTIVE}
+            assert min(one.since_s for one in found.values()) > 8, "none was removed meanwhile"
+
+            code, out = await triptych("drain", "encoder-2", "--pool-manager", cluster.manager_target)
+            assert (code, "encoder-2" in out) == (0, True)
+            async with asyncio.timeout(30):
+                while members(await manager.status())["encoder-2"].condition is not Condition.DRAINED:  # noqa: ASYNC110 - asked over gRPC
+                    await asyncio.sleep(0.1)
+            code, out = await triptych("drain", "encoder-9", "--pool-manager", cluster.manager_target)
+            assert (code, "knows no member 'encoder-9'" in out) == (2, True)
+            cluster.kill("encoder-2", signal.SIGTERM)
+            async with asyncio.timeout(30):
+                while "encoder-2" in members(await manager.status()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            shown = ("status", "--json", "--url", cluster.url, "--pool-manager", cluster.manager_target)
+            code, out = await triptych(*shown)
+            pools = {pool["role"]: pool["members"] for pool in json.loads(out)["pools"]}
+            assert code == 0
+            assert set(pools) == {"E", "PD", None}
+            assert [one["instance_id"] for one in pools["E"]] == ["encoder-1"]
+
+            cluster.kill("pool-manager")
+            await asyncio.sleep(3)
+            code, out = await triptych(*shown)
+            assert (code, json.loads(out)["pools"]) == (0, None)
+        await manager.close()
+        await router.close()

@@ -1,0 +1,197 @@
+"""A modelled cluster in virtual time: routers report, instances start late, queues grow, and the real machine decides."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from triptych.domain.decision import Bounds, DecisionRecord, InstancePhase, PoolFacts, PoolInstance
+from triptych.domain.slo import ChargedStage
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
+from triptych.machine.pool_manager.pool_events import (
+    DrainInstance,
+    InstancesSeen,
+    PoolEvent,
+    RecordDecision,
+    RemoveInstance,
+    Reported,
+    ScaleTo,
+    Tick,
+)
+from triptych.machine.pool_manager.pools import Facts, PoolLimits, PoolSettings, PoolsMachine, PoolState, ScalingStatus
+from triptych.policy.scaling import ScalingLimits
+
+CAPACITY_PER_S = 1000.0
+"""Tokens per second of each instance."""
+WAIT_OBJECTIVE_S = 1.0
+
+
+def fixed_facts(classes: Mapping[str, ClassWindow]) -> PoolFacts:
+    del classes
+    return PoolFacts(CAPACITY_PER_S, WAIT_OBJECTIVE_S)
+
+
+@dataclass
+class Instance:
+    instance_id: str
+    ready_s: float
+    draining: bool = False
+
+
+@dataclass
+class ModelledPool:
+    """Instances that work off a queue of tokens. Whoever arrives at a queue that is too long misses its objective."""
+
+    name: str
+    stage: ChargedStage
+    start_s: float
+    instances: list[Instance] = field(default_factory=list)
+    waiting: float = 0.0
+    started: int = 0
+    scaler_works: bool = True
+    size: int = 0
+
+    def ready(self, now_s: float) -> int:
+        return sum(one.ready_s <= now_s and not one.draining for one in self.instances)
+
+    def scale_to(self, size: int, now_s: float) -> None:
+        if not self.scaler_works:
+            return
+        self.size = size
+        while len(self.instances) < size:
+            self.started += 1
+            self.instances.append(Instance(f"{self.name}{self.started}", now_s + self.start_s))
+        # As every scaler: what is ordered is taken back, and what runs is not touched.
+        starting = [one for one in self.instances if one.ready_s > now_s]
+        for one in starting[: max(0, len(self.instances) - size)]:
+            self.instances.remove(one)
+
+    def remove(self, instance_id: str, now_s: float) -> None:
+        assert all(one.draining for one in self.instances if one.instance_id == instance_id), "it still works"
+        self.instances = [one for one in self.instances if one.instance_id != instance_id]
+        self.scale_to(self.size, now_s)
+
+    def seen(self, now_s: float) -> tuple[PoolInstance, ...]:
+        return tuple(
+            PoolInstance(
+                one.instance_id,
+                InstancePhase.DRAINED
+                if one.draining
+                else InstancePhase.READY
+                if one.ready_s <= now_s
+                else InstancePhase.STARTING,
+                age_s=now_s - one.ready_s + (0 if one.ready_s <= now_s else self.start_s),
+            )
+            for one in self.instances
+        )
+
+    def work(self, tokens: float, now_s: float) -> bool:
+        """One second with this much new work. Whether what arrived meets its objective."""
+        bears = self.ready(now_s) * CAPACITY_PER_S
+        self.waiting = max(0.0, self.waiting + tokens - bears)
+        return self.waiting <= WAIT_OBJECTIVE_S * bears
+
+
+@dataclass
+class Modelled:
+    """``image_tokens`` and ``prompt_tokens`` give the load of each second."""
+
+    image_tokens: Callable[[float], float]
+    prompt_tokens: Callable[[float], float]
+    scaling: ScalingLimits = ScalingLimits()  # noqa: RUF009 - immutable
+    start_s: float = 5.0
+    most: int = 16
+    initial: int = 1
+    advisory: bool = False
+    reporting: bool = True
+    facts: Facts = fixed_facts
+    now_s: float = 0.0
+    judged: list[tuple[float, bool]] = field(default_factory=list)
+    records: list[DecisionRecord] = field(default_factory=list)
+    sizes: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.encoders = ModelledPool("e", ChargedStage.ENCODE, self.start_s)
+        self.texts = ModelledPool("t", ChargedStage.PREFILL, self.start_s)
+        self.pools = {one.name: one for one in (self.encoders, self.texts)}
+        settings = tuple(
+            PoolSettings(one.name, one.stage, Bounds(1, self.most), self.initial, self.start_s, self.facts)
+            for one in self.pools.values()
+        )
+        self.machine = PoolsMachine(
+            settings, scaling=self.scaling, limits=PoolLimits(), now_s=0.0, advisory=self.advisory
+        )
+        self.sequence = 0
+        for one in self.pools.values():
+            one.scale_to(self.initial, -self.start_s)
+
+    def feed(self, event: PoolEvent) -> None:
+        for effect in self.machine.handle(event, self.now_s):
+            match effect:
+                case ScaleTo(pool, size):
+                    self.pools[pool].scale_to(size, self.now_s)
+                case DrainInstance(pool, name):
+                    for one in self.pools[pool].instances:
+                        one.draining |= one.instance_id == name
+                case RemoveInstance(pool, name):
+                    self.pools[pool].remove(name, self.now_s)
+                case RecordDecision(record):
+                    self.records.append(record)
+        self.machine.validate()
+
+    def second(self) -> None:
+        self.now_s += 1.0
+        images, prompts = self.image_tokens(self.now_s), self.prompt_tokens(self.now_s)
+        encoded = self.encoders.work(images, self.now_s)
+        answered = self.texts.work(prompts, self.now_s)
+        self.judged.append((self.now_s, encoded and answered))
+        if self.reporting:
+            self.sequence += 1
+            window = ClassWindow(
+                arrivals=10 if images or prompts else 0,
+                items=10 if images else 0,
+                done=10 if images or prompts else 0,
+                media_tokens=round(images),
+                prompt_tokens=round(prompts),
+                ttft=Judged(10, 0) if encoded and answered else Judged(0, 10),
+                missed_encode=0 if encoded else 10,
+                missed_prefill=0 if answered else 10,
+            )
+            report = WindowReport(
+                1,
+                self.sequence,
+                1.0,
+                0.0,
+                "m",
+                (NamedClass("image-1024", window),),
+                waiting_media_tokens=round(self.encoders.waiting),
+                waiting_prompt_tokens=round(self.texts.waiting),
+            )
+            self.feed(Reported("r", report))
+        for pool in self.pools.values():
+            self.feed(InstancesSeen(pool.name, pool.seen(self.now_s)))
+        self.feed(Tick())
+        self.sizes.append((self.now_s, self.machine.wanted("e"), self.machine.wanted("t")))
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.second()
+
+    def status(self, pool: str) -> ScalingStatus:
+        return next(one for one in self.machine.status(self.now_s) if one.name == pool)
+
+    def state(self, pool: str) -> PoolState:
+        return self.status(pool).state
+
+    def changes(self, pool: str) -> list[tuple[float, int]]:
+        """Times and new sizes of every change of the wanted size."""
+        column = 1 if pool == "e" else 2
+        found: list[tuple[float, int]] = []
+        before = self.initial
+        for row in self.sizes:
+            if (size := int(row[column])) != before:
+                found.append((row[0], size))
+                before = size
+        return found
+
+    def attainment(self, begin_s: float, end_s: float) -> float:
+        verdicts = [met for at_s, met in self.judged if begin_s < at_s <= end_s]
+        return sum(verdicts) / len(verdicts)

@@ -1,0 +1,381 @@
+"""Members of a pool manager: who is listed, in which state, and what watchers are told."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.membership import Member, MemberKind, MemberState
+from triptych.domain.pool import (
+    Condition,
+    Departure,
+    Heartbeat,
+    Order,
+    OrderKind,
+    Registration,
+    Removal,
+    Watch,
+)
+from triptych.domain.stage import Role, Stage
+from triptych.machine.membership_view import MembershipView, ViewLimits
+from triptych.machine.pool_manager.member_events import (
+    DrainWanted,
+    EndSession,
+    FarewellReceived,
+    HeartbeatReceived,
+    MembersChanged,
+    Registered,
+    SendOrder,
+    SessionEnded,
+    Tick,
+)
+from triptych.machine.pool_manager.members import MemberLimits, MembersMachine
+
+LIMITS = MemberLimits(max_members=3, suspect_s=3, remove_s=10, tick_s=0.5)
+REGISTERED, REREGISTER = Order(OrderKind.REGISTERED), OrderKind.REREGISTER
+LOAD = InstanceLoad({Stage.ENCODE: StageLoad(5, 1)})
+DRAINING = InstanceLoad({}, draining=True)
+
+
+def registration(name: str = "a", epoch: int = 1, address: str = "", **changes: Any) -> Registration:
+    made = Registration(MemberKind.INSTANCE, name, epoch, address or f"{name}:1", "m", role=Role.E)
+    return replace(made, **changes)
+
+
+def member(name: str = "a", epoch: int = 1, **changes: Any) -> Member:
+    return replace(Member(f"{name}:1", role=Role.E, model="m", epoch=epoch), **changes)
+
+
+class Manager:
+    """The machine, with a clock that ticks as it does in a process."""
+
+    def __init__(self, limits: MemberLimits = LIMITS) -> None:
+        self.machine = MembersMachine(limits, incarnation=7, now_s=0.0)
+        self.now_s = 0.0
+
+    def handle(self, event: Any) -> list[Any]:
+        effects = self.machine.handle(event, self.now_s)
+        self.machine.validate()
+        return effects
+
+    def passes(self, seconds: float, *heard: int) -> None:
+        """Let time pass; the sessions in ``heard`` send heartbeats."""
+        for _ in range(round(seconds / LIMITS.tick_s)):
+            self.now_s += LIMITS.tick_s
+            for session in heard:
+                self.beats(session)
+            self.handle(Tick())
+
+    def beats(self, session: int, load: InstanceLoad = LOAD, *, drained: bool = False) -> list[Any]:
+        return self.handle(HeartbeatReceived(session, Heartbeat(int(self.now_s * 1000), load, drained)))
+
+    def joins(self, session: int, **told: Any) -> list[Any]:
+        return self.handle(Registered(session, registration(**told)))
+
+    @property
+    def listed(self) -> dict[str, Member]:
+        return {one.address: one for one in self.machine.since(Watch()).members}
+
+    @property
+    def conditions(self) -> dict[str, Condition]:
+        pools = self.machine.pools(self.now_s)
+        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+def orders(effects: list[Any]) -> list[tuple[int, OrderKind]]:
+    return [(one.session, one.order.kind) for one in effects if isinstance(one, SendOrder)]
+
+
+def ended(effects: list[Any]) -> list[int]:
+    return [one.session for one in effects if isinstance(one, EndSession)]
+
+
+def test_one_that_registers_is_listed_and_told_so(manager: Manager) -> None:
+    effects = manager.joins(1)
+    assert orders(effects) == [(1, OrderKind.REGISTERED)]
+    assert effects[-1] == MembersChanged(manager.machine.version)
+    assert manager.listed == {"a:1": member()}
+
+
+def test_its_load_is_in_the_status_with_the_times_since_when(manager: Manager) -> None:
+    manager.joins(1)
+    manager.passes(2, 1)
+    manager.now_s += 0.25
+    (pool,) = manager.machine.pools(manager.now_s)
+    (one,) = pool.members
+    assert (pool.model, pool.role) == ("m", Role.E)
+    assert (one.load, one.condition, one.suspected) == (LOAD, Condition.ACTIVE, False)
+    assert (one.since_s, one.heard_s) == (2.25, 0.25)
+
+
+def test_silence_makes_it_suspected_then_removes_it(manager: Manager) -> None:
+    manager.joins(1)
+    manager.passes(2.5)
+    assert manager.listed == {"a:1": member()}
+    manager.passes(0.5)
+    assert manager.listed == {"a:1": member(suspected=True)}
+    manager.passes(6.5)
+    assert manager.listed == {"a:1": member(suspected=True)}
+    known = manager.machine.version
+    manager.passes(0.5)
+    assert manager.listed == {}
+    assert manager.machine.since(Watch(7, known)).removed == (Removal("a:1", Departure.LOST),)
+
+
+def test_one_that_is_heard_again_is_no_longer_suspected(manager: Manager) -> None:
+    manager.joins(1)
+    manager.passes(5)
+    manager.beats(1)
+    assert manager.listed == {"a:1": member()}
+
+
+def test_one_that_was_removed_but_still_sends_is_told_to_register_again(manager: Manager) -> None:
+    manager.joins(1)
+    manager.passes(10)
+    assert orders(manager.beats(1)) == [(1, REREGISTER)]
+    manager.joins(1)
+    assert manager.listed == {"a:1": member()}
+
+
+def test_the_time_during_which_the_manager_itself_was_stopped_is_nobodys_silence(manager: Manager) -> None:
+    manager.joins(1)
+    manager.passes(1, 1)
+    manager.now_s += 3600
+    manager.handle(Tick())
+    assert manager.listed == {"a:1": member()}
+    manager.passes(10)
+    assert manager.listed == {}
+
+
+def test_a_closed_stream_is_no_departure_and_the_same_process_may_open_another(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(SessionEnded(1))
+    before = manager.machine.version
+    assert manager.listed == {"a:1": member()}
+    assert orders(manager.joins(2)) == [(2, OrderKind.REGISTERED)]
+    assert manager.machine.version == before, "watchers need not know"
+
+
+def test_a_second_stream_of_the_same_process_closes_the_first(manager: Manager) -> None:
+    manager.joins(1)
+    assert ended(manager.joins(2)) == [1]
+    manager.handle(SessionEnded(1))
+    manager.passes(5, 2)
+    assert manager.listed == {"a:1": member()}
+
+
+@pytest.mark.parametrize("address", ["a:1", "elsewhere:1"])
+def test_a_restarted_process_replaces_the_old_one_at_once(manager: Manager, address: str) -> None:
+    manager.joins(1)
+    known = manager.machine.version
+    assert ended(manager.joins(2, epoch=2, address=address)) == [1]
+    assert manager.listed == {address: member(epoch=2, address=address)}
+    delta = manager.machine.since(Watch(7, known))
+    assert delta.removed == (Removal("a:1", Departure.LEFT),)
+    assert delta.members == (member(epoch=2, address=address),)
+
+
+def test_an_older_process_is_refused_while_the_newer_one_is_there_and_accepted_when_it_is_not(manager: Manager) -> None:
+    manager.joins(1, epoch=5)
+    assert ended(manager.joins(2, epoch=4)) == [2]
+    assert manager.listed["a:1"].epoch == 5
+    manager.handle(SessionEnded(1))  # a restart after which the machine's clock is behind
+    assert ended(manager.joins(3, epoch=4)) == []
+    assert manager.listed["a:1"].epoch == 4
+
+
+def test_an_address_goes_to_another_instance_only_when_the_owner_is_not_there(manager: Manager) -> None:
+    manager.joins(1)
+    assert ended(manager.joins(2, name="b", address="a:1")) == [2]
+    manager.passes(3)
+    manager.joins(2, name="b", address="a:1")
+    assert manager.conditions == {"b": Condition.ACTIVE}
+    assert orders(manager.beats(1)) == [(1, REREGISTER)]
+    assert ended(manager.joins(1)) == [1]
+
+
+def test_a_stream_registers_one_member_only(manager: Manager) -> None:
+    manager.joins(1)
+    assert ended(manager.joins(1, name="b")) == [1]
+    assert manager.listed == {"a:1": member()}
+
+
+def test_a_session_belongs_to_a_router_only_if_that_is_what_registered(manager: Manager) -> None:
+    router = registration("r", kind=MemberKind.ROUTER, role=None)
+    manager.handle(Registered(1, registration("a")))
+    manager.handle(Registered(2, router))
+    assert [manager.machine.router_of(session) for session in (1, 2, 3)] == [None, router, None]
+    manager.handle(SessionEnded(2))
+    assert manager.machine.router_of(2) is None
+
+
+def test_one_member_more_than_allowed_is_refused(manager: Manager) -> None:
+    for session, name in enumerate("abc"):
+        manager.joins(session, name=name)
+    assert ended(manager.joins(9, name="d")) == [9]
+    manager.handle(FarewellReceived(0, "scaled down"))
+    assert ended(manager.joins(9, name="d")) == []
+
+
+def test_a_farewell_removes_it_at_once(manager: Manager) -> None:
+    manager.joins(1)
+    known = manager.machine.version
+    manager.handle(FarewellReceived(1, ""))
+    assert manager.listed == {}
+    assert manager.machine.since(Watch(7, known)).removed == (Removal("a:1", Departure.LEFT),)
+    assert manager.handle(SessionEnded(1)) == []
+
+
+def test_one_that_drains_by_itself_is_leaving_then_drained_and_may_come_back(manager: Manager) -> None:
+    leaving = member(state=MemberState.LEAVING)
+    manager.joins(1)
+    manager.passes(1)
+    manager.beats(1, DRAINING)
+    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": Condition.LEAVING})
+    known = manager.machine.version
+    manager.passes(0.5)
+    manager.beats(1, DRAINING, drained=True)
+    assert (manager.listed, manager.conditions) == ({"a:1": leaving}, {"a": Condition.DRAINED})
+    assert manager.machine.version == known, "watchers need not know"
+    manager.passes(0.5)
+    manager.beats(1)
+    assert manager.listed == {"a:1": member()}
+
+
+def test_one_that_is_ordered_to_drain_is_leaving_at_once_and_told_once(manager: Manager) -> None:
+    manager.joins(1)
+    assert orders(manager.handle(DrainWanted("a", "test"))) == [(1, OrderKind.DRAIN)]
+    assert manager.listed == {"a:1": member(state=MemberState.LEAVING)}
+    assert manager.handle(DrainWanted("a", "test")) == []
+    manager.passes(1, 1)
+    assert manager.conditions == {"a": Condition.LEAVING}, "whatever it reports before it obeys"
+
+
+def test_an_order_to_drain_that_could_not_be_sent_is_sent_on_the_next_stream(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(SessionEnded(1))
+    assert orders(manager.handle(DrainWanted("a", "test"))) == []
+    assert orders(manager.joins(2)) == [(2, OrderKind.DRAIN), (2, OrderKind.REGISTERED)]
+    assert manager.handle(DrainWanted("unknown", "test")) == []
+
+
+def test_an_old_heartbeat_is_ignored(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(HeartbeatReceived(1, Heartbeat(2, LOAD)))
+    assert manager.handle(HeartbeatReceived(1, Heartbeat(1, DRAINING, drained=True))) == []
+    assert manager.conditions == {"a": Condition.ACTIVE}
+
+
+def test_a_watcher_hears_of_its_model_and_kinds_only(manager: Manager) -> None:
+    manager.joins(1)
+    manager.joins(2, name="b", model="other")
+    manager.joins(3, name="r", kind=MemberKind.ROUTER, role=None)
+    known = manager.machine.version
+    for session in (1, 2, 3):
+        manager.handle(FarewellReceived(session, ""))
+
+    def told(**wanted: Any) -> set[str]:
+        return {one.address for one in manager.machine.since(Watch(7, known, **wanted)).removed}
+
+    assert told() == {"a:1", "b:1", "r:1"}
+    assert told(model="m") == {"a:1", "r:1"}
+    assert told(model="m", kinds=(MemberKind.INSTANCE,)) == {"a:1"}
+    assert told(kinds=(MemberKind.ROUTER,)) == {"r:1"}
+
+
+def test_a_watcher_of_another_incarnation_or_that_missed_too_much_gets_the_whole_list() -> None:
+    manager = Manager(replace(LIMITS, max_departures=2))
+    manager.joins(1)
+    known = manager.machine.version
+    assert not manager.machine.since(Watch(7, known)).full
+    assert manager.machine.since(Watch(8, known)).full
+    assert manager.machine.since(Watch(7, known + 1)).full
+    for session, name in ((2, "b"), (3, "c"), (4, "b")):
+        manager.joins(session, name=name)
+        manager.handle(FarewellReceived(session, ""))
+    delta = manager.machine.since(Watch(7, known))
+    assert (delta.full, delta.members) == (True, (member(),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"suspect_s": 11}, "suspect_s"),
+        ({"tick_s": 4}, "tick_s"),
+        ({"max_members": 5000}, "max_members"),
+        ({"max_departures": 0}, "max_departures"),
+    ],
+    ids=str,
+)
+def test_limits_that_do_not_fit_are_refused(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        replace(LIMITS, **changes)
+
+
+NAMES, SESSIONS = st.sampled_from("abcd"), st.integers(0, 5)
+
+
+class Watched(RuleBasedStateMachine):
+    """Whatever happens, a watcher that follows deltas lists what one lists that gets the whole list."""
+
+    @initialize()
+    def start(self) -> None:
+        self.manager = Manager(replace(LIMITS, max_departures=3))
+        self.view = MembershipView(ViewLimits(lost_grace_s=0))
+        self.open: set[int] = set()
+
+    @rule(session=SESSIONS, name=NAMES, epoch=st.integers(1, 3), address=NAMES)
+    def register(self, session: int, name: str, epoch: int, address: str) -> None:
+        self.feed(Registered(session, registration(name, epoch, f"{address}:1")))
+
+    @rule(session=SESSIONS, draining=st.booleans(), drained=st.booleans())
+    def beat(self, session: int, *, draining: bool, drained: bool) -> None:
+        number = int(self.manager.now_s * 1000)
+        self.feed(HeartbeatReceived(session, Heartbeat(number, InstanceLoad({}, draining), drained)))
+
+    @rule(session=SESSIONS)
+    def bid_farewell(self, session: int) -> None:
+        self.feed(FarewellReceived(session, ""))
+
+    @rule(session=SESSIONS)
+    def close(self, session: int) -> None:
+        self.feed(SessionEnded(session))
+
+    @rule(name=NAMES)
+    def drain(self, name: str) -> None:
+        self.feed(DrainWanted(name, ""))
+
+    @rule(seconds=st.sampled_from((0.5, 3.0, 10.0)))
+    def wait(self, seconds: float) -> None:
+        self.manager.passes(seconds)
+
+    def feed(self, event: Any) -> None:
+        before = self.manager.machine.version
+        effects = self.manager.handle(event)
+        for effect in effects:
+            if isinstance(effect, EndSession):
+                self.manager.handle(SessionEnded(effect.session))
+        assert (MembersChanged(self.manager.machine.version) in effects) == (self.manager.machine.version > before)
+
+    @rule()
+    def watch(self) -> None:
+        self.view.handle(self.manager.machine.since(Watch(*self.view.known)), self.manager.now_s)
+        told = {one.address: one for one in self.view.snapshot.members if not one.suspected}
+        assert told == {address: one for address, one in self.manager.listed.items() if not one.suspected}
+
+    @invariant()
+    def holds(self) -> None:
+        self.manager.machine.validate()
+
+
+TestWatched = Watched.TestCase
+TestWatched.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

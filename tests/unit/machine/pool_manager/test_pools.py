@@ -1,0 +1,369 @@
+"""Pools in a closed loop under virtual time: a modelled cluster, the real machine and policy."""
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.machine.pool_manager.modelled import Modelled, fixed_facts
+from triptych.domain.decision import (
+    Bounds,
+    DecisionOutcome,
+    DecisionRecord,
+    InstancePhase,
+    PoolFacts,
+    PoolInstance,
+    Why,
+)
+from triptych.domain.slo import ChargedStage
+from triptych.domain.windows import WindowReport
+from triptych.machine.pool_manager.pool_events import (
+    DrainInstance,
+    Frozen,
+    InstancesSeen,
+    OrderFailed,
+    OverrideEnded,
+    OverrideSet,
+    RemoveInstance,
+    Reported,
+    RouterGone,
+    ScaleTo,
+    StartFailed,
+    Tick,
+)
+from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine, PoolState
+from triptych.machine.pool_manager.reports import Dropped
+from triptych.policy.scaling import ScalingLimits, decide
+
+FAST = ScalingLimits(period_s=60.0)
+
+
+def burst(at_s: float, *, factor: float = 4.0, until_s: float = 400.0) -> float:
+    """70 % of one instance, and ``factor`` instances from 100 s on."""
+    return 1000.0 * factor if 100 < at_s <= until_s else 700.0
+
+
+def flat(at_s: float) -> float:
+    del at_s
+    return 500.0
+
+
+# --- a burst of images ----------------------------------------------------------------------------------------------------
+
+
+def test_with_cross_attention_an_image_burst_grows_the_image_pool_alone() -> None:
+    cluster = Modelled(burst, flat, FAST)
+    cluster.run(400)
+    assert max(size for _, size in cluster.changes("e")) >= 5
+    assert cluster.changes("t") == []
+    assert cluster.attainment(130, 400) >= 0.99
+    assert cluster.attainment(0, 100) == 1.0
+
+
+def test_for_decoder_only_models_the_text_pool_grows_too_but_less() -> None:
+    cluster = Modelled(burst, lambda at_s: 500 + (burst(at_s) - 700) / 2, FAST)
+    cluster.run(400)
+    encoders, texts = (max(size for _, size in cluster.changes(pool)) for pool in "et")
+    assert 1 < texts < encoders
+    assert cluster.attainment(130, 400) >= 0.99
+
+
+def test_without_scaling_the_same_burst_is_missed() -> None:
+    cluster = Modelled(burst, flat, FAST, most=1)
+    cluster.run(400)
+    assert cluster.attainment(130, 400) < 0.5
+    status = cluster.status("e")
+    assert status.state is PoolState.BREACH
+    assert status.records[-1].decision.saturated
+
+
+def test_after_the_burst_the_pool_shrinks_by_one_per_period_and_keeps_its_objective() -> None:
+    cluster = Modelled(burst, flat, FAST)
+    cluster.run(1500)
+    assert cluster.sizes[-1][1] == 1
+    shrinks = [(at_s, size) for at_s, size in cluster.changes("e") if at_s > 400]
+    assert [size for _, size in shrinks] == list(range(len(shrinks), 0, -1))
+    assert all(after - before >= 60 for (before, _), (after, _) in pairwise(shrinks))
+    assert cluster.attainment(430, 1500) == 1.0
+    assert cluster.state("e") is PoolState.STEADY
+
+
+def test_a_longer_start_delays_growth_and_does_not_multiply_it() -> None:
+    slow = Modelled(burst, flat, replace(FAST, recover_s=60.0), start_s=40.0, most=32)
+    slow.run(400)
+    assert max(size for _, size in slow.changes("e")) <= 10
+
+
+def test_every_decision_can_be_replayed() -> None:
+    cluster = Modelled(burst, flat, FAST)
+    cluster.run(600)
+    assert len(cluster.records) > 5
+    assert all(decide(record.view, FAST) == record.decision for record in cluster.records)
+
+
+def test_every_change_has_an_outcome() -> None:
+    cluster = Modelled(burst, flat, FAST)
+    cluster.run(1500)
+    last: dict[int, DecisionRecord] = {record.number: record for record in cluster.records}
+    changed = [one for one in last.values() if one.decision.target != one.view.wanted]
+    assert {one.outcome for one in changed} <= {DecisionOutcome.DONE, DecisionOutcome.REPLACED}
+    assert changed[-1].outcome is DecisionOutcome.DONE
+
+
+def test_in_advisory_mode_nothing_is_ordered_and_the_advice_is_recorded_once() -> None:
+    cluster = Modelled(burst, flat, FAST, advisory=True)
+    cluster.run(400)
+    assert cluster.changes("e") == []
+    assert len(cluster.encoders.instances) == 1
+    advised = [one for one in cluster.records if one.outcome is DecisionOutcome.ADVISED]
+    assert advised
+    assert all(one.decision.target > 1 for one in advised)
+    assert len(cluster.records) < 60
+
+
+# --- flapping, oscillation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("period_s", [7, 45, 240])
+def test_a_load_that_flaps_does_not_make_the_pool_oscillate(period_s: int) -> None:
+    cluster = Modelled(lambda at_s: 3000.0 if int(at_s / period_s) % 2 else 300.0, flat, FAST)
+    cluster.run(1800)
+    sizes = [size for _, size in cluster.changes("e")]
+    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False))
+    assert turns <= 4
+    assert len(sizes) <= FAST.max_changes_per_hour
+
+
+loads = st.lists(st.tuples(st.integers(1, 200), st.floats(0, 12_000)), min_size=1, max_size=12)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(loads, st.integers(0, 2**32))
+def test_adversarial_load_causes_a_bounded_number_of_changes(phases: list[tuple[int, float]], seed: int) -> None:
+    rng = random.Random(seed)
+    per_s = [level for seconds, level in phases for _ in range(seconds)]
+    cluster = Modelled(lambda at_s: per_s[int(at_s) % len(per_s)] * rng.uniform(0.5, 1.5), flat, FAST)
+    cluster.run(600)
+    changes = cluster.changes("e")
+    assert len(changes) <= FAST.max_changes_per_hour
+    assert all(1 <= size <= 16 for _, size in changes)
+    before = 1
+    for at_s, size in changes:
+        assert before - 1 <= size <= 2 * before
+        if size < before:
+            record = next(r for r in cluster.records if r.decision.target == size and r.view.wanted == before)
+            assert not record.decision.breach
+            assert at_s >= FAST.low_periods * FAST.period_s
+        before = size
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------------
+
+
+def test_without_reports_the_size_is_held_and_that_is_said() -> None:
+    cluster = Modelled(burst, flat, FAST, initial=3)
+    cluster.run(50)
+    cluster.reporting = False
+    cluster.run(400)
+    assert cluster.changes("e") == []
+    assert cluster.records[-1].decision.why is Why.NO_REPORT
+    cluster.reporting = True
+    cluster.image_tokens = lambda at_s: 6000.0
+    cluster.run(60)
+    assert cluster.sizes[-1][1] >= 6
+
+
+def test_reports_that_are_not_counted_are_shown_by_cause() -> None:
+    cluster = Modelled(burst, flat)
+    cluster.run(5)
+    report = WindowReport(1, 3, 1.0, 2.0, "m")
+    cluster.feed(Reported("r", report))
+    cluster.feed(Reported("r", replace(report, sequence=99, age_s=999.0)))
+    assert cluster.machine.dropped == {Dropped.DUPLICATE: 1, Dropped.OLD: 1}
+    cluster.feed(RouterGone("r"))
+    cluster.run(1)
+    assert cluster.records[-1].decision.why in (Why.NO_REPORT, Why.STEADY)
+
+
+def test_a_pool_without_requests_shrinks_by_its_last_capacity() -> None:
+    cluster = Modelled(
+        lambda at_s: 700.0 if at_s < 60 else 0.0,
+        lambda at_s: 500.0 if at_s < 60 else 0.0,
+        FAST,
+        initial=3,
+        facts=lambda classes: fixed_facts(classes) if any(one.items for one in classes.values()) else PoolFacts(),
+    )
+    cluster.run(900)
+    assert cluster.sizes[-1][1:] == (1, 1)
+
+
+def test_a_pool_that_never_had_a_profile_keeps_its_size_and_says_what_is_missing() -> None:
+    cluster = Modelled(
+        burst, flat, FAST, initial=4, facts=lambda classes: PoolFacts(missing=("profile of the encoder",))
+    )
+    cluster.run(90)
+    assert cluster.changes("e") == []
+    assert cluster.records[-1].decision.missing == ("profile of the encoder",)
+
+
+# --- orders, failures -------------------------------------------------------------------------------------------------------
+
+
+def test_an_instance_that_died_is_ordered_again() -> None:
+    cluster = Modelled(flat, flat, FAST, initial=3)
+    cluster.run(30)
+    del cluster.encoders.instances[0]
+    cluster.run(10)
+    assert cluster.encoders.ready(cluster.now_s) == 3
+    assert cluster.changes("e") == []
+    assert cluster.state("e") is PoolState.STEADY
+
+
+def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown() -> None:
+    cluster = Modelled(lambda at_s: 3500.0, flat, FAST)
+    cluster.encoders.scaler_works = False
+    cluster.run(200)
+    status = cluster.status("e")
+    assert "of" in status.fault
+    assert DecisionOutcome.TIMED_OUT in {one.outcome for one in status.records}
+    cluster.encoders.scaler_works = True
+    cluster.run(400)
+    assert cluster.encoders.ready(cluster.now_s) == cluster.machine.wanted("e") > 1
+    assert cluster.status("e").fault == ""
+
+
+def one_pool(*, initial: int = 2) -> PoolsMachine:
+    pool = PoolSettings("e", ChargedStage.ENCODE, Bounds(1, 9), initial, 5.0, fixed_facts)
+    return PoolsMachine((pool,), scaling=FAST, limits=PoolLimits(), now_s=0.0)
+
+
+def ready(*names: str) -> tuple[PoolInstance, ...]:
+    return tuple(PoolInstance(name, InstancePhase.READY) for name in names)
+
+
+def test_an_order_that_the_scaler_refuses_is_shown() -> None:
+    machine = one_pool()
+    order = next(effect for effect in machine.handle(Tick(), 0.0) if isinstance(effect, ScaleTo))
+    assert (order.pool, order.size) == ("e", 2)
+    machine.handle(OrderFailed("e", order.number, "forbidden"), 0.1)
+    machine.handle(OrderFailed("nobody", order.number, "unknown"), 0.1)
+    assert machine.status(0.2)[0].fault == "the scaler failed: forbidden"
+    machine.handle(InstancesSeen("e", ready("a", "b")), 1.0)
+    assert machine.status(1.0)[0].fault == ""
+
+
+def test_three_crashes_at_start_are_given_up_visibly_and_the_old_instances_stay() -> None:
+    machine = one_pool()
+    machine.handle(InstancesSeen("e", ready("a")), 0.0)
+    assert machine.handle(Tick(), 0.5)
+    for _ in range(3):
+        assert machine.status(1.0)[0].state is not PoolState.FROZEN
+        machine.handle(StartFailed("e", "no such model"), 1.0)
+    status = machine.status(1.0)[0]
+    assert (status.state, status.wanted) == (PoolState.FROZEN, 1)
+    assert "no such model" in status.fault
+    assert not any(isinstance(effect, ScaleTo) for at_s in range(2, 200) for effect in machine.handle(Tick(), at_s))
+    machine.handle(OverrideSet("e", 2, 60.0), 200.0)
+    orders = [effect for effect in machine.handle(Tick(), 200.0) if isinstance(effect, ScaleTo)]
+    assert [order.size for order in orders] == [2]
+    machine.validate()
+
+
+def test_a_start_in_between_forgives_crashes() -> None:
+    machine = one_pool()
+    for number in range(5):
+        machine.handle(StartFailed("e", "out of memory"), float(number))
+        machine.handle(StartFailed("e", "out of memory"), float(number))
+        machine.handle(InstancesSeen("e", ready(f"i{number}")), float(number))
+    assert machine.status(9.0)[0].state is not PoolState.FROZEN
+
+
+def test_nothing_is_ordered_while_the_store_is_away_or_another_manager_leads() -> None:
+    cluster = Modelled(lambda at_s: 3500.0, flat, FAST)
+    cluster.feed(Frozen("the store does not answer"))
+    cluster.run(100)
+    assert cluster.changes("e") == []
+    assert cluster.state("e") is PoolState.FROZEN
+    assert cluster.status("e").fault == "the store does not answer"
+    cluster.feed(Frozen(""))
+    cluster.run(60)
+    assert cluster.encoders.ready(cluster.now_s) >= 4
+
+
+def test_a_newer_growth_replaces_a_shrink_that_is_draining() -> None:
+    cluster = Modelled(lambda at_s: 700.0 if at_s < 300 else 8000.0, flat, replace(FAST, low_periods=1), initial=4)
+    while not any(one.draining for one in cluster.encoders.instances):
+        cluster.second()
+    cluster.image_tokens = lambda at_s: 8000.0
+    cluster.run(120)
+    assert cluster.encoders.ready(cluster.now_s) >= 8
+
+
+def test_what_a_person_drains_is_stopped_and_replaced() -> None:
+    cluster = Modelled(flat, flat, FAST, initial=2)
+    cluster.run(20)
+    cluster.encoders.instances[0].draining = True
+    name = cluster.encoders.instances[0].instance_id
+    cluster.run(20)
+    assert cluster.encoders.ready(cluster.now_s) == 2
+    assert name not in [one.instance_id for one in cluster.encoders.instances]
+
+
+def test_one_drain_at_a_time_even_before_it_shows() -> None:
+    machine = one_pool(initial=4)
+    names = ready("a", "b", "c", "d")
+    machine.handle(InstancesSeen("e", names), 0.0)
+    machine.handle(OverrideSet("e", 1, 600.0), 0.0)
+    drains = [effect for at_s in range(5) for effect in machine.handle(Tick(), float(at_s))]
+    assert [one.instance_id for one in drains if isinstance(one, DrainInstance)] == ["a"]
+    assert not any(isinstance(one, ScaleTo) for one in drains)
+    machine.handle(InstancesSeen("e", names[1:]), 6.0)
+    assert DrainInstance in [type(one) for one in machine.handle(Tick(), 6.0)]
+
+
+def test_an_instance_that_does_not_drain_in_time_is_stopped() -> None:
+    machine = one_pool(initial=2)
+    machine.handle(InstancesSeen("e", ready("a", "b")), 0.0)
+    machine.handle(OverrideSet("e", 1, 6000.0), 0.0)
+    machine.handle(Tick(), 0.0)
+    assert [type(one) for one in machine.handle(Tick(), 599.0)] == []
+    late = [one for one in machine.handle(Tick(), 601.0) if isinstance(one, ScaleTo | RemoveInstance)]
+    assert [type(one) for one in late] == [ScaleTo, RemoveInstance]
+
+
+def test_a_manual_size_wins_until_it_ends() -> None:
+    cluster = Modelled(lambda at_s: 3500.0, flat, FAST)
+    cluster.feed(OverrideSet("e", 2, 200.0))
+    cluster.run(150)
+    assert cluster.sizes[-1][1] == 2
+    assert cluster.status("e").override is not None
+    cluster.run(150)
+    assert cluster.sizes[-1][1] >= 4
+    cluster.feed(OverrideSet("e", 16, 1000.0))
+    cluster.run(2)
+    assert cluster.sizes[-1][1] == 16
+    cluster.feed(OverrideEnded("e"))
+    assert cluster.status("e").override is None
+
+
+def test_growth_that_does_not_improve_attainment_ends() -> None:
+    """Misses that have another cause than the number of instances."""
+    cluster = Modelled(flat, flat, FAST)
+    cluster.encoders.work = lambda tokens, now_s: False  # type: ignore[method-assign]
+    cluster.run(1200)
+    sizes = [size for _, size in cluster.changes("e")]
+    assert sizes == [2, 3]
+    assert cluster.state("e") is PoolState.BREACH
+    assert cluster.records[-1].decision.why is Why.NOT_CURED
+
+
+def test_records_are_bounded() -> None:
+    cluster = Modelled(lambda at_s: 1500 + 1500 * math.sin(at_s / 9), flat, FAST)
+    cluster.run(900)
+    assert len(cluster.status("e").records) <= PoolLimits().max_records

@@ -1,0 +1,151 @@
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.domain.slo import ChargedStage
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, WindowReport
+from triptych.machine.pool_manager.reports import MAX_ROUTERS, Dropped, RouterReports
+
+
+def report(sequence: int, *, epoch: int = 1, tokens: int = 100, age_s: float = 0.0, **more: object) -> WindowReport:
+    classes = (NamedClass("text", ClassWindow(arrivals=1, prompt_tokens=tokens)),)
+    made = WindowReport(epoch, sequence, 1.0, age_s, "m", classes)
+    return replace(made, **more)  # type: ignore[arg-type]  # whatever a test asks for
+
+
+def tokens(classes: Mapping[str, ClassWindow]) -> float:
+    return float(sum(one.prompt_tokens for one in classes.values()))
+
+
+def fed(reports: RouterReports, seconds: int, *, router: str = "r", begin_s: int = 0, per_report: int = 100) -> None:
+    """One report at the end of each second."""
+    for at_s in range(begin_s + 1, begin_s + seconds + 1):
+        assert reports.accept(router, report(at_s, tokens=per_report), float(at_s)) is None
+        reports.validate()
+
+
+def test_the_load_is_that_of_all_routers() -> None:
+    reports = RouterReports()
+    fed(reports, 60)
+    fed(reports, 60, router="other", per_report=50)
+    assert reports.per_s(30.0, 60.0, tokens) == pytest.approx(150)
+    assert reports.per_s(300.0, 60.0, tokens) == pytest.approx(150)
+    assert reports.coverage(60.0) == pytest.approx(1.0)
+    assert reports.age_s(61.5) == 1.5
+
+
+def test_nothing_is_known_without_reports() -> None:
+    reports = RouterReports()
+    assert (reports.per_s(30.0, 5.0, tokens), reports.coverage(5.0), reports.age_s(5.0)) == (None, 0.0, None)
+
+
+def test_a_burst_shows_in_the_shortest_window_first() -> None:
+    reports = RouterReports()
+    fed(reports, 300)
+    fed(reports, 5, begin_s=300, per_report=1000)
+    burst, short, long = (reports.per_s(window_s, 305.0, tokens) for window_s in (5.0, 30.0, 300.0))
+    assert burst is not None
+    assert short is not None
+    assert long is not None
+    assert burst > 500 > short > 200 > long > 100
+
+
+def test_missing_reports_lower_the_coverage_and_not_the_load() -> None:
+    reports = RouterReports()
+    for at_s in range(1, 61):
+        if at_s % 3:
+            reports.accept("r", report(at_s), float(at_s))
+    assert reports.per_s(30.0, 60.0, tokens) == pytest.approx(100)
+    assert reports.coverage(60.0) == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_a_duplicate_is_dropped_and_a_late_report_counts_where_it_belongs() -> None:
+    reports = RouterReports()
+    reports.accept("r", report(1), 1.0)
+    reports.accept("r", report(3), 3.0)
+    assert reports.accept("r", report(3), 3.1) is Dropped.DUPLICATE
+    assert reports.accept("r", report(2, age_s=28.0), 30.0) is None
+    assert reports.accept("r", report(2, age_s=28.0), 30.0) is Dropped.DUPLICATE
+    assert reports.age_s(30.0) == 27.0
+    assert reports.classes(5.0, 30.0) == {}
+    assert reports.classes(30.0, 30.0)["text"].arrivals == 3
+
+
+def test_a_report_that_is_too_old_is_dropped() -> None:
+    reports = RouterReports()
+    assert reports.accept("r", report(1, age_s=301.0), 400.0) is Dropped.OLD
+    fed(reports, 300, begin_s=400)
+    assert reports.accept("r", report(401 - 1, age_s=0.5), 700.5) is Dropped.OLD
+
+
+def test_a_restarted_router_begins_anew_and_its_former_process_is_not_heard_any_more() -> None:
+    reports = RouterReports()
+    fed(reports, 10)
+    assert reports.accept("r", report(1, epoch=2), 11.0) is None
+    assert reports.accept("r", report(11, epoch=1), 11.5) is Dropped.OLD
+    assert reports.accept("r", report(1, epoch=2), 12.0) is Dropped.DUPLICATE
+    assert reports.classes(30.0, 12.0)["text"].arrivals == 11
+
+
+def test_the_number_of_routers_is_bounded_and_forgotten_ones_make_room() -> None:
+    reports = RouterReports()
+    for number in range(MAX_ROUTERS):
+        reports.accept(f"r{number}", report(1), 1.0)
+    assert reports.accept("one more", report(1), 1.0) is Dropped.TOO_MANY
+    reports.forget("r0")
+    assert reports.accept("one more", report(1), 1.0) is None
+
+
+def test_a_window_that_is_long_covers_all_its_time() -> None:
+    reports = RouterReports()
+    reports.accept("r", report(1, tokens=3000, duration_s=30.0), 30.0)
+    assert reports.coverage(30.0) == pytest.approx(1.0)
+    assert reports.per_s(30.0, 30.0, tokens) == pytest.approx(100)
+
+
+def test_requests_refused_for_overload_are_load() -> None:
+    reports = RouterReports()
+    for at_s in range(1, 31):
+        reports.accept("r", report(at_s, refusals=Refusals(overloaded=1, other=5)), float(at_s))
+    assert reports.per_s(30.0, 30.0, tokens) == pytest.approx(200)
+
+
+def test_misses_count_for_the_stage_that_is_charged() -> None:
+    reports = RouterReports()
+    image = ClassWindow(arrivals=10, items=10, ttft=Judged(6, 4), missed_encode=3, missed_prefill=1)
+    text = ClassWindow(arrivals=10, ttft=Judged(9, 1), missed_uncharged=1)
+    classes = (NamedClass("image-256", image), NamedClass("text", text))
+    instances = (NamedInstance("e", Judged(7, 3)),)
+    for sequence in (1, 2):
+        reports.accept("r", report(sequence, classes=classes, instances=instances), float(sequence))
+    assert reports.attainment(ChargedStage.ENCODE, 2.0) == Judged(14, 6)
+    assert reports.attainment(ChargedStage.PREFILL, 2.0) == Judged(38, 2)
+    assert reports.uncharged(2.0) == 2
+    assert reports.instances(2.0) == {"e": Judged(14, 6)}
+
+
+def test_what_waits_is_taken_from_the_newest_reports_only() -> None:
+    reports = RouterReports()
+    reports.accept("r", report(1, waiting_media_tokens=9, waiting_prompt_tokens=3), 1.0)
+    reports.accept("r", report(2, waiting_media_tokens=5, waiting_prompt_tokens=2), 2.0)
+    reports.accept("s", report(1, waiting_media_tokens=1, waiting_prompt_tokens=1), 2.0)
+    assert reports.waiting(ChargedStage.ENCODE, 2.0) == 6
+    assert reports.waiting(ChargedStage.PREFILL, 2.0) == 3
+    assert reports.waiting(ChargedStage.ENCODE, 13.0) == 0
+
+
+arrivals = st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(1, 400), st.floats(0, 400), st.floats(0, 5))
+
+
+@given(st.lists(arrivals, max_size=60))
+def test_any_order_of_reports_keeps_memory_bounded(feed: list[tuple[str, int, int, float, float]]) -> None:
+    reports, now_s = RouterReports(), 0.0
+    for router, epoch, sequence, age_s, after_s in feed:
+        now_s += after_s
+        reports.accept(router, report(sequence, epoch=epoch, age_s=age_s), now_s)
+        reports.validate()
+        assert 0 <= reports.coverage(now_s) <= 1
+        assert (reports.per_s(300.0, now_s, tokens) or 0) >= 0

@@ -1,0 +1,380 @@
+"""The pool manager with members and watchers: real registrars and watchers, under virtual time, over links that fail."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from services.pool_manager.service import PoolManagerService
+from services.pool_manager.settings import PoolManagerSettings
+from triptych import ports
+from triptych.domain.instance import InstanceLoad
+from triptych.domain.membership import Member, MemberKind, MemberState
+from triptych.domain.pool import Condition, Heartbeat, MemberReport, Order, OrderKind, Registration, Watch
+from triptych.domain.stage import Role
+from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
+from triptych.machine.membership_view import ViewLimits
+from triptych.machine.pool_manager.members import MemberLimits
+from triptych.runtime.managed_membership import ManagedMembership
+from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.registrar import Registrar
+from triptych.runtime.tasks import TaskScope
+from triptych.testing import virtual_time
+from triptych.testing.links import Link, LinkedPoolManager
+
+SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2)
+
+
+class Process:
+    """A member's process: its load, its drain, its registrar."""
+
+    def __init__(self, site: "Site", name: str, epoch: int = 1, managers: tuple[str, ...] = ("m1:1",)) -> None:
+        self.name = name
+        self.draining = False
+        self.drain_ends = asyncio.Event()
+        self.told = Registration(MemberKind.INSTANCE, name, epoch, f"127.0.0.1:{ord(name[0])}", "model", role=Role.E)
+        self.scope = TaskScope(name)
+        self._listeners: list[Callable[[], None]] = []
+        self.registrar = Registrar(self, self.introduce, self.drain, site.connect, ManagerAccess(managers), self.scope)
+        self.registrar.start()
+
+    async def introduce(self) -> Registration:
+        return self.told
+
+    def load(self) -> InstanceLoad:
+        return InstanceLoad({}, self.draining)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    async def drain(self) -> None:
+        self.draining = True
+        for listener in self._listeners:
+            listener()
+        await self.drain_ends.wait()
+
+    async def kill(self) -> None:
+        await self.scope.close()
+
+
+class Site:
+    """Pool managers by address, and whoever calls them."""
+
+    def __init__(self, managers: tuple[str, ...] = ("m1:1",)) -> None:
+        self.clock: ports.Clock = asyncio.get_running_loop().time
+        self.links: dict[str, Link[Any]] = {}
+        self.services: dict[str, PoolManagerService] = {}
+        self._scopes: dict[str, TaskScope] = {}
+        self._incarnations = 0
+        self.processes: list[Process] = []
+        self.watchers = TaskScope("watchers")
+        for name in managers:
+            self.boot(name)
+
+    def boot(self, name: str = "m1:1") -> None:
+        """Start a manager that knows nothing."""
+        self._incarnations += 1
+        scope = self._scopes[name] = TaskScope(name)
+        service = PoolManagerService(SETTINGS, incarnation=self._incarnations, clock=self.clock, scope=scope)
+        service.start()
+        self.services[name] = service
+        if name in self.links:
+            self.links[name].restart(service)
+        else:
+            self.links[name] = Link(name, service)
+
+    async def kill(self, name: str = "m1:1") -> None:
+        self.links[name].kill()
+        await self._scopes[name].close()
+
+    def connect(self, address: str) -> LinkedPoolManager:
+        return LinkedPoolManager(self.links[address])
+
+    def start(self, name: str, epoch: int = 1, managers: tuple[str, ...] = ("m1:1",)) -> Process:
+        process = Process(self, name, epoch, managers)
+        self.processes.append(process)
+        return process
+
+    def watch(self, managers: tuple[str, ...] = ("m1:1",), **wanted: Any) -> "Watcher":
+        access = ManagerAccess(managers)
+        source = ManagedMembership(self.connect, access, ViewLimits(), clock=self.clock, name="w", **wanted)
+        watcher = Watcher(source)
+        self.watchers.spawn(watcher.run(), name="watcher")
+        return watcher
+
+    async def close(self) -> None:
+        for process in self.processes:
+            await process.kill()
+        await self.watchers.close()
+        for scope in self._scopes.values():
+            await scope.close()
+
+
+class Watcher:
+    """Follows a membership, as a router does."""
+
+    def __init__(self, source: ManagedMembership) -> None:
+        self.source = source
+        self.members: dict[str, Member] = {}
+        self.snapshots = 0
+
+    async def run(self) -> None:
+        async with aclosing(self.source.snapshots()) as snapshots:
+            async for snapshot in snapshots:
+                self.snapshots += 1
+                self.members = {one.address: one for one in snapshot.members}
+
+    def state(self, process: Process) -> str:
+        """``suspected`` or the member's state; empty if it is not listed."""
+        member = self.members.get(process.told.address)
+        return "" if member is None else "suspected" if member.suspected else member.state.value
+
+
+@asynccontextmanager
+async def site(managers: tuple[str, ...] = ("m1:1",)) -> AsyncGenerator[Site]:
+    made = Site(managers)
+    try:
+        yield made
+        for service in made.services.values():
+            service.validate()
+    finally:
+        await made.close()
+
+
+def virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run the test under virtual time."""
+
+    def test() -> None:
+        virtual_time.run(main(), seed=1, limit_s=7200)
+
+    test.__name__ = main.__name__
+    return test
+
+
+@virtually
+async def test_a_watcher_learns_of_members_that_join_drain_and_leave() -> None:
+    async with site() as here:
+        watcher, a = here.watch(), here.start("a")
+        await asyncio.sleep(1)
+        b = here.start("b")
+        await asyncio.sleep(1)
+        assert (watcher.state(a), watcher.state(b)) == ("active", "active")
+        assert watcher.members["127.0.0.1:97"] == Member("127.0.0.1:97", role=Role.E, model="model", epoch=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(a.drain())  # as SIGTERM does
+            await asyncio.sleep(0.5)
+            assert (watcher.state(a), watcher.state(b)) == ("leaving", "active")
+            a.drain_ends.set()
+        await a.registrar.leave()
+        await asyncio.sleep(0.1)
+        assert (watcher.state(a), watcher.state(b)) == ("", "active")
+
+
+@virtually
+async def test_a_process_that_dies_is_suspected_then_lost_and_its_successor_replaces_it_at_once() -> None:
+    async with site() as here:
+        watcher, a, b = here.watch(), here.start("a"), here.start("b")
+        await asyncio.sleep(1)
+        await a.kill()
+        await asyncio.sleep(2)
+        assert watcher.state(a) == "active"
+        await asyncio.sleep(2)
+        assert watcher.state(a) == "suspected"
+        await asyncio.sleep(8)
+        status = await here.services["m1:1"].status()
+        assert [one.registration.instance_id for pool in status.pools for one in pool.members] == ["b"]
+        assert watcher.state(a) == "suspected", "the watcher decides by itself for a while"
+        await asyncio.sleep(60)
+        assert (watcher.state(a), watcher.state(b)) == ("", "active")
+        await b.kill()
+        again = here.start("b", epoch=2)
+        await asyncio.sleep(0.1)
+        assert watcher.members[again.told.address].epoch == 2
+
+
+@virtually
+async def test_a_manager_that_dies_and_restarts_empty_changes_nothing_for_a_watcher() -> None:
+    async with site() as here:
+        watcher, processes = here.watch(), [here.start(name) for name in "abc"]
+        await asyncio.sleep(1)
+        before = watcher.members
+        await here.kill()
+        await asyncio.sleep(100)
+        assert watcher.members == before
+        assert watcher.source.fault == "no pool manager answers: unavailable"
+        await processes[0].kill()
+        here.boot()
+        await asyncio.sleep(7)
+        assert watcher.source.fault == ""
+        assert [watcher.state(one) for one in processes] == ["suspected", "active", "active"]
+        assert all(member.state is MemberState.ACTIVE for member in watcher.members.values())
+        await asyncio.sleep(70)
+        assert [watcher.state(one) for one in processes] == ["", "active", "active"]
+
+
+@virtually
+async def test_a_manager_that_is_stopped_and_goes_on_changes_nothing_for_a_watcher() -> None:
+    async with site() as here:
+        watcher, processes = here.watch(), [here.start(name) for name in "ab"]
+        await asyncio.sleep(1)
+        before, snapshots = watcher.members, watcher.snapshots
+        here.links["m1:1"].stall()
+        await asyncio.sleep(60)
+        assert watcher.source.fault
+        here.links["m1:1"].resume()
+        await asyncio.sleep(10)
+        assert watcher.source.fault == ""
+        assert watcher.members == before
+        assert watcher.snapshots >= snapshots
+        assert {watcher.state(one) for one in processes} == {"active"}
+
+
+@virtually
+async def test_a_manager_that_is_cut_off_from_all_members_takes_none_away_from_a_watcher() -> None:
+    async with site() as here:
+        watcher, processes = here.watch(), [here.start(name) for name in "abc"]
+        await asyncio.sleep(1)
+        for process in processes:
+            await process.kill()  # to the manager; the watcher may reach them
+        await asyncio.sleep(1000)
+        assert {watcher.state(one) for one in processes} == {"suspected"}
+        assert (await here.services["m1:1"].status()).pools == ()
+
+
+@virtually
+async def test_with_two_managers_every_member_is_at_both_and_a_watcher_follows_the_one_that_answers() -> None:
+    both = ("m1:1", "m2:1")
+    async with site(both) as here:
+        watcher, process = here.watch(both), here.start("a", managers=both)
+        await asyncio.sleep(1)
+        assert process.registrar.registered == 2
+        await here.kill("m1:1")
+        late = here.start("b", managers=both)
+        await asyncio.sleep(5)
+        assert (watcher.state(process), watcher.state(late)) == ("active", "active")
+        assert (process.registrar.registered, watcher.source.fault) == (1, "")
+
+
+@virtually
+async def test_an_order_to_drain_is_obeyed_and_the_drained_process_stays_until_it_is_stopped() -> None:
+    async with site() as here:
+        watcher, a = here.watch(), here.start("a")
+        await asyncio.sleep(1)
+        manager = here.services["m1:1"]
+        await here.connect("m1:1").drain_instance("a")
+        await asyncio.sleep(0.2)
+        assert (a.draining, watcher.state(a)) == (True, "leaving")
+        a.drain_ends.set()
+        await asyncio.sleep(2)
+        ((member,),) = [pool.members for pool in (await manager.status()).pools]
+        assert (member.condition, watcher.state(a)) == (Condition.DRAINED, "leaving")
+        with pytest.raises(NotFound):
+            await manager.drain_instance("b")
+
+
+@virtually
+async def test_a_member_that_the_manager_has_forgotten_registers_again() -> None:
+    async with site() as here:
+        watcher, a = here.watch(), here.start("a")
+        await asyncio.sleep(1)
+        here.links["m1:1"].stall()
+        await asyncio.sleep(20)  # its reports do not arrive, and its stream stays open
+        assert (await here.services["m1:1"].status()).pools == ()
+        here.links["m1:1"].resume()
+        await asyncio.sleep(3)
+        assert len((await here.services["m1:1"].status()).pools) == 1
+        assert watcher.state(a) == "active"
+
+
+@virtually
+async def test_a_watcher_hears_of_its_model_and_its_kinds_only() -> None:
+    async with site() as here:
+        here.start("a")
+        router = here.start("r")
+        router.told = Registration(MemberKind.ROUTER, "r", 1, "127.0.0.1:9", "model")
+        other = here.start("o")
+        other.told = Registration(MemberKind.INSTANCE, "o", 1, "127.0.0.1:8", "other", role=Role.E)
+        watcher = here.watch(model="model", kinds=(MemberKind.INSTANCE,))
+        await asyncio.sleep(1)
+        assert watcher.members.keys() == {"127.0.0.1:97"}
+
+
+@virtually
+async def test_a_slow_watcher_gets_the_newest_state_in_one_delta() -> None:
+    async with site() as here:
+        manager = here.services["m1:1"]
+        async with aclosing(manager.watch(Watch())) as deltas:
+            first = await anext(deltas)
+            for name in "abcd":
+                here.start(name)
+                await asyncio.sleep(1)
+            second = await anext(deltas)
+            assert (first.full, first.members, second.full, len(second.members)) == (True, (), False, 4)
+
+
+async def reports(*several: MemberReport, stays_open: bool = False) -> AsyncGenerator[MemberReport]:
+    for report in several:
+        yield report
+    if stays_open:
+        await asyncio.Event().wait()
+
+
+async def answers(manager: PoolManagerService, given: AsyncGenerator[MemberReport]) -> list[Order] | TriptychError:
+    found: list[Order] = []
+    try:
+        async with aclosing(manager.attend(given)) as orders:
+            found.extend([order async for order in orders])
+    except TriptychError as error:
+        return error
+    return found
+
+
+def told(address: str = "127.0.0.1:1", name: str = "a") -> Registration:
+    return Registration(MemberKind.INSTANCE, name, 1, address, "model", role=Role.E)
+
+
+@virtually
+async def test_streams_that_do_not_register_properly_are_refused() -> None:
+    async with site() as here:
+        manager = here.services["m1:1"]
+        assert isinstance(await answers(manager, reports(stays_open=True)), InvalidRequest)
+        assert isinstance(await answers(manager, reports(told("10.0.0.1:1"))), InvalidRequest), "beyond loopback"
+        assert isinstance(await answers(manager, reports(told("nowhere"))), InvalidRequest)
+        unknown = await answers(manager, reports(Heartbeat(1, InstanceLoad({}))))
+        assert isinstance(unknown, list)
+        assert [order.kind for order in unknown] == [OrderKind.REREGISTER]
+        assert await answers(manager, reports()) == []
+        assert (await manager.status()).pools == ()
+
+
+@virtually
+async def test_members_and_watchers_beyond_the_limits_are_refused() -> None:
+    async with site() as here:
+        manager = here.services["m1:1"]
+        for name in "abcdefgh":
+            here.start(name)
+        await asyncio.sleep(1)
+        refused = await answers(manager, reports(told("127.0.0.1:1", "z"), stays_open=True))
+        assert isinstance(refused, Unavailable)
+        assert "8 members" in refused.message
+        async with aclosing(manager.watch(Watch())) as one, aclosing(manager.watch(Watch())) as two:
+            await anext(one)
+            await anext(two)
+            with pytest.raises(Overloaded):
+                await anext(manager.watch(Watch()))
+        await anext(manager.watch(Watch()))
+
+
+@virtually
+async def test_a_manager_that_shuts_down_ends_the_streams_and_refuses_new_ones() -> None:
+    async with site() as here:
+        a, manager = here.start("a"), here.services["m1:1"]
+        await asyncio.sleep(1)
+        await manager.drain()
+        await asyncio.sleep(0.1)
+        assert a.registrar.registered == 0
+        assert await manager.missing() == ("it is draining",)
+        with pytest.raises(Unavailable):
+            await anext(manager.watch(Watch()))
