@@ -5,19 +5,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
-from triptych.engine.checkpoint import Checkpoint
+from triptych.domain.profile import BadProfile
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.device_arena import open_arena
-from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
-from triptych.ports import Offload
+from triptych.ports import EncoderEngine, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.instance import InstanceServicer
+from triptych.rpc.registered import instance_registered
 from triptych.runtime.clock import monotonic
 from triptych.runtime.cores import nodes, pinning, spread, usable_cores
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -27,6 +31,7 @@ from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
+from triptych.testing.delay import DelayEncoderEngine, delay_costs
 from triptych.transport.start import start_transports
 from triptych.transport.transport_set import TransportSet
 
@@ -45,16 +50,16 @@ _CONNECT_S = 5.0
 class OpenEncoder:
     """A wired encoder that is not listening yet and whose service is not started."""
 
-    service: EncoderService[PreparedMedia]
+    service: EncoderService[Any]
     store: ArenaStore
-    engine: TransformersEncoderEngine
+    engine: EncoderEngine[Any]
     scope: TaskScope
 
 
 @asynccontextmanager
 async def app(
     settings: EncoderSettings, telemetry: Telemetry | None = None
-) -> AsyncGenerator[RpcApp[EncoderService[PreparedMedia]]]:
+) -> AsyncGenerator[RpcApp[EncoderService[Any]]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
@@ -83,7 +88,9 @@ async def app(
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME, instance.SERVICE_NAME), register, telemetry=telemetry, tls=tls)
         )
-        yield RpcApp(one.service, server, one.scope)
+        running = RpcApp(one.service, server, one.scope)
+        async with instance_registered(settings, one.service, running, telemetry=telemetry, tls=tls):
+            yield running
 
 
 @asynccontextmanager
@@ -102,7 +109,7 @@ async def opened(
         copy = ThreadOffload(1, name="encoder-copy")  # a separate thread, so that sealing never waits for preprocessing
         stack.callback(copy.close)
         cores = usable_cores()
-        threads = settings.prepare_threads or len(cores)
+        threads = settings.prepare_threads or max(2, len(cores))
         prepare = ThreadOffload(threads, name="encoder-prepare", starting=pinning(spread(threads, nodes(cores))))
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
@@ -155,15 +162,21 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> TransformersEncoderEngine:
+def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> EncoderEngine[Any]:
     try:
+        checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
+        if settings.delay_profile is not None:
+            info = checkpoint.model_info(
+                model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.dtype]
+            )
+            return DelayEncoderEngine(info, checkpoint.family, delay_costs(settings.delay_profile, ModelPart.ENCODER))
         return TransformersEncoderEngine(
-            model if isinstance(model, Checkpoint) else model_directory(model),
+            checkpoint,
             model_id=settings.model_id or served_name(settings.model),
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.torch_threads,
             decoding=decoding,
         )
-    except BadModel as error:
+    except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

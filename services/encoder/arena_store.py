@@ -31,7 +31,7 @@ class ArenaStore:
         self._copy = copy
         self._on_change: Callable[[], None] = lambda: None
         self._clock = clock
-        self._machine = ArenaMachine(
+        self.memory = ArenaMachine(
             start=arena.base,
             end=arena.nbytes,
             holder=arena.instance_id,
@@ -39,11 +39,7 @@ class ArenaStore:
             max_pull_s=max_pull_s,
             limits=limits,
         )
-
-    @property
-    def memory(self) -> ArenaMachine:
-        """The machine's state. Read-only."""
-        return self._machine
+        """The machine's state. Read-only for others."""
 
     def on_change(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever embeddings or leases may have changed."""
@@ -51,11 +47,11 @@ class ArenaStore:
 
     def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
         """``ports.LeaseCheck`` for this instance's transports."""
-        return self._machine.may_read(lease_id, offset, nbytes, self._clock())
+        return self.memory.may_read(lease_id, offset, nbytes, self._clock())
 
     def tokens(self, key: bytes) -> int | None:
         """Tokens of the embedding if it can be granted, else None."""
-        slot = self._machine.find(key)
+        slot = self.memory.find(key)
         return None if slot is None else slot.tokens
 
     def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> arena_events.Slot:
@@ -72,7 +68,7 @@ class ArenaStore:
         """Write the embedding to its slot; from then on it can be granted. Raises EngineFailure if the tensors do not
         match the reservation. Then, and when cancelled, the slot stays reserved.
         """
-        if tuple(tensor.spec for tensor in tensors) != slot.tensors:
+        if tuple([tensor.spec for tensor in tensors]) != slot.tensors:
             raise EngineFailure("the engine returned other tensors than announced")
         checksum = await self._copy.run(seal, self.arena, slot.offset, slot.generation, tensors)
         self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
@@ -113,7 +109,7 @@ class ArenaStore:
     def _handle(self, event: arena_events.Event) -> arena_events.Effect | None:
         """Returns the event's answer, if it has one; other effects are only logged."""
         answer: arena_events.Effect | None = None
-        for effect in self._machine.handle(event, self._clock()):
+        for effect in self.memory.handle(event, self._clock()):
             match effect:
                 case arena_events.Evicted(slot, reason):
                     logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)

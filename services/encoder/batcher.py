@@ -78,7 +78,8 @@ class Batcher(Generic[PreparedT]):
         """
         self._engine = engine
         self._store = store
-        self._queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
+        self.queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
+        """The queue's state. Read-only for others."""
         self._scope = scope
         self._prepare_pool = prepare
         self._compute = compute
@@ -87,11 +88,6 @@ class Batcher(Generic[PreparedT]):
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
         self._waiter_ids = itertools.count()
         self._on_ready: Callable[[], None] = lambda: None
-
-    @property
-    def queue(self) -> batch_queue.BatchQueue:
-        """The queue's state. Read-only."""
-        return self._queue
 
     async def encode(self, key: bytes, request: EncodeRequest) -> EncodeResult:
         """Raises Overloaded or ArenaFull instead of waiting for memory; InvalidMedia, InvalidRequest, EngineFailure."""
@@ -120,7 +116,7 @@ class Batcher(Generic[PreparedT]):
     @property
     def waiting_since_s(self) -> float | None:
         """Since when the first prepared item waits, on the clock; None if there is none."""
-        return self._queue.waiting_since_s
+        return self.queue.waiting_since_s
 
     def when_ready(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever another item is ready to be encoded."""
@@ -144,6 +140,7 @@ class Batcher(Generic[PreparedT]):
             nbytes=len(request.media) + self._engine.decoded_nbytes(request.info, request.shard),
             deadline_s=waiter.arrived_s + request.timeout_s,
             priority=request.priority,
+            modality=request.info.modality,
         )
         if key not in self._flights:
             self._flights[key] = _Flight(key, request)
@@ -154,7 +151,7 @@ class Batcher(Generic[PreparedT]):
     def _handle(self, event: batch_queue.Event) -> list[_Flight[PreparedT]]:
         """Apply the queue's effects. Returns the batch to encode. Raises the error of a refused caller."""
         batch: list[_Flight[PreparedT]] = []
-        for effect in self._queue.handle(event, self._clock()):
+        for effect in self.queue.handle(event, self._clock()):
             match effect:
                 case batch_queue.StartPreparing(key):
                     self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
@@ -188,7 +185,9 @@ class Batcher(Generic[PreparedT]):
     async def _prepare(self, flight: _Flight[PreparedT]) -> None:
         prepared: PreparedT | None = None
         while prepared is None and flight.waiters:
-            unwanted = flight.unwanted = Stop()
+            if flight.unwanted.stopped:
+                flight.unwanted = Stop()
+            unwanted = flight.unwanted
             try:
                 prepared = await self._prepare_pool.run(self._prepare_if_wanted, flight, unwanted)
             except Exception as error:  # noqa: BLE001 - reported to the waiters

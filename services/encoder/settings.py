@@ -30,7 +30,8 @@ class EncoderSettings(InstanceSettings):
     batches: BatchLimits = BatchLimits()
     """Limits of the queue and of one batch."""
     prepare_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads that preprocess, and processes that decode; 0 for one of each per core. Each is pinned to one NUMA node."""
+    """Threads that preprocess, and processes that decode; 0 for one of each per core, at least
+    two. Each is pinned to one NUMA node."""
     decoding: DecodeLimits = DecodeLimits()
     """Limits of decoding one item."""
 

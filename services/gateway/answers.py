@@ -18,7 +18,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.errors import TriptychError
 
 from . import answer_types as api
-from .open_answer import WholeAnswer, WholeChoice
+from .open_answer import WholeChoice
 from .request_ids import CHAT_PREFIX, COMPLETION_PREFIX
 
 MIN_LOGPROB = -9999.0
@@ -54,7 +54,7 @@ def usage_body(usage: Usage) -> api.Usage:
 class Form(Protocol):
     """Formats one kind of answer, complete or as server-sent events."""
 
-    def whole(self, answer: WholeAnswer) -> api.ChatCompletion | api.Completion: ...
+    def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.ChatCompletion | api.Completion: ...
 
     def begin(self, choices: int) -> bytes:
         """Sent before the first text."""
@@ -82,11 +82,9 @@ class ChatForm:
         self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        # Chunks share most of their bytes: serialize one, and use it as a template for the others.
-        self._opening, rest = self._chunk(0, {}).rsplit(b'"index":0', 1)
-        self._closing = rest[rest.index(b"}]") :]
+        self._opening = self._closing = b""
 
-    def whole(self, answer: WholeAnswer) -> api.ChatCompletion:
+    def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.ChatCompletion:
         choices: list[api.ChatChoice] = [
             {
                 "index": index,
@@ -94,7 +92,7 @@ class ChatForm:
                 "logprobs": self._logprobs_body(choice.logprobs),
                 "finish_reason": choice.reason.value,
             }
-            for index, choice in enumerate(answer.choices)
+            for index, choice in enumerate(whole)
         ]
         return {
             "id": self._id,
@@ -102,10 +100,13 @@ class ChatForm:
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            "usage": usage_body(answer.usage),
+            "usage": usage_body(usage),
         }
 
     def begin(self, choices: int) -> bytes:
+        # Chunks share most of their bytes: serialize one, and use it as a template for the others.
+        self._opening, rest = self._chunk(0, {}).rsplit(b'"index":0', 1)
+        self._closing = rest[rest.index(b"}]") :]
         return b"".join(self._plain(choice, b'{"role":"assistant","content":""}') for choice in range(choices))
 
     def chunk(self, event: TokenChunk) -> bytes:
@@ -171,12 +172,11 @@ class CompletionForm:
         self._logprobs = logprobs
         self._offsets: dict[int, int] = {}
 
-    def whole(self, answer: WholeAnswer) -> api.Completion:
+    def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.Completion:
         choices = [
-            self._choice(index, choice.text, choice.logprobs, choice.reason.value)
-            for index, choice in enumerate(answer.choices)
+            self._choice(index, choice.text, choice.logprobs, choice.reason.value) for index, choice in enumerate(whole)
         ]
-        return {**self._around(choices), "usage": usage_body(answer.usage)}
+        return {**self._around(choices), "usage": usage_body(usage)}
 
     def begin(self, choices: int) -> bytes:
         del choices

@@ -9,19 +9,24 @@ from datetime import UTC, datetime
 
 import uvicorn
 
+from triptych.domain.membership import MemberKind
 from triptych.media.fetch import Fetcher
 from triptych.ports import Router
-from triptych.rpc.stubs import RouterStub
+from triptych.rpc.stubs import PoolManagerStub, RouterStub
 from triptych.runtime.clock import monotonic
+from triptych.runtime.host import instance_name, new_epoch
+from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 
 from . import observe
 from .http import BoundedHttp
 from .keys import KeyRing
 from .media import RemoteMedia
+from .routers import Routers
 from .routes import create_app
 from .service import Gateway
 from .settings import GatewaySettings
@@ -69,14 +74,43 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> AsyncGenerator[GatewayApp]:
-    """A gateway that calls the router at ``settings.router``."""
+    """A gateway that calls the router at ``settings.router``, or several."""
     tls = tls_identity(settings)
-    router = RouterStub(settings.router, tls)
+    if len(settings.router) > 1 or settings.managers.pool_manager:
+        async with _several_routers(settings, tls) as routers, serve(settings, routers, telemetry) as running:
+            yield running
+        return
+    router = RouterStub(settings.router[0], tls)
     try:
         async with serve(settings, router, telemetry) as running:
             yield running
     finally:
         await router.close()
+
+
+@asynccontextmanager
+async def _several_routers(settings: GatewaySettings, tls: TlsIdentity | None) -> AsyncGenerator[Routers]:
+    """The routers of the settings, or those that pool managers name."""
+    routers = Routers(lambda address: RouterStub(address, tls))
+    try:
+        async with TaskScope("routers", limit=2) as scope:
+            if settings.managers.pool_manager:
+                membership = ManagedMembership(
+                    lambda address: PoolManagerStub(address, tls),
+                    settings.managers,
+                    settings.lost_members,
+                    clock=monotonic,
+                    name=instance_name("gateway", settings.port, new_epoch()),
+                    kinds=(MemberKind.ROUTER,),
+                )
+                scope.spawn(routers.follow(membership), name="membership", vital=True)
+            else:
+                routers.use(settings.router)
+                await routers.ask()
+            scope.spawn(routers.keep_asking(), name="models", vital=True)
+            yield routers
+    finally:
+        await routers.close()
 
 
 @asynccontextmanager

@@ -34,7 +34,8 @@ class BoundedHttp(HttpToolsProtocol):
     - A connection without a complete head within ``timeout_keep_alive`` seconds is closed. ``app.py`` puts the setting
       ``head_timeout_s`` under that uvicorn name. The time counts from the opening of the connection and from the end of
       each answer; uvicorn's own timer stops at the first byte and does not cover the first request. A client that
-      does not read its last answer is cut off.
+      does not read its last answer is cut off. One that still sends the body of an answered request then gets the end
+      of the stream, and as much time again until the connection is closed.
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
     """
@@ -190,14 +191,17 @@ class BoundedHttp(HttpToolsProtocol):
     def drop_rest(self) -> None:
         """Ignore what is left of an answered request and close without losing the answer."""
         self._refused = True
-        self.linger()
+        self._half_close(max(_LINGER_S, self.timeout_keep_alive))
 
     def linger(self) -> None:
         """Close when the client closes, or after ``_LINGER_S``."""
+        self._half_close(_LINGER_S)
+
+    def _half_close(self, seconds: float) -> None:
         if not self.transport.is_closing():
             with suppress(OSError):  # the client has reset the connection
                 self.transport.write_eof()
-            self._close_after(_LINGER_S)
+            self._close_after(seconds)
 
     def _close_after(self, seconds: float) -> None:
         self._stop_timer()
@@ -209,7 +213,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._timer = None
 
     def _close(self) -> None:
-        if self.transport.get_write_buffer_size():
+        if not (self._in_head or self._refused):
+            self.drop_rest()
+        elif self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()

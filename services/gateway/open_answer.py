@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
@@ -20,22 +20,18 @@ from triptych.errors import InstanceLost
 from .openai_api import ParsedRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WholeChoice:
-    """A finished choice. ``logprobs`` has one entry per token if requested."""
+    """One choice as collected so far. ``logprobs`` has one entry per token if requested."""
 
-    text: str
-    reason: FinishReason
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    calls: tuple[ToolCall, ...] = ()
+    texts: list[str] = field(default_factory=list)
+    reason: FinishReason = FinishReason.STOP
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """A finished answer."""
-
-    choices: tuple[WholeChoice, ...]
-    usage: Usage
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
 class OpenAnswer:
@@ -71,29 +67,23 @@ class OpenAnswer:
                 return
             events = await _next(self._rest)
 
-    async def collect(self) -> WholeAnswer:
-        chunks: list[list[TokenChunk]] = [[] for _ in range(self.request.sampling.n)]
-        calls: list[list[ToolCall]] = [[] for _ in chunks]
-        reasons = [FinishReason.STOP] * len(chunks)
+    async def collect(self) -> tuple[list[WholeChoice], Usage]:
+        """The whole answer."""
+        choices = [WholeChoice() for _ in range(self.request.sampling.n)]
         async with aclosing(self.events()) as stream:
             async for events in stream:
                 for event in events:
                     match event:
                         case TokenChunk():
-                            chunks[event.choice].append(event)
+                            choices[event.choice].texts.append(event.text)
+                            choices[event.choice].logprobs += event.logprobs
                         case ToolCallMade():
-                            calls[event.choice].append(event.call)
+                            choices[event.choice].calls.append(event.call)
                         case ChoiceFinished():
-                            reasons[event.choice] = event.reason
+                            choices[event.choice].reason = event.reason
                         case ChatFinished():
-                            choices = map(_whole, chunks, calls, reasons)
-                            return WholeAnswer(tuple(choices), event.usage)
+                            return choices, event.usage
         raise AssertionError("events() ends with ChatFinished or raises")
-
-
-def _whole(chunks: list[TokenChunk], calls: list[ToolCall], reason: FinishReason) -> WholeChoice:
-    logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs)
-    return WholeChoice("".join(chunk.text for chunk in chunks), reason, logprobs, tuple(calls))
 
 
 async def _next(events: AsyncGenerator[Sequence[ChatEvent]]) -> Sequence[ChatEvent]:

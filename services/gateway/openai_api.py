@@ -103,7 +103,7 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     request = _read(extracted.rest, ChatCompletionRequest)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    messages, remote = _messages(request.messages, max_item_bytes, extracted)
+    messages, remote, fields = _messages(request.messages, max_item_bytes, extracted)
     limit = _max_tokens(request.max_tokens, request.max_completion_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     shown_tools = request.tools if request.tools and request.tool_choice != "none" else []
@@ -120,7 +120,7 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         remote=remote,
-        fields=_media_fields(request.messages),
+        fields=fields,
     )
 
 
@@ -149,13 +149,13 @@ def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     request = _read(extracted.rest, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    messages, remote = _messages(request.messages or [], max_item_bytes, extracted)
+    messages, remote, fields = _messages(request.messages or [], max_item_bytes, extracted)
     return ParsedRequest(
         model=request.model or "",
         messages=messages,
         prompt=request.prompt,
         remote=remote,
-        fields=_media_fields(request.messages or []),
+        fields=fields,
         return_token_strs=bool(request.return_token_strs),
     )
 
@@ -194,8 +194,10 @@ def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
 def _check_parts(messages: object) -> None:
     if not isinstance(messages, list):
         return
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    count = sum(len(content) for content in contents if isinstance(content, list))
+    count = 0
+    for message in messages:
+        if isinstance(message, dict) and isinstance(content := message.get("content"), list):
+            count += len(content)
     if count > MAX_PARTS:
         raise InvalidRequest(f"messages: {count} content parts, the limit is {MAX_PARTS}", param="messages")
 
@@ -216,8 +218,10 @@ def _translate(detail: ErrorDetails) -> InvalidRequest:
 
 def _messages(
     given: Sequence[ApiMessage], max_item_bytes: int, extracted: ExtractedBody
-) -> tuple[tuple[Message, ...], tuple[Remote, ...]]:
+) -> tuple[tuple[Message, ...], tuple[Remote, ...], dict[str, str]]:
+    """The messages, what is to be fetched for them, and ``ParsedRequest.fields``."""
     remote: list[Remote] = []
+    fields: dict[str, str] = {}
     messages = []
     for index, message in enumerate(given):
         role: SpeakerRole = "system" if message.role == "developer" else message.role
@@ -225,41 +229,33 @@ def _messages(
         if message.content is None and not calls:
             param = f"messages[{index}].content"
             raise InvalidRequest(f"{param}: Field required", param=param)
-        content = (
-            [ApiTextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-        )
         parts: list[Part] = []
-        for place, part in enumerate(content or ()):
-            found = _part(part, index, place, max_item_bytes, extracted)
+        if isinstance(message.content, str):
+            parts.append(TextPart(message.content))
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ApiTextPart):
+                parts.append(TextPart(part.text))
+                continue
+            place_name = f"messages[{index}].content[{place}]"
+            fields[place_name] = f"{place_name}.{part.type}." + ("data" if isinstance(part, ApiAudioPart) else "url")
+            found = _part(part, index, place, fields[place_name], max_item_bytes, extracted)
             if isinstance(found, Remote):
                 remote.append(found)
                 found = MediaPart(found.modality, b"")
             parts.append(found)
-        tool_calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
+        tool_calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in calls])
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
         messages.append(Message(role, tuple(parts), tool_calls, answered))
-    return tuple(messages), tuple(remote)
-
-
-def _media_fields(given: Sequence[ApiMessage]) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for index, message in enumerate(given):
-        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if not isinstance(part, ApiTextPart):
-                param = f"messages[{index}].content[{place}]"
-                fields[param] = f"{param}.{part.type}." + ("data" if isinstance(part, ApiAudioPart) else "url")
-    return fields
+    return tuple(messages), tuple(remote), fields
 
 
 def _part(
-    part: ApiTextPart | ApiMediaPart, message: int, place: int, max_item_bytes: int, extracted: ExtractedBody
-) -> Part | Remote:
-    param = f"messages[{message}].content[{place}].{part.type}"
+    part: ApiMediaPart, message: int, place: int, param: str, max_item_bytes: int, extracted: ExtractedBody
+) -> MediaPart | Remote:
+    """``param`` is the field that holds the item."""
     match part:
-        case ApiTextPart(text=text):
-            return TextPart(text)
         case ApiAudioPart(input_audio=audio):
-            with _naming(f"{param}.data"):
+            with _naming(param):
                 return MediaPart(Modality.AUDIO, decode_base64(extracted.get(audio.data), max_item_bytes))
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
@@ -267,7 +263,6 @@ def _part(
             modality, url = Modality.VIDEO, where.url
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
-    param += ".url"
     data_url = extracted.get(url)
     begin = data_url[:8] if isinstance(data_url, str) else bytes(data_url[:8]).decode("latin-1")
     if begin.lower().startswith("data:"):
@@ -317,15 +312,14 @@ def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
 def _sampling(
     request: Generation, max_tokens: int | None, logprobs: int | None, response_format: ResponseFormat | None
 ) -> SamplingParams:
-    given = {name: _in_domain(getattr(request, name)) for name in SamplingFields.model_fields}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "response_format": response_format}
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
-
-
-def _in_domain(value: Any) -> Any:
-    match value:
-        case list():
-            return tuple(value)
-        case dict():  # logit_bias
-            return tuple((int(token), bias) for token, bias in value.items())
-    return value
+    given: dict[str, Any] = {}
+    for name in SamplingFields.model_fields.keys() & request.model_fields_set:
+        value = getattr(request, name)
+        if isinstance(value, list):
+            given[name] = tuple(value)
+        elif isinstance(value, dict):  # logit_bias
+            given[name] = tuple((int(token), bias) for token, bias in value.items())
+        elif value is not None:
+            given[name] = value
+    given["max_tokens"], given["logprobs"], given["response_format"] = max_tokens, logprobs, response_format
+    return SamplingParams(**given)

@@ -198,7 +198,7 @@ class Generate:
             if request.stream:
                 await _stream(exchange, form, answer)
             else:
-                body = form.whole(await answer.collect())
+                body = form.whole(*await answer.collect())
                 await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
 
 

@@ -6,9 +6,14 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from triptych.machine.membership_view import ViewLimits
 from triptych.media.fetch import FetchLimits
 from triptych.media.remote_url import HostRules
+from triptych.policy.addresses import why_not_called
+from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.settings import ServiceSettings, Strings, service_config
+
+_MAX_ROUTERS = 64
 
 
 class GatewaySettings(ServiceSettings):
@@ -18,8 +23,12 @@ class GatewaySettings(ServiceSettings):
     """IP address to listen on. A non-loopback address needs keys or allow_anyone."""
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 picks a free one and logs it."""
-    router: str = Field(default="127.0.0.1:50051", pattern=r"^.+:\d{1,5}$")
-    """HOST:PORT of the router."""
+    router: Strings = ("127.0.0.1:50051",)
+    """HOST:PORT of the router, or of several: each request goes to one that serves its model."""
+    managers: ManagerAccess = ManagerAccess()
+    """Pool managers that name the routers instead."""
+    lost_members: ViewLimits = ViewLimits()
+    """Use of routers that a pool manager no longer lists."""
     mount_router: str = ""
     """Command line of a router to run in this process, instead of the one at ``router``: one hop less per token."""
     keys: Path | None = None
@@ -61,6 +70,27 @@ class GatewaySettings(ServiceSettings):
     """Threads that parse large bodies."""
     parse_inline_bytes: int = Field(default=32 << 10, ge=0)
     """Bodies up to this size are parsed on the event loop, which is faster than a thread."""
+
+    @field_validator("router")
+    @classmethod
+    def _routers_are_hosts_and_ports(cls, router: tuple[str, ...]) -> tuple[str, ...]:
+        for address in router:
+            if (reason := why_not_called(address, beyond_loopback=True)) is not None:
+                raise ValueError(f"{address!r}: {reason}")
+        if not 1 <= len(set(router)) == len(router) <= _MAX_ROUTERS:
+            raise ValueError(f"router names from 1 to {_MAX_ROUTERS} routers, each once")
+        return router
+
+    @model_validator(mode="after")
+    def _routers_have_one_source(self) -> Self:
+        sources = {
+            "router": "router" in self.model_fields_set,
+            "mount_router": bool(self.mount_router),
+            "pool_manager": bool(self.managers.pool_manager),
+        }
+        if len(given := [name for name, is_given in sources.items() if is_given]) > 1:
+            raise ValueError(f"{' and '.join(given)} both name routers: give only one")
+        return self
 
     @field_validator("host")
     @classmethod

@@ -5,6 +5,8 @@ from uuid import uuid4
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, Finished, TextEvent, TokenChunk, Usage
 from triptych.errors import InternalError
+from triptych.machine.router.attainment import Gaps
+from triptych.ports import Clock
 
 from .stream_buffer import StreamBuffer
 from .tool_calls import Calling, ToolCallStream
@@ -13,8 +15,19 @@ from .tool_calls import Calling, ToolCallStream
 class Answer:
     """Converts text events to chat events, counts tokens, and tracks which choices have finished."""
 
-    def __init__(self, buffer: StreamBuffer, calling: Calling | None, *, choices: int, usage: Usage) -> None:
-        """``usage`` counts the prompt only."""
+    def __init__(
+        self,
+        buffer: StreamBuffer,
+        calling: Calling | None,
+        *,
+        choices: int,
+        usage: Usage,
+        gaps: Gaps | None = None,
+        clock: Clock,
+    ) -> None:
+        """``usage`` counts the prompt only. The gaps between tokens are counted in ``gaps``."""
+        self._gaps = gaps
+        self._clock = clock
         self._buffer = buffer
         self._calls = None if calling is None else ToolCallStream(calling, choices, _new_call_id)
         self._unfinished = set(range(choices))
@@ -35,9 +48,12 @@ class Answer:
         """
         out: list[ChatEvent] = []
         ended: list[Finished] = []
+        now_s = self._clock()
         for event in events:
             if isinstance(event, TokenChunk):
                 self.streamed_tokens += len(event.token_ids)
+                if self._gaps is not None:
+                    self._gaps.tokens(event.choice, len(event.token_ids), now_s)
                 if self._calls is None:
                     out.append(event)
                 else:

@@ -5,16 +5,22 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import Registration
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.ports import Membership, Offload
 from triptych.rpc.app import RpcApp, server_of
-from triptych.rpc.stubs import InstanceStub
+from triptych.rpc.registered import registered
+from triptych.rpc.stubs import InstanceStub, PoolManagerStub
 from triptych.runtime.clock import monotonic
-from triptych.runtime.hub import model_directory
+from triptych.runtime.host import instance_name, new_epoch
+from triptych.runtime.hub import model_directory, served_name
+from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 
@@ -32,13 +38,20 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
     """Load the model's tokenizer and template, connect to the instances, listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
+    epoch = new_epoch()
+    instance_id = settings.instance_id or instance_name("router", settings.port, epoch)
+    model = settings.model_id or served_name(settings.model)
+
+    async def introduce(address: str) -> Registration:
+        return Registration(MemberKind.ROUTER, instance_id, epoch, address, model)
+
     async with AsyncExitStack() as stack:
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
         stack.callback(offload.close)
         prepare = await offload.run(partial(_prepare, settings))
         scope = await stack.enter_async_context(TaskScope("router"))
         service = RouterService(
-            await _membership(settings, offload),
+            await _membership(settings, offload, instance_id, model, tls),
             lambda address: InstanceStub(address, tls),
             settings=settings,
             prepare=prepare,
@@ -55,11 +68,27 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
-        yield RpcApp(service, server, scope)
+        running = RpcApp(service, server, scope)
+        async with registered(
+            settings, service, introduce, running, telemetry=telemetry, tls=tls, windows=service.attainment
+        ):
+            yield running
 
 
-async def _membership(settings: RouterSettings, offload: Offload) -> Membership:
+async def _membership(
+    settings: RouterSettings, offload: Offload, instance_id: str, model: str, tls: TlsIdentity | None
+) -> Membership:
     """An invalid file is an error at startup; later the last valid snapshot is kept."""
+    if settings.managers.pool_manager:
+        return ManagedMembership(
+            lambda address: PoolManagerStub(address, tls),
+            settings.managers,
+            settings.lost_members,
+            clock=monotonic,
+            name=instance_id,
+            model=model,
+            kinds=(MemberKind.INSTANCE,),
+        )
     path = settings.instances_file
     if path is None:
         return FixedMembership(settings.instances)

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.instance import InstanceLoad, ModelInfo
+from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
 from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _ASK_S = 0.25
 """How long a request waits for unreachable text instances to answer a retry."""
+_MAX_UNRELEASED = 16_384
+"""Leases of one instance that wait for the call before theirs; further ones are left to expire."""
 
 
 class Scope(Protocol):
@@ -51,7 +54,7 @@ class Scope(Protocol):
 class Requester(Protocol):
     """A request, as the receiver of the cluster's answers to it."""
 
-    def on_answer(self, answer: Granted | Refused | TextPoolLost) -> None: ...
+    def feed(self, event: Granted | Refused | TextPoolLost) -> None: ...
 
 
 class Cluster:
@@ -84,6 +87,8 @@ class Cluster:
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
         self._requesters: dict[int, Requester] = {}
+        self._releases: dict[str, _Unreleased] = {}
+        """By instance: what waits for a running call."""
         self._text_back = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
@@ -149,17 +154,15 @@ class Cluster:
         """Raise AssertionError where an invariant does not hold."""
         self._machine.validate()
 
-    @contextmanager
-    def call(self, name: str) -> Iterator[InstanceClient]:
+    def call(self, name: str) -> AbstractContextManager[InstanceClient]:
         """Context of a call to an instance.
 
-        Raises InstanceLost inside when the call is given up, Unavailable if there is no such instance.
+        Raises Unavailable if there is no such instance, InstanceLost inside when the call is given up.
         """
         connection = self._connections.get(name)
         if connection is None:
             raise Unavailable("the instance has left")
-        with connection.call() as client:
-            yield client
+        return connection.call()
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -171,33 +174,58 @@ class Cluster:
         del self._requesters[request]
 
     def feed(self, event: ClusterEvent) -> None:
-        self._apply(self._machine.handle(event, self._clock()))
-        if self._machine.text_lost:
-            self._text_back.clear()
-        else:
+        if effects := self._machine.handle(event, self._clock()):
+            self._apply(effects)
+        if not self._text_back.is_set() and not self._machine.text_lost:
             self._text_back.set()
 
-    async def ask_for_text(self) -> None:
-        """Retry unreachable instances at once and wait a moment: a stopped process may have resumed."""
+    async def ask_for_text(self) -> bool:
+        """Retry unreachable instances at once and wait a moment: a stopped process may have resumed.
+
+        Returns whether a text instance is usable.
+        """
+        self._text_back.clear()
         for connection in self._connections.values():
             connection.wanted.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ASK_S):
                 await self._text_back.wait()
+        return not self._machine.text_lost
 
     def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
-        """Release leases in the background, then return their credits."""
+        """Release leases in the background, then return their credits.
+
+        There is one call per instance at a time; leases that come meanwhile go with the next one.
+        """
         if not lease_ids:
             self._return(credits_)
-            return
-        try:
-            self._scope.spawn(self._release(name, lease_ids, credits_), name="release")
-        except RuntimeError:
-            # The process is ending: the leases expire.
-            logger.info("%d leases at %s are left to expire", len(lease_ids), name)
-            self._return(credits_)
+        elif (unreleased := self._releases.get(name)) is None:
+            self._releases[name] = _Unreleased(list(lease_ids), list(credits_))
+            try:
+                self._scope.spawn(self._release_all(name), name="release")
+            except RuntimeError:
+                # The process is ending: the leases expire.
+                del self._releases[name]
+                self._leave_to_expire(name, len(lease_ids), credits_)
+        elif len(unreleased.lease_ids) + len(lease_ids) > _MAX_UNRELEASED:
+            self._leave_to_expire(name, len(lease_ids), credits_)
+        else:
+            unreleased.lease_ids += lease_ids
+            unreleased.credits += credits_
 
-    async def _release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+    def _leave_to_expire(self, name: str, leases: int, credits_: tuple[int, ...]) -> None:
+        logger.info("%d leases at %s are left to expire", leases, name)
+        self._return(credits_)
+
+    async def _release_all(self, name: str) -> None:
+        try:
+            while (unreleased := self._releases[name]).lease_ids:
+                self._releases[name] = _Unreleased([], [])
+                await self._release(name, unreleased.lease_ids, unreleased.credits)
+        finally:
+            self._return(self._releases.pop(name).credits)
+
+    async def _release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
         try:
             async with asyncio.timeout(self._settings.control_timeout_s):
                 with self.call(name) as encoder:
@@ -209,7 +237,7 @@ class Cluster:
         finally:
             self._return(credits_)
 
-    def _return(self, credits_: tuple[int, ...]) -> None:
+    def _return(self, credits_: Sequence[int]) -> None:
         for credit in credits_:
             self.feed(CreditReturned(credit))
 
@@ -217,12 +245,12 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Granted(request) | Refused(request) if request in self._requesters:
-                    self._requesters[request].on_answer(effect)
+                    self._requesters[request].feed(effect)
                 case Granted(_, grants):
                     self._return(tuple(grant.credit for grant in grants))
                 case TextPoolLost():
                     for requester in list(self._requesters.values()):
-                        requester.on_answer(effect)
+                        requester.feed(effect)
                 case Connect(name):
                     self._open(name)
                 case Disconnect(name):
@@ -326,40 +354,31 @@ class Cluster:
 
         When the heartbeat is lost the process may be stopped, so calls to it are given up too.
         """
-        name, suspect, reports = connection.name, connection.suspect, _Reports()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(
-                self._read_reports(name, connection.client.watch_load(), reports), name=f"load {name}"
-            )
-            suspecting = group.create_task(_notify_when_set(suspect, reports), name=f"suspicion of {name}")
-            try:
-                while (
-                    not reports.over
-                    and not suspect.is_set()
-                    and await reports.next_within(self._settings.heartbeat_timeout_s)
-                ):
-                    pass
-            finally:
-                reading.cancel()
-                suspecting.cancel()
-        if not reports.over and not suspect.is_set():
-            logger.warning("the heartbeat of %s is lost: no report for %g s", name, self._settings.heartbeat_timeout_s)
-            self.feed(InstanceSuspected(name))
-            connection.give_up_calls()
-        return reports.planned
+            reading = group.create_task(self._read_reports(connection), name=f"load {connection.name}")
+            suspecting = group.create_task(connection.suspect.wait(), name=f"suspicion of {connection.name}")
+            await asyncio.wait((reading, suspecting), return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
+            suspecting.cancel()
+        return not reading.cancelled() and reading.result()
 
-    async def _read_reports(self, name: str, loads: AsyncGenerator[InstanceLoad], reports: "_Reports") -> None:
+    async def _read_reports(self, connection: Connection) -> bool:
+        """Returns whether the reports ended at the call's deadline."""
+        name, limit_s, loop = connection.name, self._settings.heartbeat_timeout_s, asyncio.get_running_loop()
         try:
-            async with aclosing(loads):
+            async with asyncio.timeout(limit_s) as heartbeat, aclosing(connection.client.watch_load()) as loads:
                 async for load in loads:
+                    heartbeat.reschedule(loop.time() + limit_s)
                     self.feed(LoadReported(name, load))
-                    reports.notify()
         except DeadlineExceeded:
-            reports.planned = True  # every call has a deadline: start the watch again
+            return True  # every call has a deadline: start the watch again
         except TriptychError as error:
             logger.debug("%s: %s", name, error.code)
-        reports.over = True
-        reports.notify()
+        except TimeoutError:
+            logger.warning("the heartbeat of %s is lost: no report for %g s", name, limit_s)
+            self.feed(InstanceSuspected(name))
+            connection.give_up_calls()
+        return False
 
 
 def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
@@ -372,30 +391,9 @@ def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
             return MemberLeft(member.address)
 
 
-class _Reports:
-    """Whether the load reports of one watch go on."""
+@dataclass(slots=True)
+class _Unreleased:
+    """Leases to be released at one instance, with their credits."""
 
-    def __init__(self) -> None:
-        self.over = False
-        """No further report will come."""
-        self.planned = False
-        """The reports ended at the call's deadline."""
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        self._event.set()
-
-    async def next_within(self, timeout_s: float) -> bool:
-        """Wait for a notification. Returns whether one came."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True
-
-
-async def _notify_when_set(suspect: asyncio.Event, reports: _Reports) -> None:
-    await suspect.wait()
-    reports.notify()
+    lease_ids: list[LeaseId]
+    credits: list[int]

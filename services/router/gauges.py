@@ -5,8 +5,11 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MembershipSnapshot
 from triptych.runtime.metrics import Metrics, gauge, longest_wait
+
+from .attainment import Attainment
 
 
 class State(Protocol):
@@ -20,6 +23,9 @@ class State(Protocol):
 
     @property
     def cluster(self) -> "ClusterState": ...
+
+    @property
+    def attainment(self) -> Attainment: ...
 
 
 class ClusterState(Protocol):
@@ -38,6 +44,9 @@ class ClusterState(Protocol):
 
     @property
     def membership_fault(self) -> str: ...
+
+    @property
+    def model(self) -> ModelInfo | None: ...
 
 
 def watch(metrics: Metrics, state: State) -> None:
@@ -68,5 +77,6 @@ def watch(metrics: Metrics, state: State) -> None:
             "1 while the source of members cannot be read and the last snapshot stays in use",
             bool(cluster.membership_fault),
         )
+        yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)
 
     metrics.watch(read)

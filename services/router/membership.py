@@ -11,19 +11,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from triptych.domain.membership import MAX_MEMBERS, Member, MembershipSnapshot, MemberState
 from triptych.domain.stage import Role
-from triptych.policy.addresses import why_not_called
+from triptych.policy.addresses import canonical, why_not_called
 from triptych.ports import Offload
 
 logger = logging.getLogger(__name__)
 
 _MAX_FILE_NBYTES = 1 << 20
+_SETTLED_S = 0.25
 
 
 def checked_address(address: str) -> str:
-    """Raises ValueError unless it is HOST:PORT."""
+    """Its canonical form. Raises ValueError unless it is HOST:PORT."""
     if (reason := why_not_called(address, beyond_loopback=True)) is not None:
         raise ValueError(f"{address!r}: {reason}")
-    return address
+    return canonical(address)
 
 
 class FixedMembership:
@@ -39,7 +40,11 @@ class FixedMembership:
 
 
 class FileMembership:
-    """The instances named in a file that is polled. If the file becomes invalid, the last snapshot stays in use."""
+    """The instances named in a file that is polled. If the file becomes invalid, the last snapshot stays in use.
+
+    It is read once it has not changed for ``_SETTLED_S``, and again if it changed meanwhile: one that is rewritten in place could
+    be read half, as a valid list of fewer instances.
+    """
 
     def __init__(self, path: Path, *, poll_s: float, offload: Offload) -> None:
         """``offload`` reads the file, as a disk may block."""
@@ -54,7 +59,10 @@ class FileMembership:
             try:
                 seen = await self._offload.run(_signature, self._path)
                 if seen != known:
+                    await asyncio.sleep(_SETTLED_S)
                     members = await self._offload.run(read_members, self._path)
+                    if await self._offload.run(_signature, self._path) != seen:
+                        continue
                     known = seen
                     if self.fault:
                         logger.info("%s is valid again", self._path)

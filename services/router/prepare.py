@@ -116,15 +116,13 @@ class ModelPrepare:
                     tensors=tensors,
                     nbytes=slot_nbytes(tensors),
                     units=units,
-                    unit_starts=self._unit_starts(units, prompt, span),
+                    unit_starts=self._unit_starts(units, prompt, span) if len(units) > 1 else (),
                 )
             )
         calling, sampling = self._tools(request)
         return Prompted(prompt.token_ids, tuple(items), sampling, calling)
 
     def _unit_starts(self, units: tuple[int, ...], prompt: Prompt, span: Span) -> tuple[int, ...]:
-        if len(units) < 2:
-            return ()
         positions = filled_positions(prompt.token_ids, span, self.builder.family.placeholder_ids)
         return tuple(positions[done] for done in (0, *accumulate(units[:-1])))
 

@@ -16,6 +16,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.timeline import Timeline
 from triptych.errors import Cancelled, InstanceLost, InternalError, InvalidRequest, RequestTooLarge, TriptychError
+from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.request import Phase, RequestMachine
 from triptych.machine.router.request_events import (
     Abort,
@@ -46,11 +47,8 @@ from triptych.machine.router.shared_events import (
     CreditsWanted,
     EmbeddingGone,
     FirstToken,
-    Granted,
     ItemEncoded,
-    Refused,
     Release,
-    TextPoolLost,
     TextWanted,
 )
 from triptych.policy import admission
@@ -58,6 +56,7 @@ from triptych.ports import Clock, Offload, Text
 from triptych.runtime import tracing
 
 from .answer import Answer
+from .attainment import Attainment
 from .cluster import Cluster
 from .prepare import Prepare, Prompted
 from .stream_buffer import StreamBuffer
@@ -83,25 +82,32 @@ class RequestTask:
         model: ModelInfo,
         machine: RequestMachine,
         *,
+        media_bytes: int,
         deadline_s: float,
         cluster: Cluster,
+        attainment: Attainment,
         prepare: Prepare,
         sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
         offload: Offload,
         clock: Clock,
     ) -> None:
         self.request = request
+        self.media_bytes = media_bytes
         self.buffer = StreamBuffer()
         self._number = number
         self._model = model
         self._machine = machine
         self._deadline_s = deadline_s
         self._cluster = cluster
+        self._attainment = attainment
+        self._gaps: Gaps | None = None
         self._prepare_request = prepare
         self._sharding = sharding
         self._offload = offload
         self._clock = clock
-        self._prompted = Prompted((), (), request.sampling)
+        self._started_s = clock()
+        self._prompted: Prompted
+        """Set by ``_prepare``."""
         self._sampling = request.sampling
         self._answer: Answer | None = None
         self._events: deque[RequestEvent] = deque()
@@ -133,12 +139,7 @@ class RequestTask:
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
         if not self.phase.over:
-            self._feed(CallerLeft())
-
-    # --- receiver of the cluster's answers ---------------------------------------------------------------------------
-
-    def on_answer(self, answer: Granted | Refused | TextPoolLost) -> None:
-        self._feed(answer)
+            self.feed(CallerLeft())
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class RequestTask:
                     await self._over.wait()
                 except asyncio.CancelledError:
                     # The process is ending: report it to whoever waits for the answer.
-                    self._feed(CallerLeft())
+                    self.feed(CallerLeft())
                     raise
                 if self.phase is Phase.DONE:
                     # At most the end of the text instance's call is outstanding.
@@ -174,7 +175,7 @@ class RequestTask:
         for task in self._tasks:
             task.cancel()
 
-    def _feed(self, event: RequestEvent) -> None:
+    def feed(self, event: RequestEvent) -> None:
         """Handle events in order; events caused by effects are queued behind."""
         self._events.append(event)
         if self._feeding:
@@ -182,16 +183,17 @@ class RequestTask:
         self._feeding = True
         try:
             while self._events:
-                self._apply(self._machine.handle(self._events.popleft(), self._clock()))
+                if effects := self._machine.handle(self._events.popleft(), self._clock()):
+                    self._apply(effects)
         finally:
             self._feeding = False
 
     def _feed_after(self, delay_s: float, event: RequestEvent) -> None:
-        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._feed, event))
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self.feed, event))
 
     def _feed_both(self, event: ItemEncoded | CallFailed | FirstToken) -> None:
         self._cluster.feed(event)
-        self._feed(event)
+        self.feed(event)
 
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         releases: dict[str, list[Release]] = {}
@@ -209,6 +211,7 @@ class RequestTask:
                 case Extend(credit):
                     self._start(partial(self._extend, effect), f"extend {credit}")
                 case Generate(credit):
+                    self._attainment.dispatched(self._number, self._machine.text_instance)
                     task = self._start(partial(self._generate, effect), "generate")
                     task.add_done_callback(partial(self._generated, credit))
                 case Abort(credit):
@@ -224,9 +227,13 @@ class RequestTask:
                     self.buffer.close(error)
                     self._over.set()
         for name, group in releases.items():
-            lease_ids: tuple[LeaseId, ...] = tuple(lease_id for release in group for lease_id in release.lease_ids)
-            credits_ = tuple(release.credit for release in group if release.credit is not None)
-            self._cluster.release(name, lease_ids, credits_)
+            lease_ids: list[LeaseId] = []
+            credits_: list[int] = []
+            for release in group:
+                lease_ids += release.lease_ids
+                if release.credit is not None:
+                    credits_.append(release.credit)
+            self._cluster.release(name, tuple(lease_ids), tuple(credits_))
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
         if self._group is None:
@@ -248,7 +255,7 @@ class RequestTask:
             await work()
         except Exception:  # a defect fails this request, not the process
             logger.exception("request %s", self.request.request_id)
-            self._feed(Failed(InternalError("the router failed on this request")))
+            self.feed(Failed(InternalError("the router failed on this request")))
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - self._clock())
@@ -267,12 +274,15 @@ class RequestTask:
                 kv_tokens=self._cluster.kv_tokens,
             )
         except TriptychError as error:
-            self._feed(Failed(error))
+            self.feed(Failed(error))
         else:
             items = self._prompted.items
             if any(len(item.units) > 1 for item in items):
                 items = self._sharding(items)
-            self._feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
+            self._gaps = self._attainment.prepared(
+                self._number, self._prompted.items, prompt_tokens, self._clock() - self._started_s
+            )
+            self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0))
 
     def _failed(self, credit: int, name: str, error: TriptychError) -> None:
         self._feed_both(CallFailed(credit, name, _lost_if_cancelled(error)))
@@ -313,7 +323,7 @@ class RequestTask:
         except TriptychError as error:
             self._failed(effect.credit, effect.name, error)
         else:
-            self._feed(LeaseGranted(effect.credit, effect.name, _with_address(ticket, effect.name)))
+            self.feed(LeaseGranted(effect.credit, effect.name, _with_address(ticket, effect.name)))
 
     async def _extend(self, effect: Extend) -> None:
         """Extend the router's own lease first. If the reader's has expired, the reader has its data or asks again."""
@@ -329,7 +339,7 @@ class RequestTask:
                 break
             extended.append(lease_id)
         if extended:
-            self._feed(LeasesExtended(effect.credit, tuple(extended), sent_s, effect.lease_s))
+            self.feed(LeasesExtended(effect.credit, tuple(extended), sent_s, effect.lease_s))
 
     async def _generate(self, effect: Generate) -> None:
         request = TextRequest(
@@ -361,7 +371,7 @@ class RequestTask:
                     continue  # wait for the end of the call, which is cheaper for both sides than cancelling it
                 begun = begun or self._begins(effect.credit, events)
                 for finished in answer.take(events):
-                    self._feed(TextFinished(effect.credit, finished))
+                    self.feed(TextFinished(effect.credit, finished))
         if not answer.over:
             raise InstanceLost("the text instance's stream ended early")
 
@@ -370,13 +380,21 @@ class RequestTask:
         for event in events:
             if not isinstance(event, Ready):
                 self._feed_both(FirstToken(credit))
+                self._attainment.answering(self._number, self.timeline())
                 return True
-            self._feed(TextReady(credit, event))
+            self.feed(TextReady(credit, event))
         return False
 
     def _new_answer(self) -> Answer:
         usage = Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens)
-        return Answer(self.buffer, self._prompted.calling, choices=self._sampling.n, usage=usage)
+        return Answer(
+            self.buffer,
+            self._prompted.calling,
+            choices=self._sampling.n,
+            usage=usage,
+            gaps=self._gaps,
+            clock=self._clock,
+        )
 
 
 def _with_address(ticket: Ticket, name: str) -> Ticket:

@@ -8,8 +8,9 @@ from itertools import count
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
-from triptych.domain.instance import ModelInfo
+from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.slo import Slo
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.router.request import RequestMachine
@@ -18,6 +19,7 @@ from triptych.policy.policies import Policies
 from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
 from triptych.runtime import logs
 
+from .attainment import Attainment
 from .cluster import Cluster, Scope
 from .history import History
 from .prepare import Prepare
@@ -58,6 +60,10 @@ class RouterService:
         self._cluster = Cluster(
             membership, connect, settings=settings, policies=self._policies, clock=clock, scope=scope, rng=rng
         )
+        self.attainment = Attainment(
+            slo=Slo.parse(settings.slo), limits=settings.windows, epoch=rng.getrandbits(63), clock=clock
+        )
+        """Load and SLO attainment of this router."""
         self._tasks: dict[int, RequestTask] = {}
         # The newest task of each id: an older one may still be cleaning up.
         self._by_id: dict[str, RequestTask] = {}
@@ -66,6 +72,7 @@ class RouterService:
         self._numbers = count(1)
         self._history = History(settings.history_requests)
         self._draining = False
+        self._listeners: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -76,7 +83,17 @@ class RouterService:
     async def drain(self) -> None:
         """Refuse new requests, and return once the running ones have ended."""
         self._draining = True
+        for listener in self._listeners:
+            listener()
         await self._idle.wait()
+
+    def load(self) -> InstanceLoad:
+        """Without stages, as a router serves none; it says whether it drains."""
+        return InstanceLoad({}, self._draining)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when it begins to drain."""
+        self._listeners.append(listener)
 
     def close(self) -> None:
         self._cluster.close()
@@ -104,12 +121,12 @@ class RouterService:
         time: InstanceLost, TransferFailed, DeadlineExceeded, EngineFailure, InternalError.
         """
         logs.request_id.set(request.request_id)
-        if self._cluster.text_lost:
-            await self._cluster.ask_for_text()
+        text_lost = self._cluster.text_lost and not await self._cluster.ask_for_text()
         try:
-            task = self._admit(request)
+            task = self._admit(request, text_lost=text_lost)
         except TriptychError as error:
             self._record.refused(error)
+            self.attainment.refused(error)
             raise
         try:
             while events := await task.buffer.get():
@@ -155,7 +172,7 @@ class RouterService:
 
     # --- private -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: ChatRequest) -> RequestTask:
+    def _admit(self, request: ChatRequest, *, text_lost: bool) -> RequestTask:
         """Check what can be checked at once, and start the request."""
         self._check_id(request.request_id)
         admission.check_sampling(request.sampling, self._settings.request_size)
@@ -166,7 +183,7 @@ class RouterService:
             raise DeadlineExceeded("the request's time limit passed before it arrived")
         timeout_s = admission.check_timeout(request.timeout_s, self._settings.max_timeout_s)
         model = self._model(request.model)
-        if self._cluster.text_lost:
+        if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
 
         now_s, number = self._clock(), next(self._numbers)
@@ -186,8 +203,10 @@ class RouterService:
             request,
             model,
             machine,
+            media_bytes=media_bytes,
             deadline_s=now_s + timeout_s,
             cluster=self._cluster,
+            attainment=self.attainment,
             prepare=self._prepare,
             sharding=self._in_shards,
             offload=self._offload,
@@ -212,12 +231,13 @@ class RouterService:
 
     def _over(self, task: RequestTask) -> None:
         del self._tasks[task.number]
-        self._media_bytes -= sum(len(part.data) for part in task.request.media)
+        self._media_bytes -= task.media_bytes
         timeline = task.timeline()
         if self._by_id.get(task.request.request_id) is task:
             del self._by_id[task.request.request_id]
             self._history.add(timeline)
         self._record.over(timeline, task.finish_reason)
+        self.attainment.over(task.number, timeline)
         if not self._tasks:
             self._idle.set()
 

@@ -5,18 +5,21 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from triptych.domain.slo import Slo
+from triptych.machine.membership_view import ViewLimits
+from triptych.machine.router.attainment import WindowLimits
 from triptych.machine.router.cluster import ClusterLimits
 from triptych.machine.router.request import RequestLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.policy.policies import PolicyNames
 from triptych.policy.sharding import ShardLimits
-from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
+from triptych.runtime.settings import MemberSettings, Strings, service_config
 
 from .membership import checked_address
 
 
-class RouterSettings(RpcServiceSettings):
+class RouterSettings(MemberSettings):
     model_config = service_config("router")
 
     port: int = Field(default=50051, ge=0, le=65535)
@@ -24,12 +27,18 @@ class RouterSettings(RpcServiceSettings):
     model: Path = Path()
     """Directory of the model, or OWNER/NAME[@REVISION] of a repository on a hub. Only its configuration, tokenizer and chat
     template are read."""
+    model_id: str = Field(default="", max_length=512)
+    """Name of the model at the pool managers; empty means the directory's name."""
+    instance_id: str = Field(default="", max_length=128)
+    """Name of this router at the pool managers; empty means machine name and port."""
     instances: Strings = ()
     """HOST:PORT of every instance. Each instance reports its own role (encoder, text or both)."""
     instances_file: Path | None = None
     """TOML file that lists the instances instead. It is polled: instances join and leave as it changes."""
     instances_poll_s: float = Field(default=1.0, ge=0.05, le=60)
     """How often that file is polled."""
+    lost_members: ViewLimits = ViewLimits()
+    """With pool_manager instead: use of instances that it no longer lists."""
 
     policies: PolicyNames = PolicyNames()
     """The policies, by name."""
@@ -49,6 +58,11 @@ class RouterSettings(RpcServiceSettings):
     """Retries and leases of one request."""
     shards: ShardLimits = ShardLimits()
     """Limits of splitting an item over several encoders."""
+    slo: Strings = ("ttft=5x", "tbt=5x")
+    """Objectives that attainment is measured by: [CLASS:]METRIC=VALUE with ttft, tbt or e2e, and s, ms, or x for a factor of
+    the latency without other requests. CLASS is text, image, video or audio."""
+    windows: WindowLimits = WindowLimits()
+    """Windows in which load and attainment are measured."""
     prepare_threads: int = Field(default=2, ge=1, le=64)
     """Threads that hash images, render templates and tokenize."""
     prepare_inline_chars: int = Field(default=2048, ge=0)
@@ -69,6 +83,12 @@ class RouterSettings(RpcServiceSettings):
     history_requests: int = Field(default=4096, ge=0)
     """Finished requests whose timelines are kept."""
 
+    @field_validator("slo")
+    @classmethod
+    def _objectives_are_valid(cls, slo: tuple[str, ...]) -> tuple[str, ...]:
+        Slo.parse(slo)
+        return slo
+
     @field_validator("instances")
     @classmethod
     def _addresses_are_hosts_and_ports(cls, instances: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,8 +100,13 @@ class RouterSettings(RpcServiceSettings):
             raise ValueError(
                 f"reconnect_min_s ({self.reconnect_min_s}) exceeds reconnect_max_s ({self.reconnect_max_s})"
             )
-        if self.instances and self.instances_file is not None:
-            raise ValueError("instances and instances_file both name the instances: give only one")
+        sources = {
+            "instances": bool(self.instances),
+            "instances_file": self.instances_file is not None,
+            "pool_manager": bool(self.managers.pool_manager),
+        }
+        if len(given := [name for name, is_given in sources.items() if is_given]) > 1:
+            raise ValueError(f"{' and '.join(given)} all name the instances: give only one")
         if twice := sorted({one for one in self.instances if self.instances.count(one) > 1}):
             raise ValueError(f"instances names {', '.join(twice)} twice")
         return self

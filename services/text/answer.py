@@ -1,7 +1,6 @@
 """Turns an engine's tokens into the text of an answer, which ends before the first stop string."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.domain.generation import Alternative, FinishReason, TokenChunk, TokenLogprobs
@@ -22,14 +21,6 @@ class Detokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """``finish_reason`` is set on an answer's last piece."""
-
-    chunk: TokenChunk
-    finish_reason: FinishReason | None
-
-
 class Answer:
     """One choice's text. Counts tokens up to and including those of a stop string."""
 
@@ -42,8 +33,11 @@ class Answer:
         self._choice = choice
         self.completion_tokens = 0
 
-    def feed(self, tokens: Tokens) -> Piece:
-        """Add the engine's tokens of this choice. A stop id ends the answer and is not part of its text."""
+    def feed(self, tokens: Tokens) -> tuple[TokenChunk, FinishReason | None]:
+        """Add the engine's tokens of this choice, and return those to send, with a reason if they are its last.
+
+        A stop id ends the answer and is not part of its text.
+        """
         ids, reason = tokens.token_ids, tokens.finish_reason
         shown = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
         text = ""
@@ -65,13 +59,15 @@ class Answer:
                 text += self._stops.flush()
         return self._piece(ids, tokens.scores, text, reason)
 
-    def _piece(self, ids: tuple[int, ...], scores: tuple[Scores, ...], text: str, reason: FinishReason | None) -> Piece:
+    def _piece(
+        self, ids: tuple[int, ...], scores: tuple[Scores, ...], text: str, reason: FinishReason | None
+    ) -> tuple[TokenChunk, FinishReason | None]:
         self.completion_tokens += len(ids)
-        logprobs = (
-            TokenLogprobs(self._alternative(one.chosen), tuple(self._alternative(other) for other in one.top))
+        logprobs = [
+            TokenLogprobs(self._alternative(one.chosen), tuple([self._alternative(other) for other in one.top]))
             for one in scores
-        )
-        return Piece(TokenChunk(ids, text, self._choice, tuple(logprobs)), reason)
+        ]
+        return TokenChunk(ids, text, self._choice, tuple(logprobs)), reason
 
     def _alternative(self, scored: ScoredToken) -> Alternative:
         return Alternative(scored.token_id, self._detokenizer.token_bytes(scored.token_id), scored.logprob)

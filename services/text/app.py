@@ -10,7 +10,9 @@ from pathlib import Path
 import grpc.aio
 
 from triptych.domain.embedding import LeaseId
-from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.domain.profile import BadProfile
+from triptych.domain.stage import ModelPart
+from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.device_arena import open_arena
 from triptych.errors import TransferFailed
@@ -21,6 +23,7 @@ from triptych.ports import Arena, HolderStub, Instance, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.instance import InstanceServicer
+from triptych.rpc.registered import instance_registered
 from triptych.rpc.server import Register
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
@@ -31,6 +34,7 @@ from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
+from triptych.testing.delay import DelayTextEngine, delay_costs
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
@@ -48,6 +52,9 @@ from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 
+Engine = TransformersTextEngine | DelayTextEngine
+"""The engines that a text instance runs."""
+
 _MAX_HOLDERS = 1024
 """Limit on concurrent connections."""
 
@@ -61,7 +68,7 @@ class MountedEncoder:
     network: MemoryNetwork
     """The network of both memory transports."""
     vision_encoder: VisionEncoder
-    image_budget: Callable[[TransformersTextEngine], ImageBudget | None]
+    image_budget: Callable[[Engine], ImageBudget | None]
     """Measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
     """Combines the text service and the encoder into one instance."""
@@ -73,19 +80,24 @@ class MountedEncoder:
 @asynccontextmanager
 async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> AsyncGenerator[RpcApp[TextService]]:
     """Load the engine, register the arena, listen. Raises CannotStart."""
+    telemetry = telemetry or Telemetry()
+    tls = tls_identity(settings)
     epoch = new_epoch()
     instance_id = settings.instance_id or instance_name("text", settings.port, epoch)
     engine_thread = ThreadOffload(1, name="text-engine")
     try:
-        async with opened(
-            settings,
-            telemetry or Telemetry(),
-            model=settings.model,
-            engine_thread=engine_thread,
-            instance_id=instance_id,
-            epoch=epoch,
-            tls=tls_identity(settings),
-        ) as running:
+        async with (
+            opened(
+                settings,
+                telemetry,
+                model=settings.model,
+                engine_thread=engine_thread,
+                instance_id=instance_id,
+                epoch=epoch,
+                tls=tls,
+            ) as running,
+            instance_registered(settings, running.service, running, telemetry=telemetry, tls=tls),
+        ):
             yield running
     finally:
         engine_thread.close()
@@ -166,7 +178,7 @@ async def opened(
 
 
 async def _scheduler(
-    settings: TextSettings, engine: TransformersTextEngine, mounted: MountedEncoder, engine_thread: Offload
+    settings: TextSettings, engine: Engine, mounted: MountedEncoder, engine_thread: Offload
 ) -> DeviceScheduler:
     budget = await engine_thread.run(mounted.image_budget, engine)
     return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic)
@@ -208,7 +220,7 @@ def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> In
     return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
-def _kv_memory(engine: TransformersTextEngine) -> KvMemory:
+def _kv_memory(engine: Engine) -> KvMemory:
     return KvMemory(
         1 - engine.kv_free_tokens / engine.kv_tokens,
         engine.prefix_queries_tokens,
@@ -245,19 +257,29 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[TransformersTextEngine, Tokenizer, Grammars]:
+def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[Engine, Tokenizer, Grammars]:
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
-        engine = TransformersTextEngine(
-            checkpoint,
-            settings.engine,
-            model_id=settings.model_id or served_name(settings.model),
-            max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
-            device=settings.device,
-            dtype=settings.dtype,
-            threads=settings.torch_threads,
-        )
+        model_id = settings.model_id or served_name(settings.model)
+        engine: Engine
+        if settings.delay_profile is None:
+            engine = TransformersTextEngine(
+                checkpoint,
+                settings.engine,
+                model_id=model_id,
+                max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
+                device=settings.device,
+                dtype=settings.dtype,
+                threads=settings.torch_threads,
+            )
+        else:
+            engine = DelayTextEngine(
+                checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.dtype]),
+                checkpoint.family,
+                delay_costs(settings.delay_profile, ModelPart.DECODER),
+                settings.engine,
+            )
         tokenizer = Tokenizer.load(checkpoint.files)
         return engine, tokenizer, Grammars(tokenizer)
-    except BadModel as error:
+    except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

@@ -34,26 +34,10 @@ class _Joining:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchanged:
-    """The engine's answer to additions and cancellations."""
-
-    refused: dict[str, Exception]
-    load: "_Load"
-
-
-@dataclass(frozen=True, slots=True)
-class _Stepped:
-    """The engine's state after a step."""
-
-    outputs: list[EngineOutput]
-    has_work: bool
-    load: "_Load"
-
-
-@dataclass(frozen=True, slots=True)
 class _Load:
-    """The engine's load."""
+    """The engine's load after a call."""
 
+    has_work: bool = False
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
     """Requests not started yet."""
@@ -87,6 +71,8 @@ class EngineLoop:
         self._clock = clock
         self._on_change = on_change
         self._joining: dict[str, _Joining] = {}
+        self._adding: dict[str, _Joining] = {}
+        """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
@@ -95,19 +81,19 @@ class EngineLoop:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
-        joining = (one.request for one in self._joining.values())
-        return self._load.pending_tokens + sum(
-            len(request.token_ids) + request.sampling.n * (request.sampling.max_tokens or 0) for request in joining
-        )
+        tokens = self._load.pending_tokens
+        for one in (*self._joining.values(), *self._adding.values()):
+            sampling = one.request.sampling
+            tokens += len(one.request.token_ids) + sampling.n * (sampling.max_tokens or 0)
+        return tokens
 
     @property
-    def waiting_requests(self) -> int:
-        """Requests that the engine has not started."""
-        return len(self._joining) + sum(one.joined_s is None for one in self._live.values())
-
-    @property
-    def running_requests(self) -> int:
-        return sum(one.joined_s is not None for one in self._live.values())
+    def requests(self) -> tuple[int, int]:
+        """Number of requests that the engine has not started, and of those that it has."""
+        started = 0
+        for one in self._live.values():
+            started += one.joined_s is not None
+        return len(self._joining) + len(self._live) - started, started
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -176,17 +162,22 @@ class EngineLoop:
         if not (self._joining or self._cancelled):
             return
         joining, self._joining = self._joining, {}
+        self._adding = joining
         cancelled, self._cancelled = self._cancelled, set()
-        self._live.update((request_id, one.sequences) for request_id, one in joining.items())
-        exchanged = await self._thread.run(self._exchange, cancelled, [one.request for one in joining.values()])
-        self._load, refused = exchanged.load, exchanged.refused
+        for request_id, one in joining.items():
+            self._live[request_id] = one.sequences
+        requests = [one.request for one in joining.values()]
+        refused, self._load = await self._thread.run(self._exchange, cancelled, requests)
+        self._adding = {}
         for request_id, one in joining.items():
             one.on_copied()
             if request_id in refused and self._live.get(request_id) is one.sequences:
                 self._fail(request_id, refused[request_id])
 
-    def _exchange(self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest]) -> _Exchanged:
-        """Runs in the engine's thread."""
+    def _exchange(
+        self, cancelled: set[tuple[str, int | None]], requests: list[EngineRequest]
+    ) -> tuple[dict[str, Exception], _Load]:
+        """Runs in the engine's thread. Returns the refused requests."""
         refused: dict[str, Exception] = {}
         for request_id, choice in cancelled:
             try:
@@ -198,24 +189,24 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - reported to its caller
                 refused[request.request_id] = error
-        return _Exchanged(refused, self._engine_load())
+        return refused, self._engine_load()
 
     async def _step(self, iteration: Iteration) -> None:
         before, began_s = dict(self._live), self._clock()
         try:
-            stepped = await self._thread.run(self._step_once, iteration)
+            outputs, self._load = await self._thread.run(self._step_once, iteration)
         except Exception as error:  # noqa: BLE001 - the engine's state is unknown: end all of its sequences
             for request_id, sequences in before.items():
                 if self._live.get(request_id) is sequences:
                     self._fail(request_id, error)
             return
-        self._load, now_s = stepped.load, self._clock()
+        now_s = self._clock()
         for request_id, sequences in before.items():
-            if sequences.joined_s is None and request_id not in stepped.load.waiting:
+            if sequences.joined_s is None and request_id not in self._load.waiting:
                 sequences.join(began_s)
-        for output in stepped.outputs:
+        for output in outputs:
             self._deliver(output, now_s)
-        if not stepped.has_work:
+        if not self._load.has_work:
             for request_id in list(self._live):
                 self._fail(request_id, EngineFailure("the engine lost the request"))
 
@@ -230,17 +221,17 @@ class EngineLoop:
         if sequences.is_over:
             del self._live[output.request_id]
 
-    def _step_once(self, iteration: Iteration) -> _Stepped:
+    def _step_once(self, iteration: Iteration) -> tuple[list[EngineOutput], _Load]:
         """Runs in the engine's thread."""
         outputs: list[EngineOutput] = []
         if self._engine.has_work:
             outputs = self._engine.step() if self._scheduler is None else self._scheduler.step(iteration)
-        return _Stepped(outputs, self._engine.has_work, self._engine_load())
+        return outputs, self._engine_load()
 
     def _engine_load(self) -> _Load:
         """Runs in the engine's thread."""
         prefill_ready = self._scheduler is not None and self._scheduler.engine.prefill_ready
-        return _Load(self._engine.pending_tokens, self._engine.waiting, prefill_ready)
+        return _Load(self._engine.has_work, self._engine.pending_tokens, self._engine.waiting, prefill_ready)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""

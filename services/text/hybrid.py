@@ -45,6 +45,10 @@ class HybridInstance:
         text, encoder = self._text.load(), self._encoder.load()
         return InstanceLoad({**encoder.stages, **text.stages}, text.draining or encoder.draining)
 
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever the load may have changed."""
+        self._watched_load.on_change(listener)
+
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return self._watched_load.watch()
 

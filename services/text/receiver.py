@@ -18,7 +18,6 @@ from triptych.machine.text.tensor_events import (
     Acquired,
     CachedSlot,
     CopiesGone,
-    Effect,
     Event,
     Evicted,
     Leave,
@@ -91,21 +90,24 @@ class TensorReceiver:
         placements), InvalidRequest for what can never fit, Overloaded.
         """
         wanted = self._wanted[request_id] = asyncio.get_running_loop().create_future()
-        self._handle(Acquire(request_id, tuple(one.ticket for one in placements), turn))
+        self._handle(Acquire(request_id, tuple([one.ticket for one in placements]), turn))
         try:
             slots = await wanted
         except TransferFailed as error:
             raise TransferFailed(
                 error.message, items=tuple(sorted(placements[at].item for at in error.items))
             ) from None
-        inputs = tuple(
-            EmbeddingInput(one.start, one.tokens, tensors(self.arena, slot.offset, slot.ticket), slot.ticket.key)
-            for one, slot in zip(placements, slots, strict=True)
-        )
+        inputs: list[EmbeddingInput] = []
+        reports: list[PullReport] = []
+        for one, slot in zip(placements, slots, strict=True):
+            of_slot = tensors(self.arena, slot.offset, slot.ticket)
+            inputs.append(EmbeddingInput(one.start, one.tokens, of_slot, slot.ticket.key))
+            reports.append(_report(one, slot))
+        merged: tuple[EmbeddingInput, ...] = tuple(inputs)
         continues = [one.continues for one in placements]
         if any(continues):
-            inputs = await self.offload.run(merge, inputs, continues)
-        return Arrived(inputs, tuple(_report(*one) for one in zip(placements, slots, strict=True)))
+            merged = await self.offload.run(merge, merged, continues)
+        return Arrived(merged, tuple(reports))
 
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""
@@ -126,26 +128,23 @@ class TensorReceiver:
 
     def _handle(self, event: Event) -> None:
         for effect in self.cache.handle(event, self.clock()):
-            self._do(effect)
-
-    def _do(self, effect: Effect) -> None:
-        match effect:
-            case StartPull():
-                self.scope.spawn(self._pull(effect), name="pull")
-            case Acquired(request_id, slots):
-                if (wanted := self._waits(request_id)) is not None:
-                    wanted.set_result(slots)
-            case Refused(request_id, error):
-                if (wanted := self._waits(request_id)) is not None:
-                    wanted.set_exception(error)
-            case ReleaseLease(ticket):
-                self.releases.add(ticket)
-            case WakeAt(at_s):
-                asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
-            case Evicted(_, reason):
-                logger.debug("evicted a tensor set: %s", reason)
-            case Waiting(request_id, reason):
-                logger.debug("request %s is waiting: %s", request_id, reason)
+            match effect:
+                case StartPull():
+                    self.scope.spawn(self._pull(effect), name="pull")
+                case Acquired(request_id, slots):
+                    if (wanted := self._waits(request_id)) is not None:
+                        wanted.set_result(slots)
+                case Refused(request_id, error):
+                    if (wanted := self._waits(request_id)) is not None:
+                        wanted.set_exception(error)
+                case ReleaseLease(ticket):
+                    self.releases.add(ticket)
+                case WakeAt(at_s):
+                    asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
+                case Evicted(_, reason):
+                    logger.debug("evicted a tensor set: %s", reason)
+                case Waiting(request_id, reason):
+                    logger.debug("request %s is waiting: %s", request_id, reason)
 
     def _waits(self, request_id: str) -> asyncio.Future[tuple[CachedSlot, ...]] | None:
         wanted = self._wanted.get(request_id)

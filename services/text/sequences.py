@@ -32,10 +32,6 @@ class _Unread:
     first_token_s: float | None = None
     last_token_s: float | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        return bool(self.token_ids) or self.finish_reason is not None
-
     def take(self, choice: int) -> Tokens:
         tokens = Tokens(choice, tuple(self.token_ids), tuple(self.scores), self.finish_reason)
         self.token_ids, self.scores, self.finish_reason = [], [], None
@@ -54,6 +50,7 @@ class Sequences:
         ``on_gap`` gets the seconds between two tokens of a choice.
         """
         self._choices = [_Unread() for _ in range(choices)]
+        self._unfinished = choices
         self._on_gap = on_gap
         self._on_over = on_over
         self._error: TriptychError | None = None
@@ -80,11 +77,16 @@ class Sequences:
 
         Must not be called once every choice has finished or was cancelled.
         """
-        while self._error is None and not any(unread.is_ready for unread in self._choices):
+        while self._error is None:
+            ready = [
+                unread.take(choice)
+                for choice, unread in enumerate(self._choices)
+                if unread.token_ids or unread.finish_reason is not None
+            ]
+            if ready:
+                return ready
             await self._change()
-        if self._error is not None:
-            raise self._error
-        return [unread.take(choice) for choice, unread in enumerate(self._choices) if unread.is_ready]
+        raise self._error
 
     async def settled(self, within_s: float) -> None:
         """Wait ``within_s`` for tokens to collect, or until no more will come."""
@@ -101,7 +103,7 @@ class Sequences:
     @property
     def is_over(self) -> bool:
         """Whether every choice has finished or was dropped."""
-        return all(unread.over for unread in self._choices)
+        return self._unfinished == 0
 
     def join(self, now_s: float) -> None:
         """The engine has started the request."""
@@ -123,15 +125,14 @@ class Sequences:
         self._changed.set()
         if output.finish_reason is not None:
             unread.finish_reason = output.finish_reason
-            unread.over = True
-            if self.is_over:
-                self.close()
+            self.drop(output.choice)
 
     def drop(self, choice: int) -> None:
         """Ignore further tokens of this choice."""
         if not self._choices[choice].over:
             self._choices[choice].over = True
-            if self.is_over:
+            self._unfinished -= 1
+            if self._unfinished == 0:
                 self.close()
 
     def fail(self, error: TriptychError) -> None:

@@ -37,29 +37,17 @@ class _Job:
     job_id: str
     request: TextRequest
     arrived_s: float
-    number: int
+    deadline_s: float
+    turn: Turn
+    """Its position in every queue of this instance."""
+    tokens: int
+    """Prompt tokens and the most that may be generated."""
     in_receiver: bool = False
     """The receiver has the tickets and releases their leases."""
     in_engine: bool = False
     """The engine has the request and signals when it no longer needs the embeddings."""
     has_begun: bool = False
     """The engine has started the request."""
-
-    @property
-    def deadline_s(self) -> float:
-        return self.arrived_s + self.request.timeout_s
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens and the most that may be generated."""
-        sampling = self.request.sampling
-        return len(self.request.token_ids) + sampling.n * (sampling.max_tokens or 0)
-
-    @property
-    def turn(self) -> Turn:
-        """Its position in every queue of this instance."""
-        arrived_s, deadline_s = self.arrived_s, self.deadline_s
-        return turn(priority=self.request.priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=self.number)
 
 
 class TextService:
@@ -135,8 +123,7 @@ class TextService:
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
         EngineFailure. Leases in the request's tickets are released in any case.
         """
-        number = next(self._job_numbers)
-        job = _Job(f"{request.request_id}/{number}", request, self._clock(), number)
+        job = self._job(request)
         try:
             self._admit(job)
             ready, sequences = await self._prepare(job)
@@ -150,13 +137,13 @@ class TextService:
                 events: list[TextEvent] = []
                 for tokens in ready_tokens:
                     answer = answers[tokens.choice]
-                    piece = answer.feed(tokens)
-                    if piece.chunk.token_ids or piece.chunk.text:
-                        events.append(piece.chunk)
-                    if piece.finish_reason is not None:
+                    chunk, reason = answer.feed(tokens)
+                    if chunk.token_ids or chunk.text:
+                        events.append(chunk)
+                    if reason is not None:
                         self._loop.cancel_choice(job.job_id, tokens.choice)  # stop strings are not known to the engine
                         del answers[tokens.choice]
-                        end = _finished(piece.finish_reason, answer.completion_tokens, sequences, tokens.choice)
+                        end = _finished(reason, answer.completion_tokens, sequences, tokens.choice)
                         self._record.finished(end)
                         events.append(end)
                 if events:
@@ -178,10 +165,17 @@ class TextService:
 
         Tokens of requests queued in the engine count as decode load.
         """
-        coming = [job for job in self._jobs.values() if not job.in_engine]
-        waiting = StageLoad(sum(job.tokens for job in coming), len(coming) + self._loop.waiting_requests)
-        running = StageLoad(self._loop.pending_tokens, self._loop.running_requests)
-        return InstanceLoad({Stage.PREFILL: waiting, Stage.DECODE: running}, self._draining)
+        waiting, running = self._loop.requests
+        tokens = 0
+        for job in self._jobs.values():
+            if not job.in_engine:
+                tokens += job.tokens
+                waiting += 1
+        stages = {
+            Stage.PREFILL: StageLoad(tokens, waiting),
+            Stage.DECODE: StageLoad(self._loop.pending_tokens, running),
+        }
+        return InstanceLoad(stages, self._draining)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
@@ -208,6 +202,18 @@ class TextService:
         self._receiver.cache.validate()
 
     # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _job(self, request: TextRequest) -> _Job:
+        number, now_s, sampling = next(self._job_numbers), self._clock(), request.sampling
+        deadline_s = now_s + request.timeout_s
+        return _Job(
+            f"{request.request_id}/{number}",
+            request,
+            now_s,
+            deadline_s,
+            turn(priority=request.priority, deadline_s=deadline_s, arrived_s=now_s, arrival=number),
+            len(request.token_ids) + sampling.n * (sampling.max_tokens or 0),
+        )
 
     def _admit(self, job: _Job) -> None:
         request = job.request

@@ -13,6 +13,8 @@
     +-- NotFound                NOT_FOUND            404
     |   +-- ModelNotFound       NOT_FOUND            404
     |   +-- LeaseLost           NOT_FOUND            404  the embedding or the lease on it is gone: encode again
+    +-- Conflict                ABORTED              409  what a write depends on has changed: read it again
+    |   +-- Deposed             ABORTED              409  the lease under which an order was given is not held any more
     +-- RequestTooLarge         OUT_OF_RANGE         413  the body exceeds the server's limit
     +-- RequestTimeout          DEADLINE_EXCEEDED    408  the caller did not send its request in time
     +-- Overloaded              RESOURCE_EXHAUSTED   429  a limit is reached; the same request may succeed later
@@ -21,9 +23,11 @@
     +-- Cancelled               CANCELLED            499  the client disconnected
     +-- InternalError           INTERNAL             500  a bug; details are in the server's log only
     |   +-- EngineFailure       INTERNAL             500  the engine failed on this request
+    |   +-- StoreCorrupt        INTERNAL             500  the store has data that this program did not write
     +-- Unavailable             UNAVAILABLE          503  an instance is down, draining or not started yet
     |   +-- InstanceLost        UNAVAILABLE          503  the instance died or the connection to it broke
     |   +-- TransferFailed      UNAVAILABLE          503  embeddings could not be pulled; names the items
+    |   +-- StoreUnavailable    UNAVAILABLE          503  the store of the control plane does not answer
     +-- DeadlineExceeded        DEADLINE_EXCEEDED    504
 
 The class tells the *caller* what it can do. ``retryable`` means that the same call may succeed later. Messages name
@@ -124,6 +128,18 @@ class LeaseLost(NotFound):
     code = "lease_lost"
 
 
+class Conflict(TriptychError):
+    """What a write depends on has changed: read it again."""
+
+    code, grpc_code, http_status = "conflict", "ABORTED", 409
+
+
+class Deposed(Conflict):
+    """The lease under which an order was given is not held any more, or by another process: do not repeat it."""
+
+    code = "deposed"
+
+
 class RequestTooLarge(TriptychError):
     """The body exceeds the server's limit."""
 
@@ -171,6 +187,12 @@ class EngineFailure(InternalError):
     code = "engine_failure"
 
 
+class StoreCorrupt(InternalError):
+    """The store has data that this program did not write, under the names that it uses."""
+
+    code = "store_corrupt"
+
+
 class Unavailable(TriptychError):
     """An instance is down, draining, or not started yet."""
 
@@ -201,6 +223,12 @@ class TransferFailed(Unavailable):
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.items = items
+
+
+class StoreUnavailable(Unavailable):
+    """The store of the control plane does not answer, or refuses. The outcome of a write is then unknown."""
+
+    code = "store_unavailable"
 
 
 class DeadlineExceeded(TriptychError):

@@ -23,8 +23,11 @@ from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextR
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
+from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.scaling import PoolName, ScaledPool
+from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.policy.queueing import FIRST_COME, Turn
 
@@ -118,6 +121,38 @@ class InstanceClient(Encoder, Text, Protocol):
         ...
 
 
+class PoolManager(Protocol):
+    """Knows the members of all pools, and tells watchers. Nothing on a request's path calls it."""
+
+    def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
+        """A member's stream: a registration first, then heartbeats; a farewell at the end.
+
+        Raises Unavailable for a registration that contradicts another member's, InvalidRequest for an invalid one.
+        """
+        ...
+
+    def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        """What the watcher does not know yet, then every change, at a bounded rate; and regularly without a change.
+
+        Raises Overloaded at the limit of watchers.
+        """
+        ...
+
+    async def status(self) -> ManagerStatus: ...
+
+    async def drain_instance(self, instance_id: str) -> None:
+        """Order the instance to drain. Raises NotFound."""
+        ...
+
+
+class PoolManagerClient(PoolManager, Protocol):
+    """A pool manager as seen by its callers."""
+
+    async def close(self) -> None:
+        """Close the connection; running calls fail."""
+        ...
+
+
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +169,113 @@ class Membership(Protocol):
     @property
     def fault(self) -> str:
         """Why the source cannot be read; empty if it can."""
+        ...
+
+
+# --- the control plane's store -------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """Small values of the control plane that several managers share: tables, logs and leases.
+
+    No request waits for it. Every method but ``watch`` ends within a time that the backend's settings give, and raises
+    StoreUnavailable if the store does not answer: a write has then happened or not. StoreCorrupt: it holds foreign data.
+    InvalidRequest: a name or a value is out of bounds. A write with a ``fence`` is carried out only while that lease is held
+    under that token, else Deposed; with ``expected`` only if the entry has that version (0: does not exist), else Conflict.
+    The store checks both atomically with the write.
+    """
+
+    @property
+    def fault(self) -> str:
+        """Why the last call failed; empty if the store answered."""
+        ...
+
+    async def get(self, table: str, key: str) -> Entry | None: ...
+
+    async def entries(self, table: str) -> tuple[Entry, ...]:
+        """All entries by key, from one moment."""
+        ...
+
+    async def put(
+        self, table: str, key: str, value: bytes, *, expected: int | None = None, fence: Fence | None = None
+    ) -> int:
+        """Write an entry and return its new version. Raises Overloaded when the table is full."""
+        ...
+
+    async def delete(self, table: str, key: str, *, expected: int | None = None, fence: Fence | None = None) -> bool:
+        """Whether there was such an entry."""
+        ...
+
+    def watch(self, table: str) -> AsyncGenerator[Changes]:
+        """All entries, then what has changed since; an entry that changed several times in between comes once.
+
+        While the store is away nothing is yielded, and then what changed meanwhile. Raises StoreUnavailable once it is closed.
+        """
+        ...
+
+    async def append(self, log: str, value: bytes, *, keep: int, fence: Fence | None = None) -> int:
+        """Append a record, drop all but the last ``keep``, and return the record's number."""
+        ...
+
+    async def tail(self, log: str, n: int) -> tuple[LogRecord, ...]:
+        """The last ``n`` records, oldest first."""
+        ...
+
+    async def acquire(self, lease: str, owner: str, ttl_s: float) -> Fence | None:
+        """Take a lease for ``ttl_s`` on the store's clock; None if another owner holds it.
+
+        An owner that holds it already gets a new token; its former one is refused from then on.
+        """
+        ...
+
+    async def renew(self, fence: Fence, ttl_s: float) -> bool:
+        """Let a lease end ``ttl_s`` from now; False if it is no longer held under this token."""
+        ...
+
+    async def release(self, fence: Fence) -> bool:
+        """Give a lease back; False if it was no longer held under this token."""
+        ...
+
+    async def holder(self, lease: str) -> str | None:
+        """The owner of a lease, if there is one."""
+        ...
+
+    async def close(self) -> None:
+        """End connections; later calls raise StoreUnavailable."""
+        ...
+
+
+# --- scaling ---------------------------------------------------------------------------------------------------------
+
+
+class Scaler(Protocol):
+    """Makes pools have the wanted number of instances: starts them, and stops those that are named.
+
+    Orders have the fencing token of the leader that gives them. A token below the highest one seen raises Deposed, and
+    nothing is done. An accepted order is carried out later, and retried until a newer one replaces it.
+    """
+
+    async def scale(self, pool: PoolName, size: int, token: int) -> None:
+        """Declare the wanted size of a pool. What an earlier size ordered and does not run yet is taken back at once.
+
+        A running instance is never chosen: below their number, nothing changes until ``remove`` names some. Raises
+        NotFound for an unknown pool, InvalidRequest for a size out of bounds.
+        """
+        ...
+
+    async def remove(self, pool: PoolName, instance: str, token: int) -> None:
+        """Stop one instance, which has drained. It is replaced if the pool is then smaller than wanted.
+
+        Raises NotFound if there is no such instance.
+        """
+        ...
+
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        """What exists in each pool, what is under way, and what is wrong. Raises Unavailable if that cannot be learned."""
+        ...
+
+    async def close(self) -> None:
+        """Stop carrying out orders. Instances go on."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes on this machine: one gateway, one router, encoders and text instances."""
+"""A cluster of real processes on this machine: a gateway, a router, a pool manager, encoders and text instances."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,17 @@ import httpx
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.plan import ENGINES, ClusterPlan, ProcessPlan
-from triptych.domain.stage import Stage
+from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
+from triptych.domain.scaling import Phase, PoolName
+from triptych.domain.stage import Role, Stage
+from triptych.errors import Unavailable
+from triptych.machine.process_pools import RestartRules
+from triptych.runtime.admin import STARTING
+from triptych.runtime.clock import monotonic
 from triptych.runtime.tasks import TaskScope
+from triptych.scaling.processes import Done, ProcessScaler
 
-_STOP_ORDER = (("gateway",), ("router",), ENGINES)
+_STOP_ORDER = (("gateway",), ("router",), ENGINES, ("pool_manager",))
 """Senders of requests stop first, so that running requests can end."""
 _READY_POLL_S = 0.2
 _READY_ANSWER_S = 5.0
@@ -30,9 +36,11 @@ _KILL_MARGIN_S = 4.0
 """Time after the drain for processes to close."""
 _LOG_TAIL_LINES = 12
 _WITHOUT = {
-    Stage.DECODE: "that was the last text instance: all requests fail now, and nothing restarts it",
-    Stage.ENCODE: "that was the last encoder: requests with images, video or audio fail now, and nothing restarts it",
+    Stage.DECODE: "that was the last text instance: all requests wait or fail until there is one",
+    Stage.ENCODE: "that was the last encoder: requests with images, video or audio wait or fail until there is one",
 }
+_SCALABLE = (Role.E, Role.PD, Role.EPD)
+_MAX_PROCESSES = 1024
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -43,11 +51,15 @@ class Exit:
     name: str
     service: str
     code: int
+    role: Role | None = None
 
     def __str__(self) -> str:
         if self.code < 0:
             return f"{self.name} was killed by {signal.Signals(-self.code).name}"
         return f"{self.name} ended with status {self.code}"
+
+
+Event = Exit | Done
 
 
 @dataclass(slots=True)
@@ -64,6 +76,9 @@ class LocalCluster:
     all admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the
     gateway's process, where its options apply too. ``threads`` bounds the compute threads of each torch process.
     Children die with this process, however it ends.
+
+    With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
+    times in a row while starting; and ``scaler`` changes the numbers of instances.
 
     Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
     counts as ready when its own admin port reports the pid that was started here.
@@ -85,10 +100,15 @@ class LocalCluster:
         log_dir: Path | None = None,
         start_timeout_s: float = 300.0,
         drain_s: float = 10.0,
+        restart: bool = False,
+        first_backoff_s: float = 1.0,
     ) -> None:
         """Raises ClusterError when ``model`` is not a model, or ports are not available."""
+        self._model = Model.named(model)
+        self._threads = threads
+        self._options = options
         self._plan = ClusterPlan.made(
-            Model.named(model),
+            self._model,
             encoders=encoders,
             text=text,
             hybrid=hybrid,
@@ -106,10 +126,25 @@ class LocalCluster:
         """
         self.on_ready: Callable[[str], None] = lambda _: None
         """Called with the name of each process that becomes ready; set before entering the context."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a process was started again, or has ended for good; set before entering the context."""
+        self._plans = {plan.name: plan for plan in self._plan.processes}
         self._children: dict[str, _Child] = {}
-        self._watchers = TaskScope("cluster", limit=len(self._plan.processes))
-        self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self._restart = restart
+        self.scaler = ProcessScaler(
+            self,
+            scaled={PoolName(self._model.model_id, role): name_pattern(role) for role in _SCALABLE},
+            others={"router": "router", "gateway": "gateway", "pool_manager": MANAGER},
+            rules=RestartRules(
+                first_backoff_s=first_backoff_s, start_timeout_s=start_timeout_s, grace_s=drain_s + _KILL_MARGIN_S
+            ),
+            clock=monotonic,
+        )
+        """Starts and stops instances, if the cluster restarts processes."""
+        self._watchers = TaskScope("cluster", limit=_MAX_PROCESSES)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._stopping = False
+        self._kept = False
         self._failed = False
         self._owns_log_dir = log_dir is None
         self._log_dir = log_dir
@@ -126,29 +161,35 @@ class LocalCluster:
         return ports.address(self._plan.router_port)
 
     @property
+    def manager_target(self) -> str:
+        """``host:port`` of the pool manager's gRPC."""
+        return self.targets[MANAGER]
+
+    @property
     def processes(self) -> Mapping[str, int]:
         """Pids of the running processes by name (``encoder-1``)."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
     def consequence(self, ended: Exit) -> str:
         """What no longer works after the last process of a kind ended, in one line; empty while others are left."""
-        roles = {plan.name: plan.role for plan in self._plan.processes}
-        role = roles[ended.name]
-        if role is None:
-            return f"the cluster cannot run without the {ended.service}"
-        left = [other for name in self.processes if (other := roles[name]) is not None]
+        if ended.name == MANAGER:
+            return "requests go on; instances that start or leave are noticed when it is back"
+        if ended.role is None:
+            return f"requests fail until the {ended.service} is back"
+        role = ended.role
+        left = [other for name in self.processes if (other := self._plans[name].role) is not None]
         lost = {stage for stage in role.stages if not any(other.serves(stage) for other in left)}
         return next((without for stage, without in _WITHOUT.items() if stage in lost), "")
 
     @property
     def targets(self) -> Mapping[str, str]:
         """``host:port`` of every process, by name."""
-        return {plan.name: ports.address(plan.port) for plan in self._plan.processes}
+        return {plan.name: ports.address(plan.port) for plan in self._listed}
 
     @property
     def admin_urls(self) -> Mapping[str, str]:
         """Base URL of each process's admin port (``/health``, ``/ready``, ``/metrics``) by name, the gateway's first."""
-        return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in self._plan.front_first}
+        return {plan.name: f"http://{ports.address(plan.admin_port)}" for plan in front_first(self._listed)}
 
     @property
     def log_dir(self) -> Path:
@@ -171,13 +212,24 @@ class LocalCluster:
 
     # --- what it does ---
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one process; nothing restarts it."""
-        self._children[name].process.send_signal(number)
+    def kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one process, if it runs."""
+        if (child := self._children.get(process)) is not None:
+            _signal(child.process, number)
+
+    def terminate(self, process: str) -> None:
+        """Ask one process to finish what runs and to end."""
+        self.kill(process, signal.SIGTERM)
+
+    async def next_event(self) -> Event:
+        """Wait until a process ends unexpectedly, or something is done about processes."""
+        return await self._events.get()
 
     async def next_exit(self) -> Exit:
         """Wait until a process ends unexpectedly."""
-        return await self._exits.get()
+        while not isinstance(event := await self.next_event(), Exit):
+            pass
+        return event
 
     async def __aenter__(self) -> Self:
         ports.refuse_taken(self._plan.wanted_ports())
@@ -190,6 +242,8 @@ class LocalCluster:
             except OSError as error:
                 raise ClusterError(f"cannot start {error.filename or 'a process'}: {error.strerror}") from None
             await self._until_ready()
+            if self._restart:
+                self._keep()
         except BaseException:
             await self.stop()
             raise
@@ -203,6 +257,7 @@ class LocalCluster:
     async def stop(self) -> None:
         """Stop in order, with time for each process to drain; kill those that have not ended by then."""
         self._stopping = True
+        await self.scaler.close()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s + _KILL_MARGIN_S
         try:
@@ -245,19 +300,92 @@ class LocalCluster:
         self._children[plan.name] = _Child(plan, process)
         self._watchers.spawn(self._watch(plan, process), name=plan.name)
 
+    def _keep(self) -> None:
+        """From now on, start again what ends."""
+        pools: dict[str, list[str]] = {}
+        for plan in self._plans.values():
+            pools.setdefault(self._pool_of(plan), []).append(plan.name)
+        for pool, names in pools.items():
+            self.scaler.adopt(pool, names)
+        self._kept = True
+        for name, child in self._children.items():
+            if child.process.returncode is not None:  # between ready and now
+                self.scaler.ended(name, "it ended")
+        self.scaler.on_event = self._events.put_nowait
+        self._watchers.spawn(self.scaler.run(), name="scaler")
+
+    def _pool_of(self, plan: ProcessPlan) -> str:
+        return plan.service if plan.role is None else str(PoolName(self._model.model_id, plan.role))
+
+    async def start(self, pool: str, process: str) -> None:
+        """Start a process of a pool: again, or a new instance on free ports. Raises Unavailable or OSError."""
+        try:
+            if process not in self._plans:
+                self._plans = {plan.name: plan for plan in self._listed} | {process: self._another(pool, process)}
+                self._children = {name: child for name, child in self._children.items() if name in self._plans}
+            await self._start(self._plans[process])
+        except ClusterError as error:
+            raise Unavailable(str(error)) from None
+        self.on_change()
+
+    def _another(self, pool: str, process: str) -> ProcessPlan:
+        """A new instance of a pool."""
+        role = next(role for role in _SCALABLE if str(PoolName(self._model.model_id, role)) == pool)
+        taken = {port for plan in self._plans.values() for port in (plan.port, plan.admin_port)}
+        port, admin_port = ports.free(2, taken)
+        return engine(
+            self._model,
+            role,
+            process,
+            port,
+            manager=self.manager_target,
+            threads=self._threads,
+            options=self._options,
+            admin_port=admin_port,
+        )
+
     async def _watch(self, plan: ProcessPlan, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        if not self._stopping:
+        if self._stopping:
+            return
+        ended = Exit(plan.name, plan.service, code, plan.role)
+        expected = self._kept and self.scaler.phase(plan.name) is Phase.STOPPING
+        if self._kept:
+            self.scaler.ended(plan.name, str(ended))
+        if not expected:
             self._failed = True
-            self._exits.put_nowait(Exit(plan.name, plan.service, code))
+            self._events.put_nowait(ended)
+        self.on_change()
+
+    @property
+    def _listed(self) -> list[ProcessPlan]:
+        """The processes that run or will be started again."""
+        if not self._kept:
+            return list(self._plans.values())
+        return [plan for name, plan in self._plans.items() if self.scaler.phase(name) is not None]
+
+    async def serves(self, processes: Sequence[str]) -> list[str]:
+        """Those of the processes that have finished starting."""
+        if not processes:
+            return []
+        async with httpx.AsyncClient(trust_env=False) as client:
+            found = await asyncio.gather(*(self._serves(client, name) for name in processes))
+        return [name for name, serves in zip(processes, found, strict=True) if serves]
+
+    async def _serves(self, client: httpx.AsyncClient, name: str) -> bool:
+        try:
+            body = (await client.get(f"{self.admin_urls[name]}/ready", timeout=_READY_ANSWER_S)).json()
+            return body["pid"] == self._children[name].process.pid and STARTING not in body["missing"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return False
 
     async def _until_ready(self) -> None:
         waiting = {plan.name: "it does not answer" for plan in self._plan.processes}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._start_timeout_s), httpx.AsyncClient(trust_env=False) as client:
                 while True:
-                    if not self._exits.empty():
-                        ended = self._exits.get_nowait()
+                    if not self._events.empty():
+                        ended = await self.next_exit()
                         raise ClusterError(
                             f"{ended} while starting; logs are in {self.log_dir}\n{self.log_tail(ended.name)}"
                         )

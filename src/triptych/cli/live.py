@@ -1,4 +1,4 @@
-"""Live view of ``triptych up``: processes, load, requests and problems."""
+"""Live view of ``triptych up``: processes, load, requests and events."""
 
 import asyncio
 from collections import deque
@@ -11,12 +11,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from triptych.cli.cluster import Exit, LocalCluster
+from triptych.cli.cluster import LocalCluster
 from triptych.cli.load import load_line
 from triptych.cli.metrics import Samples, scrape
+from triptych.domain.scaling import Phase
 
 _REFRESH_S = 1.0
-_PROBLEMS = 6
+_EVENTS = 6
 
 
 class LiveView:
@@ -24,19 +25,14 @@ class LiveView:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._pids = dict(cluster.processes)
         self._loads: Mapping[str, Samples | None] = {}
-        self._problems: deque[str] = deque(maxlen=_PROBLEMS)
+        self._events: deque[str] = deque(maxlen=_EVENTS)
         self._finished: float | None = None
         self._rate = 0.0
 
-    def problem(self, line: str) -> None:
-        self._problems.append(line)
-
-    def ended(self, exit_: Exit) -> None:
-        self.problem(f"{exit_}; its log is {self._cluster.log_dir / exit_.name}.log")
-        if consequence := self._cluster.consequence(exit_):
-            self.problem(consequence)
+    def event(self, line: str) -> None:
+        """Show one more line below the processes; only the last ones stay."""
+        self._events.append(line)
 
     async def refresh(self, http: httpx.AsyncClient, since_s: float) -> None:
         """``since_s`` is the time since the last refresh, for the rate of requests."""
@@ -56,9 +52,9 @@ class LiveView:
             self._requests(),
             self._processes(),
         ]
-        if self._problems:
-            parts.append(Text("problems", style="bold red"))
-            parts += [Text(f"  {line}", overflow="fold") for line in self._problems]
+        if self._events:
+            parts.append(Text("events", style="bold"))
+            parts += [Text(f"  {line}", overflow="fold") for line in self._events]
         parts.append(Text("Ctrl-C stops", style="dim"))
         return Group(*parts)
 
@@ -84,12 +80,15 @@ class LiveView:
             table.add_column(name, no_wrap=True)
         table.add_column("load")
         alive = self._cluster.processes
-        for name, pid in self._pids.items():
+        targets, admin_urls = self._cluster.targets, self._cluster.admin_urls
+        for name in targets:
             samples = self._loads.get(name)
-            state = Text("up", style="green") if name in alive else Text("gone", style="bold red")
+            phase = self._cluster.scaler.phase(name)
+            up = phase is Phase.RUNNING
+            state = Text("up" if up else str(phase or "gone"), style="green" if up else "bold red")
             load = load_line(samples) if samples is not None and name in alive else ""
-            metrics = f":{urlsplit(self._cluster.admin_urls[name]).port}"  # a whole URL leaves no room for the load
-            table.add_row(name, str(pid), self._cluster.targets[name], metrics, state, load)
+            metrics = f":{urlsplit(admin_urls[name]).port}"  # a whole URL leaves no room for the load
+            table.add_row(name, str(alive.get(name, "")), targets[name], metrics, state, load)
         return table
 
 

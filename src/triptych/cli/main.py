@@ -30,6 +30,15 @@ app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Option(envvar="TRIPTYCH_URL", help="Address of the gateway.")]
+PoolManager = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TRIPTYCH_POOL_MANAGER",
+        metavar="HOST:PORT",
+        help="Address of the pool manager; by default that of a local *triptych up*.",
+        show_default=False,
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(envvar="TRIPTYCH_API_KEY", help="API key, if the gateway requires one.", show_default=False),
@@ -84,6 +93,14 @@ def up(
         bool, typer.Option("--mount-router", help="Run the router in the gateway's process: one hop less per token.")
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of each encoder and text process.")] = 1,
+    delay_profile: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Engines compute nothing, but take as long as the profiles in this file or directory predict.",
+            show_default=False,
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
@@ -94,8 +111,8 @@ def up(
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
-    One gateway and one router in front of encoder and text processes, all on the loopback address. When an encoder or
-    text process dies, the others continue. When the gateway or the router dies, the cluster stops.
+    One gateway, one router and one pool manager with encoder and text processes, all on the loopback address. A process
+    that dies is started again; the cluster stops when the gateway or the router crashes three times in a row at its start.
     """
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
@@ -103,6 +120,11 @@ def up(
     from triptych.cli.terminal import unfailing_output
 
     with unfailing_output(), _failures():
+        delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
+        if delayed:
+            plain_console().print(
+                "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
+            )
         cluster = LocalCluster(
             model,
             encoders=encoders,
@@ -114,6 +136,8 @@ def up(
             mount_router=mount_router,
             threads=threads,
             log_dir=log_dir,
+            restart=True,
+            options={"encoder": delayed, "text": delayed},
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
     raise typer.Exit(code)
@@ -180,14 +204,30 @@ def status(
         list[str] | None,
         typer.Option(help="Address of a process's admin port; may be repeated.", show_default=False),
     ] = None,
+    pool_manager: PoolManager = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show whether a cluster is ready, its instances and its models."""
+    """Show whether a cluster is ready, its pools and their members, its instances and its models."""
     from triptych.cli import status as looking
     from triptych.cli.show import plain_console
 
-    ready = _run(looking.status(url, api_key, tuple(admin or ()), plain_console(), as_json=as_json))
+    ready = _run(looking.status(url, api_key, tuple(admin or ()), pool_manager, plain_console(), as_json=as_json))
     raise typer.Exit(0 if ready else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041`"
+)
+def drain(
+    instance: Annotated[str, typer.Argument(help="The instance's id, as in `triptych status`.")],
+    url: Url = DEFAULT_URL,
+    pool_manager: PoolManager = None,
+) -> None:
+    """Let an instance finish what it has and get no new work. Its process stays until it is stopped."""
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+
+    _run(pools.drain(instance, url, pool_manager, plain_console()))
 
 
 @app.command(
@@ -273,6 +313,57 @@ def bench(
         outputs = command.Outputs.checked(json_file, plot)
     answered = _run(command.bench_and_write(job, outputs, plain_console()))
     raise typer.Exit(0 if answered else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n- `triptych profile --quick` measures the demo model in about a minute\n\n"
+    "- `triptych profile --model ~/models/llava --part decoder --threads 8 --out profiles`\n\n"
+    "- `triptych profile --model ~/models/llava --device cuda --dtype bfloat16 --plot`"
+)
+def profile(
+    model: Annotated[
+        str,
+        typer.Option(help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model."),
+    ] = "demo",
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="*encoder* or *decoder*; may be repeated. By default both.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Directory for the profiles.")] = Path("profiles"),
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes and few repetitions.")] = False,
+    dtype: Annotated[str, typer.Option(help="*float32*, *float16* or *bfloat16*.")] = "float32",
+    device: Annotated[str, typer.Option(help="*cpu* or *cuda*.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    kv_cache_mib: Annotated[int, typer.Option(min=1, help="KV memory of the decoder, in MiB.")] = 256,
+    slo_factor: Annotated[
+        float, typer.Option(min=1, help="Objectives of the load search, as a multiple of the latencies without load.")
+    ] = 5.0,
+    plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
+) -> None:
+    """Measure what a model's parts cost on this hardware, and write a profile of each.
+
+    Times of encoding, preparing items, prefill and decode by size; latencies under load, and the largest load and batch
+    within objectives. Nothing else should run meanwhile. After Ctrl-C the same command goes on where it was.
+    """
+    import importlib.util
+
+    from triptych.cli.profile.command import Job
+    from triptych.cli.profile.command import profile as measure
+    from triptych.cli.show import plain_console
+    from triptych.domain.stage import ModelPart
+
+    with _failures():
+        try:
+            parts = tuple(ModelPart(one) for one in part or [one.value for one in ModelPart])
+        except ValueError as error:
+            raise CliError(f"--part: {error}; name encoder or decoder", caller=True) from None
+        needed = [("torch", "encoder,text"), *([("matplotlib", "bench")] if plot else [])]
+        for module, extra in needed:
+            if importlib.util.find_spec(module) is None:
+                raise CliError(f"this needs {module}: pip install 'triptych[{extra}]'", caller=True)
+        job = Job(model, parts, out, quick, dtype, device, threads, kv_cache_mib << 20, slo_factor, plot)
+        steady = measure(job, plain_console())
+    raise typer.Exit(0 if steady else 1)
 
 
 class _failures:  # noqa: N801 - used as a statement

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -15,6 +15,8 @@ from triptych.cli.outcome import ClusterError
 from triptych.domain.stage import Role
 
 ENGINES = ("encoder", "text")
+MANAGER = "pool-manager"
+"""The name of the pool manager's process."""
 _LOOPBACK_DEVICE = "lo"
 
 
@@ -29,7 +31,7 @@ class ProcessPlan:
     options: tuple[str, ...]
     admin_port: int = 0
     role: Role | None = None
-    """The stages it serves; None for router and gateway."""
+    """The stages it serves; None for the others."""
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line. Raises ClusterError when the service is not installed."""
@@ -74,29 +76,26 @@ class ClusterPlan:
         """From the arguments of ``LocalCluster``; port 0 chooses a free one. Raises ClusterError."""
         if not (encoders or hybrid) or not (text or hybrid):
             raise ClusterError("--encoders 0 and --text 0 need --hybrid: every stage needs a process")
-        processes = encoders + text + hybrid + 2
+        processes = encoders + text + hybrid + 3
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
-        *engine_ports, free_router_port, free_port = ports.free(processes, asked_for)
+        *engine_ports, manager_port, free_router_port, free_port = ports.free(processes, asked_for)
         router_port = router_port or free_router_port
         roles = [*[Role.E] * encoders, *[Role.PD] * text, *[Role.EPD] * hybrid]
-        engines = _engines(model, list(zip(roles, engine_ports, strict=True)), threads, options)
-        front = _front(model, engines, port or free_port, router_port, options, mount_router=mount_router)
-        others = {*engine_ports, free_router_port, free_port, *asked_for}
-        return cls(_with_admin_ports((*engines, *front), admin_port, others), router_port, mount_router)
-
-    @property
-    def front_first(self) -> list[ProcessPlan]:
-        """In display order: gateway, router, encoders, text."""
-        return _front_first(self.processes)
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, (), tuple(options.get("pool_manager", ())))
+        at = ports.address(manager_port)
+        engines = _engines(model, list(zip(roles, engine_ports, strict=True)), at, threads, options)
+        front = _front(model, at, port or free_port, router_port, options, mount_router=mount_router)
+        others = {*engine_ports, manager_port, free_router_port, free_port, *asked_for}
+        return cls(_with_admin_ports((manager, *engines, *front), admin_port, others), router_port, mount_router)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
         """Every port to listen on; those chosen by flags first."""
         flags = {"gateway": "--port", "router": "--router-port"}
-        for plan in self.front_first:
+        for plan in front_first(self.processes):
             yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
         if self.mounts_router:
             yield ports.Wanted(self.router_port, "the router", flags["router"])
-        for plan in self.front_first:
+        for plan in front_first(self.processes):
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
 
 
@@ -104,27 +103,51 @@ _NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: (
 """By role: the instance's name prefix and its service."""
 
 
+def engine(
+    model: Model,
+    role: Role,
+    name: str,
+    port: int,
+    *,
+    manager: str,
+    threads: int,
+    options: Mapping[str, Sequence[str]],
+    admin_port: int = 0,
+) -> ProcessPlan:
+    """An instance, which registers with the pool manager at the address ``manager``."""
+    _, service = _NAMES[role]
+    shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
+    told = ("--role", role.value) if role is Role.EPD else ()
+    own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
+    return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role)
+
+
+def name_pattern(role: Role) -> str:
+    """The names of instances of a role, with ``{}`` for their number."""
+    return f"{_NAMES[role][0]}-{{}}"
+
+
 def _engines(
-    model: Model, instances: Sequence[tuple[Role, int]], threads: int, options: Mapping[str, Sequence[str]]
+    model: Model,
+    instances: Sequence[tuple[Role, int]],
+    manager: str,
+    threads: int,
+    options: Mapping[str, Sequence[str]],
 ) -> tuple[ProcessPlan, ...]:
     """``instances`` are pairs of role and port."""
-    shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
     numbers: Counter[Role] = Counter()
 
     def planned(role: Role, port: int) -> ProcessPlan:
         numbers[role] += 1
-        kind, service = _NAMES[role]
-        name = f"{kind}-{numbers[role]}"
-        told = ("--role", role.value) if role is Role.EPD else ()
-        own = ("--instance-id", name, *shared, *told)
-        return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), role=role)
+        name = name_pattern(role).format(numbers[role])
+        return engine(model, role, name, port, manager=manager, threads=threads, options=options)
 
     return tuple(planned(role, port) for role, port in instances)
 
 
 def _front(
     model: Model,
-    engines: Sequence[ProcessPlan],
+    manager: str,
     port: int,
     router_port: int,
     options: Mapping[str, Sequence[str]],
@@ -132,8 +155,8 @@ def _front(
     mount_router: bool,
 ) -> tuple[ProcessPlan, ...]:
     """The router and the gateway, or a gateway with a router in it."""
-    instances = ",".join(ports.address(plan.port) for plan in engines)
-    router = ("--model", str(model.path), "--instances", instances)
+    named = ("--instance-id", "router", "--model", str(model.path), "--model-id", model.model_id)
+    router = (*named, "--pool-manager", manager)
     router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
     if mount_router:
         own = ("--host", ports.HOST, "--port", str(router_port), *router_options)
@@ -145,7 +168,9 @@ def _front(
     )
 
 
-def _front_first(plans: Sequence[ProcessPlan]) -> list[ProcessPlan]:
+def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:
+    """In display order: gateway, router, pool manager, instances."""
+    plans = list(plans)
     engines = [plan for plan in plans if plan.service in ENGINES]
     return [*(plan for plan in reversed(plans) if plan.service not in ENGINES), *engines]
 
@@ -155,7 +180,7 @@ def _with_admin_ports(plans: Sequence[ProcessPlan], first: int, others: Collecti
     if first + len(plans) - 1 > ports.MAX_PORT:
         raise ClusterError(f"--admin-port {first}: {len(plans)} processes need as many consecutive ports")
     chosen = range(first, first + len(plans)) if first else ports.free(len(plans), others)
-    admin_ports = {plan.name: port for plan, port in zip(_front_first(plans), chosen, strict=True)}
+    admin_ports = {plan.name: port for plan, port in zip(front_first(plans), chosen, strict=True)}
     return tuple(replace(plan, admin_port=admin_ports[plan.name]) for plan in plans)
 
 

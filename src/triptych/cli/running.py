@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -23,32 +24,58 @@ _MAX_NOTE_NBYTES = 1 << 16
 
 @contextlib.contextmanager
 def noted(cluster: LocalCluster) -> Iterator[None]:
-    """Lets ``triptych status`` find the cluster's admin ports in the body. A note that cannot be written is skipped."""
+    """Lets ``triptych status`` find the cluster's admin ports in the body, also of processes that are started there.
+
+    A note that cannot be written is skipped.
+    """
     path = _path(httpx.URL(cluster.url).port)
-    processes = {name: {"pid": pid, "admin": cluster.admin_urls[name]} for name, pid in cluster.processes.items()}
     ours = False
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if _is_private(path.parent):
-            path.write_text(json.dumps(processes))
+            _write(path, cluster)
             ours = True
+            cluster.on_change = lambda: _write(path, cluster)
     try:
         yield
     finally:
+        cluster.on_change = lambda: None
         if ours:
             with contextlib.suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()
 
 
-async def find(url: str, http: httpx.AsyncClient) -> Mapping[str, str]:
-    """Admin URLs, by name, of the local cluster whose gateway is at ``url``; empty if there is none."""
+def _write(path: Path, cluster: LocalCluster) -> None:
+    admin_urls = cluster.admin_urls
+    targets = cluster.targets
+    running = {
+        name: {"pid": pid, "admin": admin_urls[name], "address": targets[name]}
+        for name, pid in cluster.processes.items()
+    }
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(running))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running process of a local cluster."""
+
+    pid: int
+    admin: str
+    """Base URL of its admin port."""
+    address: str
+    """``host:port`` of its service."""
+
+
+async def find(url: str, http: httpx.AsyncClient) -> Mapping[str, Process]:
+    """The processes, by name, of the local cluster whose gateway is at ``url``; empty if there is none."""
     parsed = httpx.URL(url)
     if parsed.host not in _HOSTS:
         return {}
     noted_processes = _read(_path(parsed.port))
-    answers = await asyncio.gather(*(_is(http, admin, pid) for pid, admin in noted_processes.values()))
-    return {name: admin for (name, (_, admin)), is_it in zip(noted_processes.items(), answers, strict=True) if is_it}
+    answers = await asyncio.gather(*(_is(http, one.admin, one.pid) for one in noted_processes.values()))
+    return {name: one for (name, one), is_it in zip(noted_processes.items(), answers, strict=True) if is_it}
 
 
 def _path(port: int | None) -> Path:
@@ -61,12 +88,15 @@ def _is_private(directory: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def _read(path: Path) -> dict[str, tuple[int, str]]:
+def _read(path: Path) -> dict[str, Process]:
     try:
         if not _is_private(path.parent) or path.stat().st_size > _MAX_NOTE_NBYTES:
             return {}
         document = json.loads(path.read_text())
-        return {str(name): (int(one["pid"]), str(one["admin"])) for name, one in document.items()}
+        return {
+            str(name): Process(int(one["pid"]), str(one["admin"]), str(one["address"]))
+            for name, one in document.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
-from triptych.cli.cluster import LocalCluster
+from triptych.cli.cluster import Event, Exit, LocalCluster
 from triptych.cli.live import LiveView, keep_fresh
 from triptych.cli.running import noted
+from triptych.machine.process_pool_events import GaveUp, KillProcess, ProcessReady, StartProcess, StopProcess
 from triptych.runtime.tasks import TaskScope
 
 _VITAL = frozenset({"gateway", "router"})
 
 
 async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:
-    """Run the cluster until a signal or the death of an indispensable process; return the exit status.
+    """Run the cluster until a signal, or until the gateway or the router cannot be started again; return the exit status.
 
     ``live`` shows a live view on a terminal; otherwise each event is a line.
 
@@ -75,14 +76,16 @@ def _stopped_by_signals(cluster: LocalCluster, console: Console) -> Iterator[asy
 
 async def _watch(cluster: LocalCluster, console: Console) -> int:
     while True:
-        ended = await cluster.next_exit()
-        console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
-        if ended.service in _VITAL:
-            console.print(f"{cluster.consequence(ended)}: stopping")
+        event = await cluster.next_event()
+        for line in _told(cluster, event):
+            console.print(line, soft_wrap=True)
+        if isinstance(event, Exit):
+            console.print(
+                f"{len(cluster.processes)} processes continue: {', '.join(cluster.processes)}", soft_wrap=True
+            )
+        elif (ending := _ending(event)) is not None:
+            console.print(ending)
             return 1
-        if consequence := cluster.consequence(ended):
-            console.print(consequence, soft_wrap=True)
-        console.print(f"{len(cluster.processes)} processes continue: {', '.join(cluster.processes)}", soft_wrap=True)
 
 
 async def _watch_live(cluster: LocalCluster, console: Console) -> int:
@@ -91,14 +94,41 @@ async def _watch_live(cluster: LocalCluster, console: Console) -> int:
         with Live(view, console=console, auto_refresh=False, transient=True) as live:
             scope.spawn(keep_fresh(view, live), name="refresh")
             while True:
-                ended = await cluster.next_exit()
-                view.ended(ended)
+                event = await cluster.next_event()
+                for line in _told(cluster, event):
+                    view.event(line)
                 live.refresh()
-                if ended.service in _VITAL:
+                if (ending := _ending(event)) is not None:
                     break
-    console.print(f"{ended}; its log is {cluster.log_dir / ended.name}.log", soft_wrap=True)
-    console.print(f"{cluster.consequence(ended)}: stopping")
+    for line in (*_told(cluster, event), ending):
+        console.print(line, soft_wrap=True)
     return 1
+
+
+def _told(cluster: LocalCluster, event: Event) -> Iterator[str]:
+    """An event as lines."""
+    match event:
+        case Exit():
+            yield f"{event}; its log is {cluster.log_dir / event.name}.log"
+            if consequence := cluster.consequence(event):
+                yield consequence
+        case StartProcess(_, process, reason):
+            yield f"starting {process} ({reason})"
+        case ProcessReady(process):
+            yield f"{process} is ready"
+        case StopProcess(process, reason):
+            yield f"stopping {process} ({reason})"
+        case KillProcess(process, reason):
+            yield f"killing {process} ({reason})"
+        case GaveUp(pool, reason):
+            yield f"{pool}: {reason}; logs are in {cluster.log_dir}"
+
+
+def _ending(event: Event) -> str | None:
+    """Why the cluster stops after this event, if it does."""
+    if isinstance(event, GaveUp) and event.pool in _VITAL:
+        return f"the cluster cannot run without the {event.pool}: stopping"
+    return None
 
 
 def _process(cluster: LocalCluster, name: str, took_s: float) -> str:

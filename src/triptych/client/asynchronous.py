@@ -31,9 +31,9 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.domain.instance import ModelInfo
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
-from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 from triptych.rpc.stubs import RouterStub
 from triptych.runtime.tls import TlsIdentity
 

@@ -6,9 +6,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.errors import InvalidMedia
 from triptych.media.data_url import decode_data_url
-from triptych.rpc.limits import MAX_MESSAGE_NBYTES
 
 
 class Savable(Protocol):

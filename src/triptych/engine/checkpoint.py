@@ -13,6 +13,7 @@ from typing import Any
 
 from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
+from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
@@ -43,6 +44,9 @@ DECIDING_FILES = (
     "vocab.json",
 )
 """Files that affect results, besides the weights."""
+
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_COSTLESS = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -84,6 +88,18 @@ class Checkpoint:
                 digest.update(file_digest(opened, blake2b).digest())
         return digest.hexdigest()
 
+    def part_digest(self, part: ModelPart) -> str:
+        """BLAKE2b over what decides the costs of a part, as 64 hex digits: its configuration, not its weights' values.
+
+        So models that share a part, and fine-tuned versions of one model, share its profile (ADR 20).
+        """
+        decides = {"part": part.value, "config": _part_config(self.files.config, part)}
+        if part is ModelPart.ENCODER:
+            processors = {"image": self.files.image_processor, "video": self.files.video_processor}
+            decides |= {"hidden_size": self.family.hidden_size, "processors": _costly(processors)}
+        text = json.dumps(decides, sort_keys=True, default=str)
+        return blake2b(text.encode(), digest_size=32, person=b"triptych-part").hexdigest()
+
     def model_info(self, *, model_id: str, dtype: DType) -> ModelInfo:
         """The model's ``ModelInfo`` when run in ``dtype``. Reads every file in full, for the revision."""
         return ModelInfo(
@@ -93,6 +109,31 @@ class Checkpoint:
             hidden_size=self.family.hidden_size,
             context_length=self.family.context_length,
         )
+
+
+def _part_config(config: Mapping[str, Any], part: ModelPart) -> Any:
+    """The part's section of ``config.json``. Without a section for text, what belongs to no encoder is the decoder's."""
+    nested = next((name for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)), None)
+    if part is ModelPart.DECODER:
+        if nested is not None:
+            return _costly(config[nested])
+        return _costly({name: value for name, value in config.items() if not isinstance(value, dict)})
+    if nested is None:
+        return _costly(
+            {name: value for name, value in config.items() if isinstance(value, dict) or name == "model_type"}
+        )
+    return _costly({name: value for name, value in config.items() if name != nested})
+
+
+def _costly(value: Any) -> Any:
+    """Without the entries that say nothing about costs: names, versions, and numbers of tokens."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: _costly(one)
+        for name, one in value.items()
+        if name not in _COSTLESS and not name.endswith(("_token_id", "_token_index", "_token_ids"))
+    }
 
 
 def open_checkpoint(directory: Path | Checkpoint) -> Checkpoint:

@@ -15,12 +15,13 @@ import triptych
 from triptych.domain.embedding import Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.families.adapters import Features, ShardingEncoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.tensors import is_finite, to_bytes
-from triptych.engine.weight_loading import ModelPart, load_part
+from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InvalidMedia
 from triptych.families.base import SamplesFrames, shard_outputs
 from triptych.ports import StopSignal
@@ -64,6 +65,8 @@ class TransformersEncoderEngine:
         self._decoding = decoding or LocalDecoding()
         self._device = torch.device(device)
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=DTYPES[dtype], device=self._device)
+        self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        """Bytes of the part's weights as loaded."""
         self._adapter = adapters.encoder(model, checkpoint)
         self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[dtype])

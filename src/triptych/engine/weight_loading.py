@@ -7,7 +7,6 @@ name.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,15 +18,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.domain.embedding import DType
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
 from triptych.engine.tensors import TORCH_DTYPES
 from triptych.families.model_files import BadModel
-
-
-class ModelPart(Enum):
-    ENCODER = "encoder"
-    DECODER = "decoder"
-
 
 LANGUAGE_MODELS = ("language_model", "text_model")
 """Attribute names of the language model within the multimodal base model, over all architectures."""

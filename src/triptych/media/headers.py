@@ -35,6 +35,7 @@ _EXIF_PREFIX = b"Exif\x00\x00"
 _XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\x00"
 _XMP_KEYWORD = b"XML:com.adobe.xmp\x00"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_TIFF_BYTE_ORDERS = {b"II*\x00": "<", b"MM\x00*": ">"}
 _ORIENTATION_TAG = 0x0112
 _TIFF_INTEGERS = {3: "H", 4: "I", 8: "h", 9: "i"}
 
@@ -267,7 +268,7 @@ def _orientation(exif: bytes, xmp: bytes) -> int:
 
 def _exif_orientation(exif: bytes) -> int | None:
     """The orientation field of the first directory of a TIFF structure (TIFF 6.0, section 2)."""
-    order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
+    order = _TIFF_BYTE_ORDERS.get(exif[:4])
     if order is None:
         return None
     try:

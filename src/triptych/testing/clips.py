@@ -50,6 +50,55 @@ def video(
     return out.getvalue()
 
 
+COLOURS = np.array(
+    [(200, 30, 60), (30, 180, 60), (20, 60, 220), (128, 128, 128), (250, 250, 250), (10, 10, 10), (220, 200, 20)],
+    dtype=np.uint8,
+)
+"""[colours, 3] of ``coloured_video``, from left to right in columns of 16 pixels."""
+
+
+def coloured_video(
+    *,
+    pixels: str,
+    matrix: int,
+    coefficients: tuple[float, float],
+    full_range: bool,
+) -> bytes:
+    """An H.264 video of two frames with ``COLOURS``, converted to YCbCr here, by the definition.
+
+    ``pixels`` is yuv420p, yuv444p or yuv420p10le; ``matrix`` the number that
+    the file declares; ``coefficients`` the weights of red and blue in the luma (ITU-T H.273).
+    """
+    red, blue = coefficients
+    peak, kind = (1023, np.uint16) if "10" in pixels else (255, np.uint8)
+    rgb = np.repeat(COLOURS / 255, 16, axis=0)
+    luma = rgb @ (red, 1 - red - blue, blue)
+    chroma = [(rgb[:, 2] - luma) / (2 * (1 - blue)), (rgb[:, 0] - luma) / (2 * (1 - red))]
+    step = (peak + 1) // 256
+    low, luma_span, chroma_span = (0, peak, peak) if full_range else (16 * step, 219 * step, 224 * step)
+    rows = [low + luma_span * luma, *(128 * step + chroma_span * part for part in chroma)]
+    planes = [np.tile(np.clip(np.round(row), 0, peak).astype(kind), (32, 1)) for row in rows]
+    if "444" not in pixels:
+        planes[1:] = [plane[::2, ::2] for plane in planes[1:]]
+    out = BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(8), options={"qp": "1"})
+        stream.height, stream.width = planes[0].shape
+        stream.pix_fmt = pixels
+        stream.codec_context.colorspace, stream.codec_context.color_range = matrix, 2 if full_range else 1
+        for number in range(2):
+            frame = av.VideoFrame(stream.width, stream.height, pixels)
+            for plane, values in zip(frame.planes, planes, strict=True):
+                line = np.zeros((plane.height, plane.line_size), dtype=np.uint8)
+                raw = np.ascontiguousarray(values).view(np.uint8)
+                line[:, : raw.shape[1]] = raw
+                plane.update(line.tobytes())
+            frame.colorspace, frame.color_range, frame.pts = matrix, 2 if full_range else 1, number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return out.getvalue()
+
+
 def audio(
     seconds: float = 1.0, sample_rate_hz: int = 16_000, *, form: str = "wav", channels: int = 1, hertz: float = 440.0
 ) -> bytes:

@@ -6,7 +6,7 @@ process does, and dies as a killed one does: running calls raise InstanceLost, l
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, TransportOffer
+from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 
 S = TypeVar("S")
@@ -118,6 +119,13 @@ class Link(Generic[S]):
                 if self._target is not None and self._incarnation == incarnation:
                     raise  # else the process is dead and cannot clean up
 
+    async def carry(self, requests: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        """The requests of a streaming call, as they arrive at the target."""
+        async with aclosing(requests):
+            async for request in requests:
+                await self._travel()
+                yield request
+
     async def _request(self, method: str) -> tuple[S, Fault]:
         if self._target is None:
             raise Unavailable(f"{self.name} is not there")
@@ -195,6 +203,28 @@ class LinkedInstance:
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
+
+    async def close(self) -> None:
+        """Does nothing: the link stays for the next connection."""
+
+
+class LinkedPoolManager:
+    """``ports.PoolManagerClient`` over a link. A stalled link delivers reports when it resumes, as a socket does."""
+
+    def __init__(self, link: Link[ports.PoolManager]) -> None:
+        self._link = link
+
+    def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
+        return self._link.stream("attend", lambda manager: manager.attend(self._link.carry(reports)))
+
+    def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        return self._link.stream("watch", lambda manager: manager.watch(watch))
+
+    async def status(self) -> ManagerStatus:
+        return await self._link.call("status", lambda manager: manager.status())
+
+    async def drain_instance(self, instance_id: str) -> None:
+        await self._link.call("drain_instance", lambda manager: manager.drain_instance(instance_id))
 
     async def close(self) -> None:
         """Does nothing: the link stays for the next connection."""

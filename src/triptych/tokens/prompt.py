@@ -168,8 +168,12 @@ class PromptBuilder:
         A template may join a message's texts, so they are searched together.
         """
         for message in messages:
-            text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-            text += "".join(call.name + call.arguments for call in message.tool_calls)
+            text = ""
+            for part in message.parts:
+                if isinstance(part, TextPart):
+                    text += part.text
+            for call in message.tool_calls:
+                text += call.name + call.arguments
             for reserved in self._reserved:
                 if count := text.count(reserved):
                     raise self._placeholder_in_text(reserved, count)

@@ -30,6 +30,8 @@ class StopStrings:
         """
         if self._stopped:
             return StopResult("", stopped=True)
+        if not self._stops:
+            return StopResult(text, stopped=False)
         held, text = len(self._held), self._held + text
         # Matches that end within the held text were ignored before.
         found = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stops if counts)

@@ -69,11 +69,13 @@ def _refuse_underscore(name: object) -> None:
 
 def _size_chars(messages: Sequence[Message]) -> int:
     """Number of characters, plus one per message, part and call, as empty ones cost time too."""
-    parts = [part for message in messages for part in message.parts]
-    calls = [call for message in messages for call in message.tool_calls]
-    texts = (part.text for part in parts if isinstance(part, TextPart))
-    called = (len(call.name) + len(call.arguments) for call in calls)
-    return len(messages) + len(parts) + len(calls) + sum(map(len, texts)) + sum(called)
+    size = len(messages)
+    for message in messages:
+        for part in message.parts:
+            size += 1 + (len(part.text) if isinstance(part, TextPart) else 0)
+        for call in message.tool_calls:
+            size += 1 + len(call.name) + len(call.arguments)
+    return size
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class HeaderArena:
 
     def holds(self, offset: int, nbytes: int) -> bool:
         """Whether the range lies within the slots."""
-        return offset >= HEADER_NBYTES and 0 <= nbytes <= self.nbytes - offset
+        return offset >= HEADER_NBYTES and 0 <= nbytes <= self._nbytes - offset
 
     def take_scratch(self) -> int:
         """Reserve space for one probe until ``give_scratch``. Raises Overloaded when none is left."""

@@ -98,20 +98,20 @@ class MemoryPeer:
 
     async def pull(self, ticket: Ticket, destination_offset: int) -> None:
         check_ticket(ticket)
-        arena = self._reader.arena
-        if not arena.holds(destination_offset, ticket.slot_nbytes):
-            raise TransferFailed(f"{ticket.slot_nbytes} bytes at {destination_offset} are not inside the own arena")
+        arena, nbytes = self._reader.arena, ticket.slot_nbytes
+        if not arena.holds(destination_offset, nbytes):
+            raise TransferFailed(f"{nbytes} bytes at {destination_offset} are not inside the own arena")
         await self._reader.network.delay(arena.instance_id, ticket)
         if self._closed or self._reader.closed:
             raise TransferFailed("the link to the holder is closed")
         holder = self._reader.network.holder(self._probe)
         if holder is None:
             raise TransferFailed("the holder is gone")
-        if not holder.arena.holds(ticket.offset, ticket.slot_nbytes):
-            raise TransferFailed(f"{ticket.slot_nbytes} bytes at {ticket.offset} are not inside the holder's arena")
-        if not holder.may_read(ticket.lease_id, ticket.offset, ticket.slot_nbytes):
+        if not holder.arena.holds(ticket.offset, nbytes):
+            raise TransferFailed(f"{nbytes} bytes at {ticket.offset} are not inside the holder's arena")
+        if not holder.may_read(ticket.lease_id, ticket.offset, nbytes):
             raise LeaseLost("the holder does not know the lease")
-        arena.write(destination_offset, holder.arena.read(ticket.offset, ticket.slot_nbytes))
+        arena.write(destination_offset, holder.arena.read(ticket.offset, nbytes))
 
     async def close(self) -> None:
         self._closed = True

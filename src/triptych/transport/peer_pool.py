@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 from triptych.domain.embedding import HolderRef, LeaseId
 from triptych.domain.instance import InstanceInfo, TransportOffer
-from triptych.errors import Overloaded, TransferFailed, TriptychError
+from triptych.errors import DeadlineExceeded, Overloaded, TransferFailed, TriptychError
 from triptych.ports import Clock, HolderStub, Peer
 
 logger = logging.getLogger(__name__)
 
 _DESCRIBE_TIMEOUT_S = 2.0
 _IDLE_S = 600.0
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 8.0
+"""How long an address that did not answer is not asked again; doubles with each further failure."""
+_MAX_BACKOFFS = 1024
 
 
 @dataclass(slots=True)
@@ -48,11 +51,18 @@ class _Member:
     """Whether it has ever answered."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Backoff:
+    failures: int
+    until_s: float
+
+
 class PeerPool:
     """One stub and one memory link per address; concurrent callers share one connection attempt.
 
     Addresses come with tickets and are not trusted: before its memory is connected, a holder must identify itself as
-    the instance and epoch that the ticket names. An address that does not answer is dropped after the attempt. A
+    the instance and epoch that the ticket names. An address that does not answer is dropped after the attempt, and asked
+    again after a backoff: tickets that name it fail at once meanwhile, as each attempt holds memory for its pull. A
     restarted holder gets a new link, while readers of the old one go on. A failed link is not reused; it is closed
     after its last reader.
     """
@@ -78,6 +88,8 @@ class PeerPool:
         self._own = own
         self._members: dict[str, _Member] = {}
         """By address, least recently used first."""
+        self._backoffs: dict[str, _Backoff] = {}
+        """By address, oldest first."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -165,7 +177,8 @@ class PeerPool:
 
     async def _link(self, member: _Member, holder: HolderRef) -> _Link:
         while True:
-            if (link := _matching(member.link, holder)) is not None:
+            link = member.link
+            if link is not None and (link.instance_id, link.epoch) == (holder.instance_id, holder.epoch):
                 return link
             if member.attempt is None:
                 return await self._make(member, holder)
@@ -199,18 +212,29 @@ class PeerPool:
         return member.link
 
     async def _describe(self, member: _Member, holder: HolderRef) -> InstanceInfo:
+        # One answer for all failures: whoever chose the address learns nothing of what is there.
+        unreachable = TransferFailed(f"encoder {holder.instance_id!r} is not reachable from here")
+        backoff = self._backoffs.get(holder.address)
+        if backoff is not None and self._clock() < backoff.until_s:
+            raise unreachable
         try:
             async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
-                return await member.stub.describe()
+                info = await member.stub.describe()
         except (TriptychError, TimeoutError) as error:
-            # One answer for all failures: whoever chose the address learns nothing of what is there.
             logger.info("encoder %s did not identify itself: %s", holder.instance_id, error)
-            raise TransferFailed(f"encoder {holder.instance_id!r} is not reachable from here") from None
+            if isinstance(error, (TimeoutError, DeadlineExceeded)):
+                self._back_off(holder.address)
+            raise unreachable from None
+        self._backoffs.pop(holder.address, None)
+        return info
 
-
-def _matching(link: _Link | None, holder: HolderRef) -> _Link | None:
-    fits = link is not None and (link.instance_id, link.epoch) == (holder.instance_id, holder.epoch)
-    return link if fits else None
+    def _back_off(self, address: str) -> None:
+        former = self._backoffs.pop(address, None)
+        failures = 1 if former is None else former.failures + 1
+        delay_s = min(_FIRST_BACKOFF_S * 2 ** min(failures - 1, 30), _LONGEST_BACKOFF_S)
+        self._backoffs[address] = _Backoff(failures, self._clock() + delay_s)
+        if len(self._backoffs) > _MAX_BACKOFFS:
+            del self._backoffs[next(iter(self._backoffs))]
 
 
 async def _close(member: _Member) -> None:

@@ -61,9 +61,10 @@ def verify(arena: Arena, offset: int, ticket: Ticket) -> None:
     Raises LeaseLost when the slot had been reused, TransferFailed when the bytes are damaged.
     """
     check_ticket(ticket)
-    if not arena.holds(offset, ticket.slot_nbytes):
-        raise TransferFailed(f"a slot of {ticket.slot_nbytes} bytes at {offset} is not inside the arena")
-    pulled = arena.read(offset, ticket.slot_nbytes)
+    nbytes = ticket.slot_nbytes
+    if not arena.holds(offset, nbytes):
+        raise TransferFailed(f"a slot of {nbytes} bytes at {offset} is not inside the arena")
+    pulled = arena.read(offset, nbytes)
     word = ticket.generation.to_bytes(GENERATION_NBYTES, "little")
     if pulled[:GENERATION_NBYTES] != word or pulled[-GENERATION_NBYTES:] != word:
         raise LeaseLost(f"generation {ticket.generation} of the embedding is no longer in its slot")

@@ -1,8 +1,7 @@
-"""Setup of a text engine: model runner, KV cache layout, CUDA graphs, token budget."""
+"""Setup of a text engine: model runner, KV cache layout, CUDA graphs."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.families.adapters import DecoderAdapter
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
-from triptych.policy.batching import MEASURED_SHARE, largest_within
 
 logger = logging.getLogger(__name__)
 
@@ -80,29 +78,6 @@ def build_runner(
     if isinstance(result, EngineFailure):
         raise BadModel("the language model cannot be run: its first pass fails")
     return made
-
-
-def measured_budget(made: DecoderSetup, adapter: DecoderAdapter, tpot_slo_s: float, *, most: int, least: int) -> int:
-    """The most prompt tokens that one pass computes within the objective (HydraInfer section 4.2), with a margin."""
-    measured_forward_s(made, adapter, least)
-    return largest_within(
-        MEASURED_SHARE * tpot_slo_s, most, lambda tokens: measured_forward_s(made, adapter, tokens), least=least
-    )
-
-
-def measured_forward_s(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> float:
-    """Duration of one pass over ``tokens`` prompt tokens, with nothing else running."""
-    return fastest_s(lambda: _probe(made, adapter, tokens))
-
-
-def fastest_s(work: Callable[[], object]) -> float:
-    """The shorter of two runs: disturbances only lengthen a measurement."""
-    times_s = []
-    for _ in range(2):
-        began_s = time.perf_counter()
-        work()
-        times_s.append(time.perf_counter() - began_s)
-    return min(times_s)
 
 
 def _probe(made: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ import torch
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_weights import pack
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner, measured_budget, measured_forward_s
+from triptych.engine.decoder.setup import GraphOptions, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.heap import keep_freed
-from triptych.engine.weight_loading import ModelPart, load_part
+from triptych.engine.measuring import TextProbe
+from triptych.engine.weight_loading import load_part
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.running_batch import BatchLimits, Part, RunningBatch, Step
+from triptych.policy.batching import MEASURED_SHARE, largest_within
 from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,8 @@ class TransformersTextEngine:
         adapters = adapters_of(checkpoint)
         self._device = torch.device(device)
         model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[dtype], device=self._device)
+        self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        """Bytes of the part's weights as loaded, without packed copies."""
         self._adapter = adapters.decoder(model, checkpoint)
         pack(model, most_nbytes=options.packed_weight_bytes)
         if isinstance(self._adapter, CachingDecoderAdapter):
@@ -74,22 +80,7 @@ class TransformersTextEngine:
         )
         self._made = made
         self._runner: ModelRunner = made.runner
-        if options.tpot_slo_s is not None:
-            most = min(token_budget, context_length, made.blocks * made.block_tokens)
-            token_budget = max(
-                max_sequences,
-                measured_budget(made, self._adapter, options.tpot_slo_s, most=most, least=min(max_sequences, most)),
-            )
-        self._batch: RunningBatch[EngineSequence] = RunningBatch(
-            KvBlocks(made.blocks, contiguous=made.contiguous),
-            BatchLimits(
-                made.block_tokens,
-                token_budget,
-                max_sequences,
-                fixed_blocks=made.fixed_blocks,
-                supports_chunked_prefill=made.supports_chunked_prefill,
-            ),
-        )
+        self._batch = self._new_batch(token_budget, max_sequences)
         self._limits = Limits(
             context_length=context_length,
             kv_blocks=made.blocks,
@@ -104,6 +95,37 @@ class TransformersTextEngine:
             embeddings=decoder.get_input_embeddings().num_embeddings,
         )
         self._embedding_nbytes: dict[str, int] = {}
+        if options.tpot_slo_s is not None:
+            token_budget = max(max_sequences, self._measured_budget(options.tpot_slo_s))
+            self._batch = self._new_batch(token_budget, max_sequences)  # with an empty prefix cache
+
+    def _new_batch(self, token_budget: int, max_sequences: int) -> RunningBatch[EngineSequence]:
+        made = self._made
+        return RunningBatch(
+            KvBlocks(made.blocks, contiguous=made.contiguous),
+            BatchLimits(
+                made.block_tokens,
+                token_budget,
+                max_sequences,
+                fixed_blocks=made.fixed_blocks,
+                supports_chunked_prefill=made.supports_chunked_prefill,
+            ),
+        )
+
+    def _measured_budget(self, tpot_slo_s: float) -> int:
+        """The most prompt tokens that one step computes within the objective (HydraInfer section 4.2), with a margin."""
+        probe = TextProbe(self)
+        longest = min(
+            self._model_info.context_length, (self._made.blocks - self._made.fixed_blocks) * self._made.block_tokens
+        )
+        most = min(self.token_budget, longest - 1)
+        least = min(self._limits.max_sequences, most)
+
+        def prefill_s(tokens: int) -> float:
+            return min(probe.prefill_s(tokens) or inf for _ in range(2))
+
+        prefill_s(least)
+        return largest_within(MEASURED_SHARE * tpot_slo_s, most, prefill_s, least=least)
 
     @property
     def model(self) -> ModelInfo:
@@ -193,8 +215,11 @@ class TransformersTextEngine:
         self._runner.drop([one.sequence_id for one in sequences])
 
     def full_decode_s(self) -> float:
-        """Duration of a step at full batch size, measured now: call before the first request."""
-        return measured_forward_s(self._made, self._adapter, min(self._batch.limits.max_sequences, self.kv_tokens))
+        """Duration of a decode step of as many sequences as run at once, measured now: call before the first request."""
+        probe, batch = TextProbe(self), self._limits.max_sequences
+        while (steps_s := probe.decode_s(batch, 1, steps=2)) is None and batch > 1:
+            batch //= 2
+        return min(steps_s or [0.0])
 
     def decode_step(self) -> list[EngineOutput]:
         """As ``step``, but for decoding sequences only: prompts wait."""

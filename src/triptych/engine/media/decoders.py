@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 _MODULE = "triptych.engine.media.decoder_process"
 _KEPT_BYTES = 8 << 20
 """Size kept of a file for passing items; memory beyond it is freed."""
+_PIPE_BYTES = 1 << 16
+_LOGGED_CHARS = 1000
+"""Most of what a decoder wrote to stderr for one item that is logged: the end of it."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,22 @@ class _Decoder:
                 limits.max_decode_s,
                 ",".join(map(str, cores)),
             )
+            # Writing to a full pipe fails instead of blocking the decoder.
+            self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter with numeric arguments
-                    [sys.executable, "-m", _MODULE, *map(str, options)],
+                    [sys.executable, "-P", "-m", _MODULE, *map(str, options)],
                     stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
                     pass_fds=descriptors,
                     process_group=0,  # a terminal's signals go to the parent only
                 )
             except OSError as error:
-                self._link.close()
-                os.close(self._file)
+                self._close()
                 raise EngineFailure(f"a decoder process does not start: {error.strerror}") from None
+            finally:
+                os.close(stderr)
         self.cores = cores
         self.started = self.busy = self._read = self._ended = False
 
@@ -127,6 +135,7 @@ class _Decoder:
 
     def _done(self) -> None:
         self.busy = False
+        self._log_output()
         if os.fstat(self._file).st_size > _KEPT_BYTES:
             os.ftruncate(self._file, 0)
 
@@ -153,10 +162,25 @@ class _Decoder:
         """End it in any state; returns the exit status, negative for a signal."""
         if not self._ended:
             self._ended = True
-            self._link.close()
-            os.close(self._file)
             self._process.kill()
+            self._process.wait()
+            self._log_output()
+            self._close()
         return self._process.wait()
+
+    def _close(self) -> None:
+        self._link.close()
+        os.close(self._file)
+        os.close(self._stderr)
+
+    def _log_output(self) -> None:
+        """Log what it wrote since the last item, escaped: it may contain parts of the item."""
+        try:
+            text = os.read(self._stderr, _PIPE_BYTES).decode(errors="replace")
+        except BlockingIOError:
+            return
+        if text:
+            logger.warning("a decoder process wrote %d characters: %r", len(text), text[-_LOGGED_CHARS:])
 
 
 class DecoderProcesses:

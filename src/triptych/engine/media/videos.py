@@ -19,6 +19,15 @@ Frame = npt.NDArray[np.uint8]
 
 _DEMUXERS = {"mp4": "mov", "webm": "matroska"}
 _CODECS = frozenset(codec.value for codec in VideoCodec)
+_UNSUPPORTED_MATRICES = {
+    8: "YCgCo",
+    10: "BT.2020 constant luminance",
+    11: "SMPTE 2085",
+    12: "chromaticity-derived",
+    13: "chromaticity-derived constant luminance",
+    14: "ICtCp",
+}
+"""By their number in ISO/IEC 23091-2. The others are converted by their coefficients; unspecified means BT.601."""
 _DECODERS = "h264,hevc,vp8,vp9,av1,libdav1d"
 
 
@@ -59,6 +68,8 @@ def _decoded(container: InputContainer, info: MediaInfo) -> Iterator[av.VideoFra
             raise InvalidMedia(
                 f"a frame of the video is {frame.width}x{frame.height}, its header says {stored[0]}x{stored[1]}"
             )
+        if (matrix := _UNSUPPORTED_MATRICES.get(frame.colorspace)) is not None:
+            raise InvalidMedia(f"the {info.format} video's colours are {matrix}, which is not supported")
         if number >= info.frames:
             raise InvalidMedia(f"the {info.format} video has more than the {info.frames} frames of its header")
         yield frame

@@ -1,0 +1,215 @@
+"""Several routers as one (``ports.Router``): each serves one model, and a model may have several."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from triptych.domain.chat import ChatRequest, Tokenized
+from triptych.domain.generation import ChatEvent
+from triptych.domain.instance import ModelInfo
+from triptych.domain.membership import MemberState
+from triptych.domain.timeline import Readiness, Timeline
+from triptych.errors import InstanceLost, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.ports import Membership, Router
+
+logger = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+"""How often routers are asked for their models, and how long for an answer."""
+
+
+class RouterClient(Router, Protocol):
+    """A router at an address."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the last connection attempt failed, so that a call fails without being sent."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Router:
+    address: str
+    client: RouterClient
+    models: tuple[ModelInfo, ...] = ()
+    """Those that it named last."""
+    answers: bool = False
+    leaving: bool = False
+    running: int = 0
+    """Calls of this gateway."""
+    order: int = 0
+    """Rises with each call, so that equal ones take turns."""
+
+
+class Routers:
+    """Sends each request to a router of its model: one that answers, with the fewest calls of this gateway.
+
+    A request that a router refuses as unavailable, or that could not be sent, goes to the next one. One that was
+    sent and lost is not repeated, as it may have been computed.
+    """
+
+    def __init__(self, connect: Callable[[str], RouterClient]) -> None:
+        self._connect = connect
+        self._routers: dict[str, _Router] = {}
+        self._turns = 0
+
+    # --- which routers there are -------------------------------------------------------------------------------------
+
+    def use(self, addresses: Iterable[str], leaving: Iterable[str] = ()) -> None:
+        """Call these routers from now on; those in ``leaving`` only while no other serves the model."""
+        wanted, going = set(addresses), set(leaving)
+        for address in sorted(wanted - self._routers.keys()):
+            logger.info("router %s is used", address)
+            self._routers[address] = _Router(address, self._connect(address))
+        for router in self._routers.values():
+            router.leaving = router.address in going or router.address not in wanted
+
+    async def follow(self, membership: Membership) -> None:
+        """Use the routers that a source of members names."""
+        async with aclosing(membership.snapshots()) as snapshots:
+            async for snapshot in snapshots:
+                leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
+                self.use((one.address for one in snapshot.members), leaving)
+
+    async def keep_asking(self) -> None:
+        """Ask all routers for their models, again and again; forget those that are gone and have no calls."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(_ASK_S)
+
+    async def ask(self) -> None:
+        """Ask all routers for their models once."""
+        async with asyncio.TaskGroup() as group:
+            for router in self._routers.values():
+                group.create_task(_ask(router))
+        for router in list(self._routers.values()):
+            if router.leaving and not router.answers and not router.running:
+                logger.info("router %s is no longer used", router.address)
+                del self._routers[router.address]
+                await router.client.close()
+
+    async def close(self) -> None:
+        for router in self._routers.values():
+            await router.client.close()
+
+    # --- ports.Router ------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
+        tried: set[str] = set()
+        while True:
+            router, begun = self._chosen(request.model, tried), False
+            router.running += 1
+            try:
+                async with aclosing(router.client.chat(request)) as answer:
+                    async for events in answer:
+                        begun = True
+                        yield events
+            except Unavailable as error:
+                if begun or not self._may_try_another(router, error, request.model, tried):
+                    raise
+                logger.info("request %s: router %s refused it: %s", request.request_id, router.address, error.message)
+            else:
+                return
+            finally:
+                router.running -= 1
+
+    async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
+        tried: set[str] = set()
+        while True:
+            router = self._chosen(request.model, tried)
+            try:
+                return await router.client.tokenize(request, return_token_strs=return_token_strs)
+            except Unavailable as error:
+                if not self._may_try_another(router, error, request.model, tried):
+                    raise
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """All models, each once, in alphabetical order."""
+        found = {model.model_id: model for router in self._routers.values() for model in router.models}
+        return tuple(found[name] for name in sorted(found))
+
+    async def timeline(self, request_id: str) -> Timeline:
+        """Asks one router after the other, as any may have had the request."""
+        lost: TriptychError | None = None
+        for router in sorted(self._routers.values(), key=lambda one: not one.answers):
+            try:
+                return await router.client.timeline(request_id)
+            except NotFound:
+                continue
+            except Unavailable as error:
+                lost = error
+        raise lost or NotFound("the request is unknown, or its timeline was dropped", param="request_id")
+
+    async def readiness(self) -> Readiness:
+        """Ready when every model has a router that is; ``missing`` names what the others lack, by model."""
+        routers = [router for router in self._routers.values() if router.answers]
+        if not routers:
+            return Readiness(ready=False, missing=("router",))
+        found: list[Readiness] = []
+        for router in routers:
+            try:
+                found.append(await router.client.readiness())
+            except TriptychError:
+                found.append(Readiness(ready=False, missing=("router",)))
+        ready: set[str] = set()
+        lacks: dict[str, tuple[str, ...]] = {}
+        for router, one in zip(routers, found, strict=True):
+            for name in [model.model_id for model in router.models] or [""]:
+                if one.ready:
+                    ready.add(name)
+                lacks.setdefault(name, one.missing)
+        missing = dict.fromkeys(
+            f"{stage} of {name}" if name else stage
+            for name, stages in sorted(lacks.items())
+            if name not in ready and (name or not ready)
+            for stage in stages
+        )
+        instances = dict.fromkeys(line for one in found for line in one.instances)
+        return Readiness(ready=not missing, missing=tuple(missing), instances=tuple(instances))
+
+    # --- private -----------------------------------------------------------------------------------------------------
+
+    def _chosen(self, model: str, tried: set[str]) -> _Router:
+        """Raises ModelNotFound, or Unavailable while no router could be asked."""
+        candidates = self._candidates(model, tried)
+        if not candidates:
+            if any(router.models for router in self._routers.values()):
+                raise ModelNotFound(f"the model {model!r} is not served", param="model")
+            raise Unavailable("no router is connected yet", retry_after_s=_ASK_S)
+        router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
+        tried.add(router.address)
+        self._turns += 1
+        router.order = self._turns
+        return router
+
+    def _candidates(self, model: str, tried: set[str]) -> list[_Router]:
+        return [
+            router
+            for address, router in self._routers.items()
+            if address not in tried and any(one.model_id == model for one in router.models)
+        ]
+
+    def _may_try_another(self, router: _Router, error: Unavailable, model: str, tried: set[str]) -> bool:
+        if isinstance(error, InstanceLost):
+            if not router.client.refused:
+                return False
+            router.answers = False
+        return bool(self._candidates(model, tried))
+
+
+async def _ask(router: _Router) -> None:
+    try:
+        async with asyncio.timeout(_ASK_S):
+            models = await router.client.models()
+    except (TimeoutError, TriptychError):
+        if router.answers:
+            logger.warning("router %s does not answer", router.address)
+        router.answers = False
+    else:
+        router.answers = True
+        router.models = models or router.models
