@@ -1,6 +1,6 @@
 """`make demo`: a cluster of processes on this machine, questions about images over REST, and their timelines.
 
-Two encoders, a router, a text process and a gateway serve the demo model. Answers to reading questions are checked
+Two encoders, a router, a pool manager, a text process and a gateway serve the demo model. Answers to reading questions are checked
 against the file names (`3_a.png` shows a 3), and the images of the largest request must be spread over both
 encoders. The exit status is 0 only if all checks pass and no process is left running.
 """
@@ -59,7 +59,7 @@ CASES = (
 
 async def main() -> int:
     console = show.plain_console()
-    console.print("Starting 1 gateway, 1 router, 2 encoders and 1 text process ...")
+    console.print("Starting 1 gateway, 1 router, 1 pool manager, 2 encoders and 1 text process ...")
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     async with LocalCluster("demo", encoders=ENCODERS, text=1, options={"encoder": RDMA, "text": RDMA}) as cluster:

@@ -41,4 +41,12 @@ fi
 if [ "$kind" = dev ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v ip && command -v iptables; } >/dev/null; then
   apt_or_say iproute2 iptables || say "iproute2 and iptables could not be installed: pulls between hosts will not be tested"
 fi
+# The store of several pool managers is tested against a Redis of the tests' own; without it these tests are skipped.
+if [ "$kind" = dev ] && ! command -v redis-server >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt_or_say redis-server || say "redis-server could not be installed: the store in Redis will not be tested"
+  else
+    say "redis-server is missing: the store in Redis will not be tested"
+  fi
+fi
 say "done"

@@ -1,4 +1,4 @@
-"""What holds for every test: a clean environment, reproducible examples, and no process left behind."""
+"""Applies to every test: a clean environment, reproducible examples, and no process left behind."""
 
 import os
 import sys
@@ -8,8 +8,8 @@ import hypothesis
 import psutil
 import pytest
 
-# Examples are the same on every run, so that a failure on one machine is a failure on all of them;
-# --hypothesis-profile=explore looks further.
+# Examples are the same on every run, so that a failure is reproducible on every machine;
+# --hypothesis-profile=explore tries other examples.
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None)
 hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
@@ -19,9 +19,7 @@ ENDING_S = 5.0
 
 
 def pytest_configure() -> None:
-    """The environment's settings do not reach tests (TRIPTYCH_TEST_... names optional inputs), and no test looks for
-    models on the network.
-    """
+    """Removes settings from the environment (TRIPTYCH_TEST_... name optional inputs); no test downloads models."""
     settings = [name for name in os.environ if name.startswith("TRIPTYCH_") and not name.startswith("TRIPTYCH_TEST_")]  # noqa: TID251  # it is the subject
     for name in settings:
         del os.environ[name]  # noqa: TID251
@@ -30,7 +28,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_is_left_behind() -> Iterator[None]:
-    """Whatever a module starts has ended when the module has."""
+    """A test module must end the processes that it starts."""
     before = set(_children())
     yield
     left = [child for child in _children() if child not in before]
@@ -42,7 +40,7 @@ def _no_process_is_left_behind() -> Iterator[None]:
 
 
 def _children() -> list[psutil.Process]:
-    """Processes below this one, without what the standard library itself keeps for later."""
+    """Processes below this one, without those that the standard library keeps for reuse."""
     children = psutil.Process().children(recursive=True)
     return [child for child in children if "multiprocessing" not in _name(child)]
 
@@ -60,7 +58,7 @@ _refusing = False
 
 @pytest.fixture(autouse=True)
 def _unmarked_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where tests that start processes are left out (`make check`), the others start none."""
+    """When tests marked ``process`` are deselected (`make check`), the others must not start processes."""
     global _refusing  # noqa: PLW0603 - an audit hook cannot be taken back
     _refusing = "not process" in request.config.option.markexpr
     yield

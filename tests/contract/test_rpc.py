@@ -1,4 +1,4 @@
-"""A service behind a stub and a server behaves as the service itself: answers, errors, deadlines, cancellation."""
+"""A service behind a stub and a server behaves as the service itself: results, errors, deadlines, cancellation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -43,7 +43,7 @@ LOAD = InstanceLoad({Stage.ENCODE: StageLoad(1, 2, 3), Stage.PREFILL: StageLoad(
 
 
 class ScriptedEncoder:
-    """Fails with ``error`` if set; otherwise answers, or blocks for ever when the item's media demands it."""
+    """Fails with ``error`` if set; otherwise answers, or blocks forever if the item's media says so."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -144,7 +144,7 @@ async def text_pair(max_concurrent_calls: int | None = None) -> AsyncIterator[tu
             await stub.close()
 
 
-async def test_answers_arrive_as_they_were_given() -> None:
+async def test_results_are_forwarded_unchanged() -> None:
     async with encoder_pair() as (service, stub, _):
         assert await stub.describe() == await service.describe()
         assert (await stub.encode(_encode())).ticket == TICKET
@@ -152,7 +152,7 @@ async def test_answers_arrive_as_they_were_given() -> None:
 
 
 @pytest.mark.parametrize("cls", [cls for cls in errors.tree().values() if cls is not errors.Cancelled])
-async def test_every_error_of_the_tree_crosses_the_wire(cls: type[errors.TriptychError]) -> None:
+async def test_every_error_of_the_tree_survives_the_wire(cls: type[errors.TriptychError]) -> None:
     async with encoder_pair() as (service, stub, _):
         service.error = cls("said so", retry_after_s=2.0)
         with pytest.raises(cls, match="said so") as caught:
@@ -161,7 +161,7 @@ async def test_every_error_of_the_tree_crosses_the_wire(cls: type[errors.Triptyc
         assert caught.value.retry_after_s == 2.0
 
 
-async def test_a_defect_leaves_without_its_details() -> None:
+async def test_an_unexpected_error_is_sent_without_details() -> None:
     async with encoder_pair() as (service, stub, _):
         service.error = ValueError("a secret at /some/path")
         with pytest.raises(errors.InternalError) as caught:
@@ -169,7 +169,7 @@ async def test_a_defect_leaves_without_its_details() -> None:
         assert caught.value.message == "internal error"
 
 
-async def test_a_deadline_ends_the_call_at_both_sides() -> None:
+async def test_a_deadline_ends_the_call_on_both_sides() -> None:
     async with encoder_pair() as (service, stub, _):
         with pytest.raises(errors.DeadlineExceeded):
             await stub.encode(_encode(b"wait", timeout_s=0.2))
@@ -186,7 +186,7 @@ async def test_cancelling_the_caller_cancels_the_service() -> None:
             await service.cancelled.wait()
 
 
-async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
+async def test_an_unreachable_service_is_an_instance_lost() -> None:
     async with encoder_pair() as (_, stub, server):
         await server.stop(0.0)
         with pytest.raises(errors.InstanceLost) as caught:
@@ -194,7 +194,7 @@ async def test_a_service_that_is_gone_is_an_instance_lost() -> None:
         assert "127.0.0.1" not in caught.value.message
 
 
-async def test_a_call_that_the_server_cancels_is_not_the_callers_doing() -> None:
+async def test_a_call_cancelled_by_the_server_is_not_reported_as_cancelled_by_the_caller() -> None:
     async with encoder_pair() as (service, stub, _):
         service.error = errors.Cancelled("the caller went away")
         with pytest.raises(errors.InstanceLost):
@@ -202,7 +202,7 @@ async def test_a_call_that_the_server_cancels_is_not_the_callers_doing() -> None
 
 
 @pytest.mark.timeout(60)
-async def test_of_many_calls_at_once_none_is_cancelled_by_the_server() -> None:
+async def test_the_server_cancels_none_of_many_concurrent_calls() -> None:
     asyncio.get_running_loop().set_debug(False)
 
     async def ask(stub: InstanceStub, number: int) -> None:
@@ -214,7 +214,7 @@ async def test_of_many_calls_at_once_none_is_cancelled_by_the_server() -> None:
     assert [outcome for outcome in outcomes if outcome is not None] == []
 
 
-async def test_a_call_beyond_the_limit_is_told_when_to_come_again() -> None:
+async def test_a_call_above_the_limit_gets_retry_after() -> None:
     async with text_pair(max_concurrent_calls=1) as (_, stub), aclosing(stub.generate(_generate("waits"))) as events:
         await anext(events)
         with pytest.raises(errors.Overloaded) as caught:
@@ -222,7 +222,7 @@ async def test_a_call_beyond_the_limit_is_told_when_to_come_again() -> None:
     assert caught.value.retry_after_s is not None
 
 
-async def test_a_stream_runs_in_order_and_fails_where_it_fails() -> None:
+async def test_a_stream_is_ordered_and_fails_at_the_same_event() -> None:
     async with text_pair() as (_, stub):
         events = [event async for event in stub.generate(_generate("ok"))]
         assert events == [
@@ -243,7 +243,7 @@ async def test_closing_a_stream_closes_the_generator_at_the_service() -> None:
             await service.closed.wait()
 
 
-async def test_a_watch_ends_at_the_service_when_the_watcher_leaves() -> None:
+async def test_a_cancelled_watch_ends_at_the_service() -> None:
     async with encoder_pair() as (service, stub, _):
         async with aclosing(stub.watch_load()) as loads:
             assert await anext(loads) == LOAD
@@ -252,7 +252,7 @@ async def test_a_watch_ends_at_the_service_when_the_watcher_leaves() -> None:
             await service.watchers_gone.wait()
 
 
-async def test_garbage_on_the_wire_is_refused_and_harms_nobody() -> None:
+async def test_malformed_messages_are_refused_without_side_effects() -> None:
     async with encoder_pair() as (_, stub, server):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/triptych.v1.Encoder/Encode")
@@ -269,7 +269,7 @@ async def test_garbage_on_the_wire_is_refused_and_harms_nobody() -> None:
         assert (await stub.encode(_encode())).ticket == TICKET
 
 
-async def test_reflection_answers_and_refuses_garbage() -> None:
+async def test_reflection_works_and_refuses_malformed_messages() -> None:
     async with (
         encoder_pair() as (_, _, server),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
@@ -296,7 +296,7 @@ async def test_health_can_be_watched() -> None:
         watch.cancel()
 
 
-async def test_health_says_serving_and_a_taken_port_is_a_clear_error() -> None:
+async def test_health_reports_serving_and_a_taken_port_is_a_clear_error() -> None:
     async with encoder_pair() as (service, _, server):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             request = health_pb2.HealthCheckRequest(service=encoder_servicer.SERVICE_NAME)

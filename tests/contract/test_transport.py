@@ -1,4 +1,4 @@
-"""One suite for all transport backends: what ``ports.Transport`` promises, and where a backend promises less."""
+"""One suite for all transport backends: the contract of ``ports.Transport``, and the documented exceptions."""
 
 import asyncio
 import contextlib
@@ -76,13 +76,13 @@ async def pull_for_ever(peer: Peer, ticket: Ticket, at: int) -> None:
 
 
 async def until_terminal(reader: Site) -> None:
-    """Waits until no late write is possible, by polling the transport."""
+    """Polls the transport until no late write is possible."""
     async with asyncio.timeout(5):
         while reader.transport.quarantined():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
 
 
-async def test_every_dtype_arrives_as_it_was_sent(holder: Site, reader: Site, peer: Peer) -> None:
+async def test_every_dtype_arrives_unchanged(holder: Site, reader: Site, peer: Peer) -> None:
     sent = [tensor_of(dtype.value, dtype, (3, 5, 7), seed) for seed, dtype in enumerate(DType)]
     arrived = await pull(peer, reader, holder.put(b"k", sent))
     assert list(arrived) == [tensor.spec.name for tensor in sent]
@@ -115,12 +115,12 @@ async def test_nothing_outside_the_destination_is_touched(holder: Site, reader: 
     assert bytes(reader.arena.read(at + ticket.slot_nbytes, 8)) == b"..behind"
 
 
-async def test_a_lease_that_is_unknown_or_over_reads_nothing(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
+async def test_an_unknown_or_expired_lease_reads_nothing(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     forged = replace(ticket, lease_id=b"x" * 16)
     holder.release(ticket)
     if kit.backend in ONE_SIDED:
-        # A one-sided read asks nobody: what is still there can still be read (docs: isolated network).
+        # The holder does not see a one-sided read: bytes that are still there can be read (docs: isolated network).
         await pull(peer, reader, forged)
         return
     for lost in (ticket, forged):
@@ -128,16 +128,16 @@ async def test_a_lease_that_is_unknown_or_over_reads_nothing(kit: Kit, holder: S
             await peer.pull(lost, reader.arena.base)
 
 
-async def test_a_lease_opens_its_own_slot_only(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
+async def test_a_lease_gives_access_to_its_own_slot_only(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
     if kit.backend in ONE_SIDED:
-        pytest.skip("a one-sided read asks nobody")
+        pytest.skip("the holder does not see a one-sided read")
     mine = holder.put(b"mine", [tensor_of("t", DType.U8, (1000,), 1)])
     theirs = holder.put(b"theirs", [tensor_of("t", DType.U8, (1000,), 2)])
     with pytest.raises(LeaseLost):
         await peer.pull(replace(theirs, lease_id=mine.lease_id), reader.arena.base)
 
 
-async def test_a_recycled_slot_is_noticed(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
+async def test_a_recycled_slot_is_detected(kit: Kit, holder: Site, reader: Site, peer: Peer) -> None:
     old = holder.put(b"old", [tensor_of("t", DType.U8, (30 << 20,), 1)])
     holder.release(old)
     new = holder.put(b"new", [tensor_of("t", DType.U8, (30 << 20,), 2)])
@@ -146,7 +146,7 @@ async def test_a_recycled_slot_is_noticed(kit: Kit, holder: Site, reader: Site, 
         await pull(peer, reader, old)
 
 
-async def test_damaged_bytes_are_noticed(holder: Site, reader: Site, peer: Peer) -> None:
+async def test_damaged_bytes_are_detected(holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     holder.arena.write(ticket.offset + 500, bytes([holder.arena.read(ticket.offset + 500, 1)[0] ^ 1]))
     with pytest.raises(TransferFailed, match="checksum"):
@@ -204,7 +204,7 @@ async def test_nothing_is_written_after_a_cancelled_pull_unless_it_is_quarantine
     assert again["t"].data.nbytes == 16 << 20
 
 
-async def test_close_with_pulls_under_way_ends_them(holder: Site, reader: Site, peer: Peer) -> None:
+async def test_close_ends_running_pulls(holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (16 << 20,), 1)])
     pulls = [asyncio.ensure_future(peer.pull(ticket, reader.arena.base)) for _ in range(8)]  # noqa: TID251 - awaited below
     await asyncio.sleep(0)
@@ -226,7 +226,7 @@ async def test_a_closed_peer_refuses(holder: Site, reader: Site, peer: Peer) -> 
     await again.close()
 
 
-async def test_a_holder_that_left_fails_fast(holder: Site, reader: Site, peer: Peer) -> None:
+async def test_pulls_from_a_closed_holder_fail_fast(holder: Site, reader: Site, peer: Peer) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     await holder.transport.close()
     async with asyncio.timeout(5):
@@ -234,7 +234,7 @@ async def test_a_holder_that_left_fails_fast(holder: Site, reader: Site, peer: P
             await peer.pull(ticket, reader.arena.base)
 
 
-async def test_a_restarted_holder_is_read_beside_its_earlier_incarnation(kit: Kit, reader: Site) -> None:
+async def test_a_restarted_holder_and_its_earlier_incarnation_can_both_be_read(kit: Kit, reader: Site) -> None:
     async with kit.site("restarted", epoch=1) as old:
         earlier = await reader.transport.connect(old.transport.offer())
         await pull(earlier, reader, old.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)]))
@@ -271,11 +271,11 @@ async def test_malformed_offers_are_refused(kit: Kit, reader: Site, length: int)
             await reader.transport.connect(replace(good, metadata=metadata))
 
 
-# --- holders in processes of their own -------------------------------------------------------------------------------
+# --- holders in other processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", PROCESSES)
-async def test_another_process_is_read(backend: str) -> None:
+async def test_pulls_from_another_process(backend: str) -> None:
     with holder_process(backend) as holder:
         async with Kit(backend).site("reader", nbytes=64 << 20) as reader:
             peer = await reader.transport.connect(holder.offer)
@@ -286,7 +286,7 @@ async def test_another_process_is_read(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", PROCESSES)
-async def test_a_killed_holder_fails_before_during_and_at_connect(backend: str) -> None:
+async def test_a_killed_holder_fails_pulls_and_connects(backend: str) -> None:
     async with Kit(backend).site("reader", nbytes=64 << 20) as reader:
         loop = asyncio.get_running_loop()
         with holder_process(backend) as holder:
@@ -305,7 +305,7 @@ async def test_a_killed_holder_fails_before_during_and_at_connect(backend: str) 
 
 
 async def test_a_stopped_holder_costs_no_more_than_the_callers_deadline() -> None:
-    """A stopped holder looks like a slow one. NIXL can still read it through shared memory; for TCP see its own tests."""
+    """A stopped holder looks like a slow one. NIXL can still read it through shared memory; TCP has its own tests."""
     with holder_process("tcp") as holder:
         async with Kit("tcp").site("reader", nbytes=64 << 20) as reader:
             peer = await reader.transport.connect(holder.offer)
@@ -321,7 +321,7 @@ async def test_a_stopped_holder_costs_no_more_than_the_callers_deadline() -> Non
             await peer.close()
 
 
-async def test_a_pull_ends_after_the_longest_time_allowed() -> None:
+async def test_a_pull_ends_after_its_maximum_duration() -> None:
     with holder_process("tcp") as holder:
         async with Kit("tcp").site("reader", nbytes=64 << 20, max_pull_s=0.3) as reader:
             peer = await reader.transport.connect(holder.offer)
@@ -331,23 +331,23 @@ async def test_a_pull_ends_after_the_longest_time_allowed() -> None:
             await peer.close()
 
 
-# --- TCP under the loop that services run on -------------------------------------------------------------------------
+# --- TCP under uvloop, the event loop of the services -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "scenario",
     [
-        test_every_dtype_arrives_as_it_was_sent,
+        test_every_dtype_arrives_unchanged,
         test_a_tensor_without_elements_arrives,
         test_nothing_outside_the_destination_is_touched,
         test_many_pulls_at_once_each_get_their_own_bytes,
         test_nothing_is_written_after_a_cancelled_pull_unless_it_is_quarantined,
-        test_close_with_pulls_under_way_ends_them,
+        test_close_ends_running_pulls,
         test_a_closed_peer_refuses,
-        test_a_holder_that_left_fails_fast,
+        test_pulls_from_a_closed_holder_fail_fast,
     ],
 )
-def test_tcp_does_the_same_under_uvloop(scenario: Callable[[Site, Site, Peer], Awaitable[None]]) -> None:
+def test_tcp_works_under_uvloop(scenario: Callable[[Site, Site, Peer], Awaitable[None]]) -> None:
     async def run() -> None:
         kit = Kit("tcp")
         async with kit.site("holder", nbytes=48 << 20) as holder, kit.site("reader", nbytes=48 << 20) as reader:
@@ -359,7 +359,7 @@ def test_tcp_does_the_same_under_uvloop(scenario: Callable[[Site, Site, Peer], A
         runner.run(run())
 
 
-# --- TCP: what strangers and slow readers can do ---------------------------------------------------------------------
+# --- TCP: unauthenticated and slow readers ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ async def still_serves(holder: Site) -> None:
         await peer.close()
 
 
-async def test_tcp_garbage_is_hung_up_on_and_harms_nobody(listening: Site) -> None:
+async def test_tcp_disconnects_malformed_requests_and_keeps_serving(listening: Site) -> None:
     rng = random.Random(3)
     for length in (1, 39, 40, 41, 5000):
         stranger, writer = await asyncio.open_connection(*address(listening))
@@ -395,7 +395,7 @@ async def test_tcp_garbage_is_hung_up_on_and_harms_nobody(listening: Site) -> No
     await still_serves(listening)
 
 
-async def test_tcp_a_stranger_reads_the_probe_and_nothing_else(listening: Site) -> None:
+async def test_tcp_an_unauthenticated_reader_reads_only_the_probe(listening: Site) -> None:
     ticket = listening.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     stranger, writer = await asyncio.open_connection(*address(listening))
     asked = [
@@ -416,7 +416,7 @@ async def test_tcp_a_stranger_reads_the_probe_and_nothing_else(listening: Site) 
     await writer.wait_closed()
 
 
-async def test_tcp_a_reader_that_does_not_read_is_cut_off(listening: Site) -> None:
+async def test_tcp_disconnects_a_reader_that_does_not_read(listening: Site) -> None:
     ticket = listening.put(b"k", [tensor_of("t", DType.U8, (30 << 20,), 1)])
     _, writer = await asyncio.open_connection(*address(listening), limit=1)
     writer.write(Read(1, ticket.lease_id, ticket.offset, ticket.slot_nbytes).pack())
@@ -432,7 +432,7 @@ async def test_tcp_a_reader_that_does_not_read_is_cut_off(listening: Site) -> No
     await still_serves(listening)
 
 
-async def test_tcp_too_many_requests_in_line_are_hung_up_on(listening: Site) -> None:
+async def test_tcp_disconnects_too_many_pipelined_requests(listening: Site) -> None:
     ticket = listening.put(b"k", [tensor_of("t", DType.U8, (30 << 20,), 1)])
     stranger, writer = await asyncio.open_connection(*address(listening), limit=1)
     for tag in range(200):
@@ -459,7 +459,7 @@ async def test_tcp_too_many_requests_in_line_are_hung_up_on(listening: Site) -> 
         b"",
     ],
 )
-async def test_tcp_a_holder_that_lies_is_refused(reply: bytes) -> None:
+async def test_tcp_invalid_responses_of_a_holder_are_refused(reply: bytes) -> None:
     async def lie(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await stream.readexactly(40)
         writer.write(reply)
@@ -480,7 +480,7 @@ async def test_tcp_a_holder_that_lies_is_refused(reply: bytes) -> None:
     await server.wait_closed()
 
 
-async def test_tcp_an_idle_connection_closed_by_the_holder_is_made_again() -> None:
+async def test_tcp_reconnects_after_the_holder_closes_an_idle_connection() -> None:
     async with Kit("tcp").site("holder", max_pull_s=0.1, idle_s=0.1) as holder, Kit("tcp").site("reader") as reader:
         peer = await reader.transport.connect(holder.transport.offer())
         ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
@@ -492,11 +492,11 @@ async def test_tcp_an_idle_connection_closed_by_the_holder_is_made_again() -> No
         await peer.close()
 
 
-# --- NIXL: what is its own -------------------------------------------------------------------------------------------
+# --- NIXL only -------------------------------------------------------------------------------------------------------
 
 
 def run_nixl_child(code: str, **environment: str) -> str:
-    """Run code in a separate process, since UCX reads its environment only once. Returns its output."""
+    """Runs code in a separate process, since UCX reads its environment only once. Returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -510,7 +510,7 @@ def run_nixl_child(code: str, **environment: str) -> str:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
-def test_nixl_costs_nothing_while_idle_and_exits_cleanly() -> None:
+def test_nixl_uses_no_cpu_while_idle_and_exits_cleanly() -> None:
     printed = run_nixl_child(
         """
         import asyncio, time
@@ -530,8 +530,8 @@ def test_nixl_costs_nothing_while_idle_and_exits_cleanly() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
-def test_nixl_refuses_reads_that_the_holder_would_have_to_answer() -> None:
-    """UCX would, over TCP, and it aborts a holder whose reader dies meanwhile."""
+def test_nixl_refuses_reads_that_need_the_holders_cpu() -> None:
+    """UCX over TCP would allow them, and abort a holder whose reader dies during one."""
     printed = run_nixl_child(
         """
         import asyncio
@@ -555,7 +555,7 @@ def test_nixl_refuses_reads_that_the_holder_would_have_to_answer() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
-def test_nixl_over_tcp_quarantines_what_a_stopped_holder_may_still_send() -> None:
+def test_nixl_over_tcp_quarantines_memory_that_a_stopped_holder_may_still_write() -> None:
     printed = run_nixl_child(
         """
         import asyncio, signal
@@ -592,7 +592,7 @@ def test_nixl_over_tcp_quarantines_what_a_stopped_holder_may_still_send() -> Non
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed: NOT tested")
-def test_nixl_over_tcp_a_killed_holder_fails_the_pull_that_runs() -> None:
+def test_nixl_over_tcp_a_killed_holder_fails_the_running_pull() -> None:
     printed = run_nixl_child(
         """
         import asyncio, signal
@@ -618,4 +618,4 @@ def test_nixl_over_tcp_a_killed_holder_fails_the_pull_that_runs() -> None:
         UCX_TLS="tcp",
         UCX_PROTO_EMULATION_ENABLE="y",
     )
-    assert printed.splitlines()[0] == "True"  # UCX warns of the request that it lost, on stdout
+    assert printed.splitlines()[0] == "True"  # UCX prints a warning about the lost request on stdout

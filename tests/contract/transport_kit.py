@@ -45,7 +45,7 @@ class Site:
     leases: int = 0
 
     def put(self, key: bytes, tensors: Sequence[Tensor]) -> Ticket:
-        """Make an embedding and grant one lease on it."""
+        """Creates an embedding and grants one lease on it."""
         specs = tuple(tensor.spec for tensor in tensors)
         reserved = self.machine.handle(Reserve(key, specs, tokens=3), 0.0)[-1]
         assert isinstance(reserved, Reserved)
@@ -65,9 +65,10 @@ class Site:
 
 
 class Kit:
-    """Builds sites of one backend. Memory sites see each other through ``network``.
+    """Builds sites of one backend.
 
-    ``device``: where torch puts their arenas; None for host memory as services use it by default.
+    Memory sites are connected through ``network``. ``device``: the torch device of their arenas; None for host memory,
+    the default of the services.
     """
 
     def __init__(self, backend: str, *, tls: Tls | None = None, device: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a cluster of real processes: REST as people use it, gRPC where token ids matter."""
+"""Clients of a cluster of real processes: REST, and gRPC where token ids matter."""
 
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ REST_TIMEOUT_S = 100.0
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a request's stream brought."""
+    """The events of a request's stream."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -49,7 +49,7 @@ async def timeline_of(client: httpx.AsyncClient, response: httpx.Response) -> di
 
 
 async def stream(router: RouterStub, request_id: str, question: Question) -> Streamed:
-    """Ask the router itself."""
+    """Calls the router by gRPC."""
     images = (MediaPart(Modality.IMAGE, (DIGITS / f"{name}.png").read_bytes()) for name in question.images)
     message = Message("user", (*images, TextPart(question.text)))
     return await stream_message(router, request_id, MODEL_ID, message, question.max_tokens)
@@ -58,7 +58,7 @@ async def stream(router: RouterStub, request_id: str, question: Question) -> Str
 async def stream_message(
     router: RouterStub, request_id: str, model: str, message: Message, max_tokens: int
 ) -> Streamed:
-    """Ask the router itself, greedy."""
+    """Calls the router by gRPC, greedy."""
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
     token_ids: tuple[int, ...] = ()
     text = ""

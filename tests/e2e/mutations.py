@@ -1,4 +1,4 @@
-"""Mutated requests: each field of a message in turn gets unexpected values, and bytes that are no message.
+"""Mutated requests: each field of a message in turn gets unexpected values, and malformed bytes are added.
 
 The fields come from the message's descriptor, so that new ones are covered without being listed here.
 """
@@ -30,7 +30,7 @@ def mutations(message: Message, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _fields(root: Message, message: Message, path: str) -> Iterator[tuple[str, bytes]]:
-    """Changes ``message``, a part of ``root``, and puts it back each time."""
+    """Changes ``message``, a part of ``root``, and restores it after each change."""
     original = type(message).FromString(message.SerializeToString())
     for field in message.DESCRIPTOR.fields:
         name = f"{path}{field.name}"

@@ -1,4 +1,4 @@
-"""Reference answers by transformers' ``generate``, which the cluster must match token for token."""
+"""Reference answers by transformers' ``generate``, which the cluster must equal token for token."""
 
 import base64
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Question:
     max_tokens: int = 40
 
     def body(self, **fields: object) -> dict[str, Any]:
-        """As the OpenAI API asks it, greedily."""
+        """The greedy request in the format of the OpenAI API."""
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": data_url((DIGITS / f"{name}.png").read_bytes())}}
             for name in self.images
@@ -44,7 +44,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """``token_ids`` include the one that ends the answer, when there is one."""
+    """``token_ids`` include the end token, if there is one."""
 
     prompt_tokens: int
     token_ids: tuple[int, ...]
@@ -79,7 +79,7 @@ def answer(question: Question) -> Answer:
 
 
 def questions(counts: Sequence[int], number: int) -> list[Question]:
-    """``number`` different questions whose numbers of images go round in ``counts``."""
+    """``number`` different questions whose numbers of images cycle through ``counts``."""
     names = sorted(path.stem for path in DIGITS.glob("*.png"))
     texts = ("What digits are shown?", "Which digit is the largest?", "How many images are there?")
     return [

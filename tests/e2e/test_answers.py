@@ -1,4 +1,4 @@
-"""A cluster of real processes answers as transformers' ``generate`` does, and refuses what it cannot take."""
+"""A cluster of real processes answers as transformers' ``generate`` does, and refuses invalid requests."""
 
 import asyncio
 import json
@@ -49,14 +49,14 @@ async def router(cluster: LocalCluster) -> AsyncIterator[RouterStub]:
 
 
 def assert_no_stacks(logs: Path) -> None:
-    """Nothing that these tests do is a defect to any of the processes."""
+    """No log of any process has a stack trace."""
     for log in sorted(logs.glob("*.log")):
         text = log.read_text(errors="replace")
         assert "Traceback" not in text, f"{log.name}:\n{text[text.index('Traceback') - 500 :][:4000]}"
 
 
 @pytest.mark.parametrize("question", questions((0, 1, 2, 8), 8), ids=lambda question: f"{len(question.images)} images")
-async def test_one_request_alone_equals_generate_token_for_token(router: RouterStub, question: Question) -> None:
+async def test_a_single_request_equals_generate_token_for_token(router: RouterStub, question: Question) -> None:
     got = await stream(router, f"alone-{hash(question)}", question)
     expected = answer(question)
     assert got.token_ids == expected.token_ids
@@ -74,7 +74,7 @@ async def test_16_mixed_requests_at_once_equal_generate_token_for_token(router: 
 
 
 def in_16_bits(name: str) -> dict[str, Any]:
-    """A digit as a part of a message, its grey written in 16 bits."""
+    """A message part with a digit whose grey values are stored in 16 bits."""
     with Image.open(DIGITS / f"{name}.png") as digit:
         values = np.asarray(digit.convert("L")).astype(np.uint16) * 257
     out = BytesIO()
@@ -83,7 +83,7 @@ def in_16_bits(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("digit", range(10))
-async def test_a_digit_is_read_in_16_bits_as_it_is_in_8(http: httpx.AsyncClient, digit: int) -> None:
+async def test_a_16_bit_digit_is_read_as_its_8_bit_version(http: httpx.AsyncClient, digit: int) -> None:
     question = Question("Which digit is this?", (f"{digit}_a",))
     body = question.body()
     body["messages"][0]["content"][0] = in_16_bits(f"{digit}_a")
@@ -97,7 +97,7 @@ async def test_rest_streams_the_same_text(http: httpx.AsyncClient) -> None:
     assert streamed.text.endswith("data: [DONE]\n\n")
 
 
-async def test_several_answers_come_of_one_question_and_a_seed_repeats_them(http: httpx.AsyncClient) -> None:
+async def test_choices_differ_and_a_seed_reproduces_them(http: httpx.AsyncClient) -> None:
     greedy = (await post(http, GOOD.body(n=3, logprobs=True, top_logprobs=2))).json()
     assert [choice["index"] for choice in greedy["choices"]] == [0, 1, 2]
     assert {choice["message"]["content"] for choice in greedy["choices"]} == {answer(GOOD).text}
@@ -118,7 +118,7 @@ async def test_several_answers_come_of_one_question_and_a_seed_repeats_them(http
     assert len(set(texts[0])) == 3
 
 
-async def test_answers_keep_to_their_schema(http: httpx.AsyncClient) -> None:
+async def test_answers_follow_their_schema(http: httpx.AsyncClient) -> None:
     schema = {
         "type": "object",
         "properties": {"digits": {"type": "array", "items": {"enum": list(range(10))}, "maxItems": 2}},
@@ -146,7 +146,7 @@ async def test_answers_keep_to_their_schema(http: httpx.AsyncClient) -> None:
     ],
     ids=["schema", "logit_bias", "min_tokens", "n"],
 )
-async def test_sampling_that_makes_no_sense_is_refused_before_anything_is_encoded(
+async def test_invalid_sampling_is_refused_before_encoding(
     http: httpx.AsyncClient, fields: dict[str, Any], param: str | None
 ) -> None:
     refused = await post(http, GOOD.body(**fields))
@@ -166,19 +166,19 @@ async def test_images_of_one_request_are_spread_over_both_encoders(http: httpx.A
     assert all(item["pull_bytes"] > 0 for item in pulled)
 
 
-async def test_text_alone_touches_no_encoder(http: httpx.AsyncClient) -> None:
+async def test_a_text_only_request_calls_no_encoder(http: httpx.AsyncClient) -> None:
     timeline = await timeline_of(http, await post(http, Question("Hello!").body()))
     assert timeline["outcome"] == "done"
     assert timeline["items"] == []
     assert timeline["encode_s"] < 0.05
 
 
-async def test_a_1x1_image_is_an_image(http: httpx.AsyncClient) -> None:
+async def test_a_1x1_image_is_answered(http: httpx.AsyncClient) -> None:
     body = with_image(png(1, 1))
     assert text_of(await post(http, body))
 
 
-# Looks at /health again and again until its input ends: in a process of its own, for the one that makes the load is busy.
+# Polls /health until its input ends, in a separate process, since the one that makes the load is busy.
 PROBER = """
 import http.client, select, sys, time
 while not select.select([sys.stdin], [], [], 0.02)[0]:
@@ -230,7 +230,7 @@ BAD: dict[str, tuple[object, int]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_bad_input_is_refused_at_once_and_the_next_request_works(http: httpx.AsyncClient, name: str) -> None:
+async def test_invalid_input_is_refused_at_once_and_the_next_request_works(http: httpx.AsyncClient, name: str) -> None:
     body, status = BAD[name]
     loop = asyncio.get_running_loop()
     began_s = loop.time()

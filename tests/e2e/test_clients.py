@@ -1,4 +1,4 @@
-"""The clients that people have, unchanged: OpenAI's, and LangChain's on top of it."""
+"""Unmodified third-party clients: OpenAI's, and LangChain's on top of it."""
 
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
@@ -48,7 +48,7 @@ async def aclient(base_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield connected
 
 
-def test_openai_answers_whole(client: openai.OpenAI) -> None:
+def test_openai_without_streaming(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASKED)
     assert answer.choices[0].message.content == "3 7"
     assert answer.choices[0].finish_reason == "stop"
@@ -97,7 +97,7 @@ def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 
 @on_the_modules_loop
-async def test_langchain_whole_streaming_and_async(base_url: str) -> None:
+async def test_langchain_with_and_without_streaming_and_async(base_url: str) -> None:
     chat = ChatOpenAI(base_url=base_url, api_key="none", model=MODEL_ID, temperature=0, max_retries=0)  # type: ignore[arg-type]
     message = HumanMessage(content=CONTENT)
     answer = await chat.ainvoke([message])

@@ -1,4 +1,4 @@
-"""Items that are no plain image, through real processes: videos, clips and shards are answered as by ``generate``."""
+"""Videos, clips and shards through real processes are answered as by ``generate``."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ CUT = frozenset({"qwen2_5_vl", "internvl", "voxtral"})
 
 @dataclass
 class Served:
-    """A tiny model behind a cluster of real processes; ``case`` knows what ``generate`` answers."""
+    """A tiny model behind a cluster of real processes; ``case`` has the reference answers of ``generate``."""
 
     case: Case
     router: RouterStub
@@ -39,7 +39,7 @@ def never(*_: object) -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*sorted(CUT), "mllama", "qwen2_audio"])
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    """One family after the other, its items cut as far as they can be."""
+    """One family after the other, with items split into as many shards as possible."""
     tiny = TINIES[request.param]
     directory = tmp_path_factory.mktemp(tiny.name) / MODEL_ID
     directory.mkdir()
@@ -59,7 +59,7 @@ async def test_every_modality_equals_generate_token_for_token(served: Served) ->
         assert list(got.token_ids) == served.case.answer(question, ANSWER_TOKENS), modality
 
 
-async def test_rest_says_the_same_and_the_timeline_shows_the_shards(served: Served) -> None:
+async def test_rest_gives_the_same_answers_and_the_timeline_has_the_shards(served: Served) -> None:
     shards = set[str]()
     encoders = set[str]()
     for number, (modality, _) in enumerate(served.case.tiny.targets):
@@ -73,7 +73,7 @@ async def test_rest_says_the_same_and_the_timeline_shows_the_shards(served: Serv
             said = text_of(response)
             items = (await timeline_of(served.http, response))["items"]
             assert {item["modality"] for item in items} == {modality.value}
-            assert sum(item["pull_bytes"] for item in items) > 0 or asked is question, "nothing came over"
+            assert sum(item["pull_bytes"] for item in items) > 0 or asked is question, "no event arrived"
             shards |= {item["shard"] for item in items}
             encoders |= {item["encoder"] for item in items}
             if asked is question:

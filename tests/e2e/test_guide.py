@@ -1,7 +1,7 @@
-"""The commands of the guides and the README do what the guides say, against a cluster that ``triptych up`` started.
+"""The commands of the guides and the README work as described, against a cluster started by ``triptych up``.
 
 Each ``sh`` block is run by bash from the root of the checkout, unless a comment above it says why not. A ``text`` block
-right after it has lines of its output, where ``...`` stands for anything.
+right after it has lines of its output, where ``...`` matches anything.
 """
 
 import os
@@ -88,7 +88,7 @@ def here(text: str, addresses: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
-def test_commands_do_what_the_guide_says(block: Block, addresses: dict[str, str]) -> None:
+def test_commands_of_the_guides_work(block: Block, addresses: dict[str, str]) -> None:
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
         "HOME": os.path.expanduser("~"),  # noqa: PTH111  # as a string, as the environment has it
@@ -124,7 +124,7 @@ def snippets() -> list[Any]:
 
 @pytest.mark.parametrize("snippet", snippets())
 def test_python_of_the_guides_runs(snippet: str, addresses: dict[str, str]) -> None:
-    """Run each unchanged, from the root of a checkout; with a ``client`` of the SDK where the text has one."""
+    """Each block runs unchanged from the root of a checkout, with an SDK ``client`` where the text has one."""
     before = 'from triptych import Client\n\nclient = Client("127.0.0.1:50051")\n'
     done = subprocess.run(
         [sys.executable, "-c", here(before + snippet, addresses)],
@@ -137,5 +137,5 @@ def test_python_of_the_guides_runs(snippet: str, addresses: dict[str, str]) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_every_guide_has_commands_that_are_run() -> None:
+def test_every_guide_has_tested_commands() -> None:
     assert {block.guide for block in blocks()} == set(GUIDES)

@@ -1,4 +1,6 @@
-"""Media made to cost much take nothing from others: refused by their headers, or ended with their requests."""
+"""Media built to be expensive is refused by its header, or its decoding ends with its request; other requests are
+unaffected.
+"""
 
 import asyncio
 import time
@@ -39,7 +41,7 @@ async def http(cluster: LocalCluster) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def hostile(scans: int) -> dict[str, Any]:
-    """A request with a JPEG of 64 million pixels, 10 bytes and some 10 ms of CPU time a scan."""
+    """A request with a JPEG of 64 million pixels; each scan has 10 bytes and costs about 10 ms of CPU."""
     url = data_url(jpeg_of_many_scans(8000, 8000, scans=scans), "image/jpeg")
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
     return {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
@@ -53,7 +55,7 @@ async def asked(client: httpx.AsyncClient, question: Question) -> None:
     assert text_of(await post(client, question.body())) == answer(question).text
 
 
-async def test_an_image_of_very_many_scans_is_refused_and_others_are_answered(http: httpx.AsyncClient) -> None:
+async def test_an_image_with_very_many_scans_is_refused_and_others_are_answered(http: httpx.AsyncClient) -> None:
     beyond = hostile(MAX_SCANNED_PIXELS // 64_000_000 + 100)
     async with asyncio.timeout(SOON_S), asyncio.TaskGroup() as group:
         refused = [group.create_task(post(http, beyond)) for _ in range(8)]
@@ -66,10 +68,10 @@ async def test_an_image_of_very_many_scans_is_refused_and_others_are_answered(ht
         assert f"the limit is {MAX_SCANNED_PIXELS}" in response.json()["error"]["message"]
 
 
-async def test_decodes_end_with_their_requests_and_the_encoders_serve_on(
+async def test_decodes_end_with_their_requests_and_encoders_keep_serving(
     cluster: LocalCluster, http: httpx.AsyncClient
 ) -> None:
-    """As many as there are threads that prepare items, and more, in both encoders."""
+    """At least as many as both encoders have preprocessing threads."""
     number = 2 * (psutil.cpu_count() or 1) + 2
     slow = [hostile(10_000 + each) for each in range(number)]
     async with asyncio.TaskGroup() as group:
@@ -86,7 +88,7 @@ async def test_decodes_end_with_their_requests_and_the_encoders_serve_on(
 
 
 async def _busy_cores(cluster: LocalCluster) -> float:
-    """Of the encoders and what they started, over a second."""
+    """CPU cores used by the encoders and their children, over a second."""
     before_s, started_s = _cpu_s(cluster), time.perf_counter()
     await asyncio.sleep(1.0)
     return (_cpu_s(cluster) - before_s) / (time.perf_counter() - started_s)

@@ -1,4 +1,4 @@
-"""Hybrid instances, alone and among others: same answers as a pair, and no transfers."""
+"""Hybrid instances, alone and among others: the same answers as separate instances, without transfers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     written = (logs / "hybrid-1.log").read_text()
     assert "Traceback" not in written
     assert "tokens between two decode steps" in written
-    assert "text is down" in written, "it ended in order"
+    assert "text is down" in written, "it shut down in order"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -49,10 +49,10 @@ async def families(cluster: LocalCluster, client: httpx.AsyncClient) -> dict[str
     return {f"{s.name}{sorted(s.labels.items())}": s.value for family in found for s in family.samples}
 
 
-async def test_one_process_answers_images_and_text_at_once_as_the_model_in_one_piece_does(
+async def test_one_hybrid_process_answers_mixed_requests_as_generate_does(
     cluster: LocalCluster, http: httpx.AsyncClient
 ) -> None:
-    assert list(cluster.processes) == ["hybrid-1", "router", "gateway"]
+    assert list(cluster.processes) == ["pool-manager", "hybrid-1", "router", "gateway"]
     router = RouterStub(cluster.router_target)
     asked = [*IMAGES, *TEXTS, *TEXTS]
     async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def test_one_process_answers_images_and_text_at_once_as_the_model_in_one_p
     assert (ready["ready"], ready["instances"]) == (True, ["hybrid-1: ready"])
 
 
-async def test_what_it_encodes_for_itself_is_read_from_memory_and_given_back(
+async def test_its_own_embeddings_are_read_from_memory_and_released(
     cluster: LocalCluster, http: httpx.AsyncClient
 ) -> None:
     question = Question("Read the digits in order.", ("4_a", "9_b"))
@@ -84,7 +84,7 @@ async def test_what_it_encodes_for_itself_is_read_from_memory_and_given_back(
         assert got[f"triptych_arena_leased_bytes[('arena', '{arena}')]"] == 0
 
 
-async def test_hybrid_processes_work_with_encoders_and_text_processes_and_one_may_die() -> None:
+async def test_hybrid_and_other_processes_work_together_and_one_may_die() -> None:
     async with LocalCluster(encoders=1, text=1, hybrid=2) as cluster, rest(cluster.url) as client:
         asked = [*IMAGES, *TEXTS] * 2
         async with asyncio.TaskGroup() as group:

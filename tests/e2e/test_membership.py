@@ -1,4 +1,4 @@
-"""Processes join and leave a running router by the file that it watches."""
+"""Processes join and leave a running router by its watched file."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def watching_router(path: Path, port: int, admin_port: int, log: Path) -> Iterat
 
 
 async def instances(client: httpx.AsyncClient, admin: str) -> dict[str, float]:
-    """How many the router has, by role; how its source does."""
+    """Numbers of instances of the router by role, and the state of its membership source."""
     samples = await scrape(client, admin)
     if samples is None:
         return {}
@@ -59,7 +59,7 @@ async def until(client: httpx.AsyncClient, admin: str, **wanted: float) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_processes_join_and_leave_by_the_watched_file_and_no_answer_is_lost(tmp_path: Path) -> None:
+async def test_processes_join_and_leave_by_the_watched_file_without_lost_answers(tmp_path: Path) -> None:
     port, admin_port = ports.free(2, ())
     path, admin = tmp_path / "instances.toml", f"http://{ports.address(admin_port)}"
     async with LocalCluster(encoders=2, text=2) as cluster, httpx.AsyncClient(trust_env=False) as http:
@@ -86,7 +86,7 @@ async def test_processes_join_and_leave_by_the_watched_file_and_no_answer_is_los
                 write(path, second)
                 await ask(asked[60:], "after")
                 await until(http, admin, E=1, PD=1, all=2)
-                for name in ("encoder-1", "text-1"):  # forgotten, so that nothing is lost with them
+                for name in ("encoder-1", "text-1"):  # removed by the router, so that no request depends on them
                     cluster.kill(name)
             for question, task in tasks:
                 assert task.result().text == answer(question).text

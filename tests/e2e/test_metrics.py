@@ -1,4 +1,4 @@
-"""Every process of a cluster exports correct metrics, and no log contains users' content."""
+"""Every process of a cluster exports correct metrics, and no log contains prompts, media or answers."""
 
 import asyncio
 import base64
@@ -96,7 +96,7 @@ async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> N
         wrong = await post(client, EIGHT.body() | {"model": "no-such-model"})
         assert wrong.status_code == 404
         got = await scraped(cluster, client)
-        assert (await client.get("/metrics")).status_code == 200  # the gateway's own are on its public port too
+        assert (await client.get("/metrics")).status_code == 200  # the gateway serves its own on the public port too
     usages = [answer.json()["usage"] for answer in answers]
 
     assert got.families >= DASHBOARD
@@ -106,7 +106,7 @@ async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> N
     assert got.total("vllm:time_to_first_token_seconds_count", **MODEL) == 3
     assert got.total("vllm:num_requests_running") == got.total("vllm:num_requests_waiting") == 0
 
-    # The second time the images were where they had been: at their encoders, and here.
+    # The second time the images were cached, at their encoders and in the text instance.
     assert got.total("triptych_encoder_items_total", "encoder", cached="no") == 8
     assert got.total("triptych_encoder_items_total", "encoder", cached="yes") == 8
     assert got.total("triptych_encoder_stage_seconds_count", "encoder", stage="encode") == 8
@@ -136,7 +136,7 @@ async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> N
     assert not any("127.0.0.1" in value for value in labels)
 
 
-async def test_logs_have_the_request_and_neither_prompt_nor_media(cluster: LocalCluster) -> None:
+async def test_logs_have_request_ids_but_no_prompt_or_media(cluster: LocalCluster) -> None:
     secret = "sesame-opens-at-midnight"  # noqa: S105 - it stands for what a user would not want to be logged
     question = Question(f"What is shown? {secret}", ("4_b",))
     async with rest(cluster.url) as client:
@@ -145,7 +145,7 @@ async def test_logs_have_the_request_and_neither_prompt_nor_media(cluster: Local
         )
         text_of(answer)
     image = (DIGITS / "4_b.png").read_bytes()
-    async with asyncio.timeout(10):  # an answer is with its client before it is in a log
+    async with asyncio.timeout(10):  # an answer reaches its client before it is logged
         while not all("to-look-for" in logs_in(cluster.log_dir)[name] for name in ("gateway", "router")):  # noqa: ASYNC110 - processes write
             await asyncio.sleep(0.05)
     logs = logs_in(cluster.log_dir)

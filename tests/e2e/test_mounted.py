@@ -1,5 +1,3 @@
-"""A cluster whose router runs in the gateway's process: the same answers, over REST and over gRPC."""
-
 import pytest
 
 from tests.e2e.client import post, rest, stream, text_of
@@ -12,7 +10,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 TWO = Question("What digits are shown?", ("3_a", "1_a"))
 
 
-async def test_a_mounted_router_answers_as_one_of_its_own_does() -> None:
+async def test_a_mounted_router_answers_as_a_separate_one() -> None:
     async with LocalCluster(encoders=2, mount_router=True) as cluster, rest(cluster.url) as client:
         assert "router" not in cluster.processes
         assert text_of(await post(client, TWO.body())) == answer(TWO).text

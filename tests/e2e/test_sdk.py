@@ -1,4 +1,4 @@
-"""The SDK against a cluster of real processes: its examples, right answers, cancellation, loss of a process."""
+"""The SDK against a cluster of real processes: its examples, answers, cancellation, loss of a process."""
 
 import asyncio
 import signal
@@ -69,7 +69,7 @@ async def test_answers_equal_generate_token_for_token(client: AsyncClient) -> No
     assert timeline.text_instance == "text-1"
 
 
-async def test_a_stream_that_is_left_frees_its_place(client: AsyncClient) -> None:
+async def test_a_closed_stream_frees_its_place(client: AsyncClient) -> None:
     async with client.stream("Who are you?", temperature=0) as stream:
         await anext(stream)
     async with asyncio.timeout(10):
@@ -77,7 +77,7 @@ async def test_a_stream_that_is_left_frees_its_place(client: AsyncClient) -> Non
             await asyncio.sleep(0.05)
 
 
-async def test_errors_come_as_they_are(client: AsyncClient) -> None:
+async def test_errors_arrive_unchanged(client: AsyncClient) -> None:
     with pytest.raises(InvalidMedia):
         await client.chat("What is it?", images=[b"not an image"])
     with pytest.raises(ModelNotFound):
@@ -87,13 +87,13 @@ async def test_errors_come_as_they_are(client: AsyncClient) -> None:
 
 
 async def test_a_router_that_dies_is_one_clear_error(client: AsyncClient, cluster: LocalCluster) -> None:
-    """Last in its module: nothing works after it."""
+    """Last in its module: it kills the router."""
 
     async def kill_while_it_waits() -> None:
         await asyncio.sleep(0.3)
         cluster.kill("router")
 
-    cluster.kill("text-1", signal.SIGSTOP)  # no answer comes before the router is gone
+    cluster.kill("text-1", signal.SIGSTOP)  # no answer arrives before the router is killed
     try:
         with pytest.raises(TriptychError):
             await asyncio.gather(client.chat("Who are you?", temperature=0, timeout_s=30), kill_while_it_waits())

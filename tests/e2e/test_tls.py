@@ -1,4 +1,4 @@
-"""A cluster whose services believe only each other's certificates: calls and embeddings go over mutual TLS."""
+"""A cluster under mutual TLS: calls and embeddings between services with trusted certificates only."""
 
 import ssl
 from collections.abc import Mapping
@@ -38,19 +38,20 @@ def identity(folder: Path) -> TlsIdentity:
 
 
 def options(folders: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
-    """Arenas as on a device too: the whole way of an embedding, over an interface that hides its bytes."""
+    """Arenas as on a device: embeddings use the same path as with memory that the CPU cannot read."""
     pulling = ("--transports", "nixl,tcp", "--prefer-transport", "tcp", "--arena", "device")
     return {
         "gateway": flags(folders["gateway"]),
         "router": flags(folders["router"]),
+        "pool_manager": flags(folders["pool_manager"]),
         "encoder": (*flags(folders["encoder"]), "--transports", "nixl,tcp", "--arena", "device"),
         "text": (*flags(folders["text"]), *pulling),
     }
 
 
-async def test_a_cluster_under_mutual_tls_answers_its_own_and_nobody_else(tmp_path: Path) -> None:
+async def test_a_cluster_under_mutual_tls_serves_only_trusted_certificates(tmp_path: Path) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
-    folders = {name: tmp_path / name for name in ("gateway", "router", "encoder", "text", "user")}
+    folders = {name: tmp_path / name for name in ("gateway", "router", "pool_manager", "encoder", "text", "user")}
     for folder in folders.values():
         write_identity(folder, authority)
     write_identity(tmp_path / "stranger", stranger)
@@ -77,7 +78,7 @@ async def test_a_cluster_under_mutual_tls_answers_its_own_and_nobody_else(tmp_pa
                 await stub.close()
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_mismatched_certificate_files_are_refused(tmp_path: Path) -> None:
     authority = trustme.CA()
     for name in ("one", "other"):
         write_identity(tmp_path / name, authority)

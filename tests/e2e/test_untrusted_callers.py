@@ -1,4 +1,6 @@
-"""Whoever reaches a port of a process can make it neither die, nor swell, nor hang, nor blame itself."""
+"""A caller that reaches a port of a process cannot make it crash, grow, hang, or report its own error for a bad
+request.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +26,7 @@ from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.media import digest_of
-from triptych.v1 import common_pb2, encoder_pb2, instance_pb2, router_pb2, text_pb2
+from triptych.v1 import calls_pb2, common_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2
 from triptych.wire.decode import REQUESTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -34,7 +36,7 @@ ROOM_NBYTES = 1 << 30
 GROWTH_NBYTES = 400 << 20
 """Of resident memory, over all that follows."""
 CALL_S = 20.0
-SERVICES = ("encoder-1", "text-1", "router")
+SERVICES = ("encoder-1", "text-1", "router", "pool-manager")
 PNG = (DIGITS / "9_c.png").read_bytes()
 DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
 CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -67,12 +69,36 @@ def text_request() -> text_pb2.TextRequest:
     )
 
 
+def exchange_request(carried: text_pb2.TextRequest) -> calls_pb2.CallRequests:
+    start = calls_pb2.StartCall(
+        method="/triptych.v1.Text/Generate",
+        request=carried.SerializeToString(),
+        timeout_s=CALL_S,
+        metadata={"x-request-id": carried.request_id},
+    )
+    return calls_pb2.CallRequests(requests=[calls_pb2.CallRequest(call=1, start=start)])
+
+
 def chat_request() -> router_pb2.ChatRequest:
     chat = router_pb2.ChatRequest(request_id=f"c{next(_numbers)}", model=MODEL_ID, sampling=SAMPLING)
     message = chat.messages.add(role=router_pb2.SPEAKER_ROLE_USER)
     message.parts.add().media.CopyFrom(router_pb2.MediaPart(modality=common_pb2.MODALITY_IMAGE, data=PNG))
     message.parts.add(text="What digit is it?")
     return chat
+
+
+def report(instance_id: str = "somebody", port: int = 1) -> pool_manager_pb2.MemberReport:
+    """A registration. The stream ends after it, so that another may follow."""
+    registration = pool_manager_pb2.Registration(
+        kind=pool_manager_pb2.MEMBER_KIND_INSTANCE,
+        instance_id=instance_id,
+        epoch=1,
+        address=f"127.0.0.1:{port}",
+        model=MODEL_ID,
+        role=instance_pb2.ROLE_E,
+        transports=["tcp"],
+    )
+    return pool_manager_pb2.MemberReport(registration=registration)
 
 
 @dataclass
@@ -84,8 +110,8 @@ class Port:
     channel: grpc.aio.Channel
 
     async def call(self, path: str, data: bytes, timeout_s: float = CALL_S) -> grpc.StatusCode:
-        """The status of a call, of which at most one answer is read. An answer counts as OK."""
-        if path.endswith("ServerReflectionInfo"):
+        """The status of a call, of which at most one response is read. A response counts as OK."""
+        if path.endswith(("ServerReflectionInfo", "PoolManager/Attend", "Calls/Exchange")):
             streams: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(path)
             return await self._first(streams(iter([data]), timeout=timeout_s))
         stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(path)
@@ -109,14 +135,15 @@ class Port:
 
 @asynccontextmanager
 async def cluster_under_a_memory_limit() -> AsyncIterator[tuple[LocalCluster, dict[str, Port]]]:
-    async with LocalCluster(encoders=1, text=1) as cluster:
+    patient = ("--suspect-s", "3600", "--remove-s", "3600")
+    async with LocalCluster(encoders=1, text=1, options={"pool_manager": patient}) as cluster:
         ports = {
             name: Port(name, cluster.processes[name], grpc.aio.insecure_channel(cluster.targets[name], CHANNEL))
             for name in SERVICES
         }
         try:
             for port in ports.values():
-                await is_well(port)
+                await is_healthy(port)
                 limit = psutil.Process(port.pid).memory_info().vms + ROOM_NBYTES
                 resource.prlimit(port.pid, resource.RLIMIT_AS, (limit, limit))
             yield cluster, ports
@@ -125,13 +152,15 @@ async def cluster_under_a_memory_limit() -> AsyncIterator[tuple[LocalCluster, di
                 await port.channel.close()
 
 
-async def is_well(port: Port) -> None:
-    """A good request is answered, as before."""
+async def is_healthy(port: Port) -> None:
+    """Whether a good request is answered as before."""
     match port.name:
         case "encoder-1":
             request, path = encode_request().SerializeToString(), "/triptych.v1.Encoder/Encode"
         case "text-1":
             request, path = text_request().SerializeToString(), "/triptych.v1.Text/Generate"
+        case "pool-manager":
+            request, path = report().SerializeToString(), "/triptych.v1.PoolManager/Attend"
         case _:
             request, path = chat_request().SerializeToString(), "/triptych.v1.Router/Chat"
     for asked, data in ((path, request), ("/grpc.health.v1.Health/Check", b"")):
@@ -141,7 +170,7 @@ async def is_well(port: Port) -> None:
 
 async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[tuple[Port, str, Message]]:
     """One for every rpc of every service."""
-    encoder, text, router = (ports[name] for name in SERVICES)
+    encoder, text, router, manager = (ports[name] for name in SERVICES)
     encoded = await encoder.ask("/triptych.v1.Encoder/Encode", encode_request(), encoder_pb2.EncodeResponse)
     ticket = encoded.ticket
     ticket.address = cluster.targets["encoder-1"]
@@ -151,6 +180,8 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
     placeholder = await placeholder_id(router)
     with_item.token_ids[2:2] = [placeholder] * ticket.tokens
     with_item.placements.add(start=2, ticket=ticket)
+    another = report("another", 2).SerializeToString()
+    assert await manager.call("/triptych.v1.PoolManager/Attend", another) is grpc.StatusCode.OK
     lease = encoder_pb2.LeaseRequest(key=ticket.key, generation=ticket.generation, lease_s=3, lease_id=bytes(range(16)))
     own: list[tuple[Port, str, Message]] = [
         (encoder, "Instance/Describe", instance_pb2.DescribeRequest()),
@@ -160,12 +191,17 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
         (encoder, "Instance/WatchLoad", instance_pb2.WatchLoadRequest()),
         (text, "Instance/Describe", instance_pb2.DescribeRequest()),
         (text, "Text/Generate", with_item),
+        (text, "Calls/Exchange", exchange_request(text_request())),
         (text, "Instance/WatchLoad", instance_pb2.WatchLoadRequest()),
         (router, "Router/Chat", chat_request()),
         (router, "Router/Tokenize", router_pb2.TokenizeRequest(chat=chat_request())),
         (router, "Router/Models", router_pb2.ModelsRequest()),
         (router, "Router/GetTimeline", router_pb2.TimelineRequest(request_id=asked.request_id)),
         (router, "Router/Readiness", router_pb2.ReadinessRequest()),
+        (manager, "PoolManager/Attend", report()),
+        (manager, "PoolManager/Watch", pool_manager_pb2.WatchRequest(kinds=[pool_manager_pb2.MEMBER_KIND_INSTANCE])),
+        (manager, "PoolManager/Status", pool_manager_pb2.StatusRequest()),
+        (manager, "PoolManager/Drain", pool_manager_pb2.DrainRequest(instance_id="another")),
     ]
     reflected = reflection_pb2.ServerReflectionRequest(file_containing_symbol="triptych.v1.Text")
     return [
@@ -177,7 +213,7 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
 
 
 async def placeholder_id(router: Port) -> int:
-    """The item's placeholder in the prompt: the most frequent token."""
+    """The item's placeholder in the prompt: its most frequent token."""
     chat = chat_request()
     answer = await router.ask(
         "/triptych.v1.Router/Tokenize", router_pb2.TokenizeRequest(chat=chat), router_pb2.TokenizeResponse
@@ -186,7 +222,7 @@ async def placeholder_id(router: Port) -> int:
     return max(ids, key=ids.count)
 
 
-async def test_no_request_that_is_almost_right_harms_an_instance() -> None:
+async def test_no_mutated_request_affects_an_instance() -> None:
     async with cluster_under_a_memory_limit() as (cluster, ports):
         before = resident(ports)
         faults: list[str] = []
@@ -199,7 +235,7 @@ async def test_no_request_that_is_almost_right_harms_an_instance() -> None:
                 if code in DEFECTS:
                     faults.append(f"{path}, {what}: {code.name}")
                 assert psutil.pid_exists(port.pid), f"{path}, {what}: the process died"
-            await is_well(port)
+            await is_healthy(port)
         growth = {name: now - before[name] for name, now in resident(ports).items()}
         assert not faults, "\n".join(faults)
         assert max(growth.values()) < GROWTH_NBYTES, growth
@@ -211,7 +247,7 @@ def resident(ports: dict[str, Port]) -> dict[str, int]:
     return {name: psutil.Process(port.pid).memory_info().rss for name, port in ports.items()}
 
 
-async def test_random_bytes_on_any_port_harm_nobody() -> None:
+async def test_random_bytes_on_any_port_affect_no_process() -> None:
     async with cluster_under_a_memory_limit() as (_, ports):
         before = resident(ports)
         rng = random.Random(7)
@@ -220,11 +256,11 @@ async def test_random_bytes_on_any_port_harm_nobody() -> None:
             for port in ports.values()
             for family, address in await asyncio.to_thread(listening, port.pid)
         ]
-        assert len(doors) > len(ports), "data planes listen, too"
+        assert len(doors) > len(ports), "data planes listen as well"
         for port, family, address in doors:
             for data in garbage(rng):
                 await asyncio.to_thread(throw, family, address, data)
-            await is_well(port)
+            await is_healthy(port)
         growth = {name: now - before[name] for name, now in resident(ports).items()}
         assert max(growth.values()) < GROWTH_NBYTES, growth
 
@@ -244,7 +280,7 @@ def garbage(rng: random.Random) -> Iterator[bytes]:
 
 
 def listening(pid: int) -> list[tuple[int, Any]]:
-    """Everything that a process can be connected to: TCP ports, and sockets in the abstract namespace."""
+    """Every address that accepts connections: TCP ports, and sockets in the abstract namespace."""
     process = psutil.Process(pid)
     found: list[tuple[int, Any]] = [
         (socket.AF_INET, (one.laddr.ip, one.laddr.port))
@@ -260,10 +296,10 @@ def listening(pid: int) -> list[tuple[int, Any]]:
 
 
 def throw(family: int, address: Any, data: bytes) -> None:
-    """Send as much as is accepted, then close; an answer is not required."""
+    """Sends as much as is accepted, then closes; a response is not required."""
     with socket.socket(family, socket.SOCK_STREAM) as thrown:
         thrown.settimeout(5)
-        with contextlib.suppress(OSError):  # it was hung up on, or waits for more
+        with contextlib.suppress(OSError):  # the connection was closed, or the server waits for more
             thrown.connect(address)
             thrown.sendall(data)
             thrown.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""``triptych up`` on a terminal, with real services: its listening ports, and what remains when the terminal closes."""
+"""``triptych up`` on a terminal, with real services: its listening ports, and cleanup when the terminal closes."""
 
 import os
 import re
@@ -26,23 +26,23 @@ def listens_on(process: psutil.Process) -> set[tuple[str, int]]:
     return found
 
 
-def test_a_cluster_is_on_the_loopback_address_alone_and_goes_with_its_terminal(tmp_path: Path) -> None:
+def test_a_cluster_listens_on_loopback_only_and_ends_with_its_terminal(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm"}  # noqa: TID251
     with Terminal(COMMAND, cwd=ROOT, env=env) as terminal:
         terminal.read_until("Ctrl-C stops")
         assert re.search(r"encoder-1 +ready after", terminal.shown)
         services = psutil.Process(terminal.process.pid).children()
-        assert len(services) == 4
-        children = terminal.children()  # with the decoder processes of the encoder
+        assert len(services) == 5
+        children = terminal.children()  # including the decoder processes of the encoder
         listening = {address for child in children for address in listens_on(child)}
-        assert len(listening) >= 8, "a port and an admin port each"
+        assert len(listening) >= 10, "a port and an admin port each"
         assert {ip for ip, _ in listening if not ip_address(ip).is_loopback} == set()
         mapped = {Path(each.path) for child in children for each in child.memory_maps()}
         terminal.close()
         assert terminal.process.wait(60) == 0
     assert not any(child.is_running() for child in children)
     left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
-    assert left == [], "but torch's own cache, which it has one of per user"
+    assert left == [], "except torch's per-user cache"
     assert [path for path in mapped if path.is_relative_to("/dev/shm") and path.exists()] == []  # noqa: S108
     for ip, port in listening:
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""The wheel, in a clean environment, is all that a user needs."""
+"""The wheel in a clean environment is complete."""
 
 import os
 import re
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and its dependencies, and nothing of the checkout."""
+    """A virtual environment with the wheel and its dependencies, without the checkout."""
     directory = tmp_path_factory.mktemp("wheel")
     _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(ROOT), cwd=ROOT)
     (wheel,) = directory.glob("*.whl")
@@ -62,14 +62,14 @@ def cluster(environment: Path, tmp_path: Path) -> Iterator[str]:
     assert not left
 
 
-def test_nothing_but_triptych_is_installed_at_the_top(environment: Path) -> None:
+def test_triptych_is_the_only_top_level_package(environment: Path) -> None:
     (files,) = environment.glob("lib/python*/site-packages/triptych-*.dist-info/RECORD")
     tops = {line.split("/")[0].split(",")[0] for line in files.read_text().splitlines()}
     assert tops <= {"triptych", files.parent.name, ".."}
     assert not _exists(environment, "services")
 
 
-def test_up_runs_the_demo_model_and_chat_asks_it(environment: Path, cluster: str, tmp_path: Path) -> None:
+def test_up_serves_the_demo_model_and_chat_gets_an_answer(environment: Path, cluster: str, tmp_path: Path) -> None:
     answer = _run(
         str(environment / "bin" / "triptych"),
         "chat",
@@ -84,7 +84,7 @@ def test_up_runs_the_demo_model_and_chat_asks_it(environment: Path, cluster: str
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Wait for ``triptych up`` to say where it listens."""
+    """Waits until ``triptych up`` prints its address."""
     for _ in range(1200):
         found = re.search(r"^ready in .* at (http://127\.0\.0\.1:\d+)$", log.read_text(errors="replace"), re.MULTILINE)
         if found:

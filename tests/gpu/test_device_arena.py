@@ -1,4 +1,4 @@
-"""Arenas in a GPU's memory: the same interface, registered with NIXL as device memory. Nothing here runs without one."""
+"""Arenas in a GPU's memory: the same interface, registered with NIXL as device memory. Skipped without a GPU."""
 
 import asyncio
 import importlib.util
@@ -40,7 +40,9 @@ async def pull(holder: Site, reader: Site, nbytes: int) -> None:
     "backend", ["memory", "tcp", pytest.param("nixl", marks=needs_nixl)], ids=["memory", "tcp", "nixl"]
 )
 @pytest.mark.parametrize(("there", "here"), WAYS)
-async def test_embeddings_arrive_from_and_in_a_gpus_memory(backend: str, there: str | None, here: str | None) -> None:
+async def test_embeddings_are_pulled_from_and_into_gpu_memory(
+    backend: str, there: str | None, here: str | None
+) -> None:
     holding, reading = Kit(backend, device=there), Kit(backend, device=here)
     reading.network = holding.network
     async with holding.site("holder", nbytes=48 << 20) as holder, reading.site("reader", nbytes=48 << 20) as reader:
@@ -54,7 +56,7 @@ async def alone() -> AsyncIterator[Site]:
         yield site
 
 
-async def test_every_dtype_comes_back_and_damage_and_reuse_are_noticed(alone: Site) -> None:
+async def test_every_dtype_is_read_and_damage_and_reuse_are_detected(alone: Site) -> None:
     sent = [tensor_of(dtype.value, dtype, (3, 5, 7), seed) for seed, dtype in enumerate(DType)]
     ticket = alone.put(b"k", sent)
     slot.verify(alone.arena, ticket.offset, ticket)
@@ -79,7 +81,7 @@ async def test_its_region_names_the_device(alone: Site) -> None:
 
 
 @needs_nixl
-async def test_many_reads_at_once_into_a_gpu() -> None:
+async def test_many_concurrent_reads_into_gpu_memory() -> None:
     kit = Kit("nixl", device=GPU)
     async with kit.site("holder", nbytes=48 << 20) as holder, kit.site("reader", nbytes=48 << 20) as reader:
         peer = await reader.transport.connect(holder.transport.offer())

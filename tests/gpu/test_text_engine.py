@@ -38,7 +38,7 @@ def test_float32_answers_equal_those_of_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block_tokens", [None, 16], ids=["the paged kernel", "gathers"])
-def test_bfloat16_runs_through_either_path(tmp_path: Path, block_tokens: int | None) -> None:
+def test_bfloat16_runs_on_both_paths(tmp_path: Path, block_tokens: int | None) -> None:
     engine = text_engine(
         make_model(tmp_path), device="cuda", dtype="bfloat16", kv_cache_bytes=64 << 20, kv=KvOptions(block_tokens)
     )
@@ -48,7 +48,7 @@ def test_bfloat16_runs_through_either_path(tmp_path: Path, block_tokens: int | N
 
 
 def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
-    """Rows come and go, so that several graphs are used; the same kernels compute both."""
+    """Sequences come and go, so that several graphs are used; the same kernels compute both."""
     if not has_paged_kernel(CUDA, torch.bfloat16):
         pytest.skip("THIS TORCH HAS NO PAGED KERNEL: CUDA graphs are not tested here")
     answers = []
@@ -68,7 +68,7 @@ def test_replayed_decoding_equals_eager(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 100])
-def test_the_paged_kernel_equals_attention_written_out(window: int | None) -> None:
+def test_the_paged_kernel_equals_reference_attention(window: int | None) -> None:
     if not has_paged_kernel(CUDA, torch.bfloat16):
         pytest.skip("THIS TORCH HAS NO PAGED KERNEL: it is not tested here")
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Benchmarks with tiny settings: that they run and measure, not what."""
+"""Runs benchmarks with tiny settings: they must run and measure; the figures do not matter."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def figures_of(name: str, directory: Path) -> dict[str, Any]:
-    """Run ``benchmarks.<name> --quick``; returns its output, which describes the machine."""
+    """Runs ``benchmarks.<name> --quick``; returns its output, which describes the machine."""
     out = directory / f"{name}.json"
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(out)],

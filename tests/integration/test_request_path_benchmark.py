@@ -1,5 +1,3 @@
-"""The benchmark of a request's path runs and counts, with tiny settings."""
-
 from pathlib import Path
 
 from tests.integration.quick_benchmark import figures_of

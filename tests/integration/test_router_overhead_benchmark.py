@@ -1,10 +1,8 @@
-"""The router benchmark runs, over every system, with tiny settings."""
-
 from pathlib import Path
 
 from tests.integration.quick_benchmark import figures_of
 
-SYSTEMS = {"relay", "router", "gateway", "mounted"}
+SYSTEMS = {"relay", "plain", "router", "gateway", "mounted"}
 
 
 def test_the_router_benchmark_measures_every_system(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""The sampling benchmark runs and reports the times of a step in one batch and row by row."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The transport benchmark runs, over every system, with tiny settings."""
-
 from pathlib import Path
 
 from tests.integration.quick_benchmark import figures_of

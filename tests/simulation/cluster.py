@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from services.encoder.arena_store import ArenaStore
 from services.encoder.service import EncoderService
 from services.encoder.settings import EncoderSettings
+from services.pool_manager.service import PoolManagerService
+from services.pool_manager.settings import PoolManagerSettings
 from services.router.prepare import ModelPrepare
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
@@ -23,13 +26,18 @@ from services.text.service import TextService
 from services.text.settings import TextSettings
 from triptych import ports
 from triptych.domain.embedding import Ticket
-from triptych.domain.membership import Member, MembershipSnapshot, MemberState
+from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
+from triptych.domain.pool import Registration
 from triptych.domain.stage import Stage
+from triptych.machine.membership_view import ViewLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
+from triptych.runtime.managed_membership import ManagedMembership
+from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
-from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance
+from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
 from triptych.tokens.detokenize import IncrementalDetokenizer
@@ -44,13 +52,15 @@ MIB = 1 << 20
 
 @dataclass
 class World:
-    """What a run is made of, besides its requests. Everything random in it comes from ``seed``."""
+    """The parameters of a run besides its requests. Everything random in it is derived from ``seed``."""
 
     seed: int = 0
     encoders: int = 2
     texts: int = 1
     hybrids: int = 0
     """Text instances that encode as well, beside the others."""
+    managers: int = 0
+    """Pool managers, with which instances register and which the router follows; without one the test names members."""
     image_budget: ImageBudget | None = None
     """Of each of them."""
     encoder_arena_bytes: int = MIB
@@ -82,6 +92,23 @@ class _Node:
         self.links: list[Link[Any]] = []
         """Ways that end when this instance does: from others to it, and from it to others."""
 
+    def register(self) -> None:
+        """Register with the pool managers of the cluster, if it has any."""
+        if self._scope is None or not self._cluster.managers:
+            return
+        instance, address = self.instance, f"{self.name}:1"
+
+        async def introduce() -> Registration:
+            return Registration.of_instance(await instance.describe(), address=address, hardware="")
+
+        access = ManagerAccess(tuple(self._cluster.managers))
+        way = partial(self._cluster.way_to_manager, self.name)
+        Registrar(instance, introduce, self.drain, way, access, self._scope).start()
+
+    async def drain(self) -> None:
+        """As on SIGTERM, or ordered by a pool manager."""
+        await self.instance.drain()
+
     def _boot(self) -> TaskScope:
         self.epoch += 1
         self.is_up = True
@@ -89,7 +116,7 @@ class _Node:
         return self._scope
 
     async def kill(self) -> None:
-        """Kill it at once: unsent messages and unreleased leases are lost."""
+        """Kills it at once: unsent messages and unreleased leases are lost."""
         for link in self.links:
             link.kill()
         await self.end()
@@ -113,15 +140,16 @@ class EncoderNode(_Node):
         self.start()
 
     def start(self) -> None:
-        """Another incarnation, with empty memory."""
+        """Starts another incarnation with empty memory."""
         self.open(self._boot(), self.epoch, InlineOffload())
         self.service.start()
         self.instance = self.service
         for link in self.links:
             link.restart(self.instance)
+        self.register()
 
     def open(self, scope: TaskScope, epoch: int, compute: InlineOffload) -> None:
-        """Everything but starting the service."""
+        """Everything except starting the service."""
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
@@ -161,14 +189,15 @@ class TextNode(_Node):
         self.start()
 
     def start(self) -> None:
-        """Another incarnation, with empty memory."""
+        """Starts another incarnation with empty memory."""
         self.open(self._boot(), self.epoch)
         self.instance = self.service
         for link in self._inbound:
             link.restart(self.instance)
+        self.register()
 
     def open(self, scope: TaskScope, epoch: int, encoder: EncoderNode | None = None) -> None:
-        """Everything of it, started. ``encoder`` is of the same process, and has its turns in the engine's thread."""
+        """All of it, started. ``encoder`` is in the same process; its batches run in the engine's thread."""
         cluster, world = self._cluster, self._cluster.world
         settings = TextSettings(model=Path(), **world.text)
         part = "" if encoder is None else "pulled"
@@ -236,21 +265,21 @@ class TextNode(_Node):
 
 
 class _MountedEncoder(EncoderNode):
-    """The encoder of a hybrid instance, which opens and ends it."""
+    """The encoder of a hybrid instance, which opens and closes it."""
 
     def start(self) -> None:
-        """Nothing by itself."""
+        """Does nothing: the hybrid instance starts it."""
 
 
 class HybridNode(TextNode):
-    """A text process that encodes as well: one scope, one thread, one loop; gone as a whole."""
+    """A text process that also encodes: one scope, one thread, one loop; killed as a whole."""
 
     def __init__(self, name: str, cluster: "SimCluster") -> None:
         self.encoder = _MountedEncoder(name, cluster)
         super().__init__(name, cluster)
 
     def start(self) -> None:
-        """Another incarnation, with empty memory."""
+        """Starts another incarnation with empty memory."""
         self.thread = InlineOffload()
         scope = self._boot()
         self.encoder.epoch, self.encoder.is_up = self.epoch, True
@@ -264,6 +293,12 @@ class HybridNode(TextNode):
         self.instance = HybridInstance(self.service, self.encoder.service, settings)
         for link in self._inbound:
             link.restart(self.instance)
+        self.register()
+
+    async def drain(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.service.drain())
+            group.create_task(self.encoder.service.drain())
 
     async def kill(self) -> None:
         for link in self.encoder.links:
@@ -275,8 +310,42 @@ class HybridNode(TextNode):
         await self.encoder.end()
 
 
+class ManagerNode:
+    """A pool manager's process. Every caller has its own way to it, so that each can be cut off."""
+
+    def __init__(self, name: str, cluster: "SimCluster") -> None:
+        self.name = name
+        self._cluster = cluster
+        self.links: dict[str, Link[Any]] = {}
+        """By caller."""
+        self._incarnation = 0
+        self.start()
+
+    def start(self) -> None:
+        """Another incarnation, which knows nobody."""
+        self._incarnation += 1
+        self._scope = TaskScope(f"{self.name}.{self._incarnation}")
+        settings = PoolManagerSettings(allow_network=True)
+        self.service = PoolManagerService(
+            settings, incarnation=self._incarnation, clock=self._cluster.clock, scope=self._scope
+        )
+        self.service.start()
+        for link in self.links.values():
+            link.restart(self.service)
+
+    async def kill(self) -> None:
+        for link in self.links.values():
+            link.kill()
+        await self._scope.close()
+
+    def way(self, caller: str) -> LinkedPoolManager:
+        if caller not in self.links:
+            self.links[caller] = Link(f"{caller}->{self.name}", self.service)
+        return LinkedPoolManager(self.links[caller])
+
+
 class SimMembership:
-    """``ports.Membership`` that a scenario changes as it runs."""
+    """``ports.Membership`` that a scenario changes during the run."""
 
     fault = ""
 
@@ -286,7 +355,7 @@ class SimMembership:
         self._changed = asyncio.Event()
 
     def set(self, name: str, state: MemberState | None) -> None:
-        """None: the source does not name it any more."""
+        """None: the source does not list it any more."""
         self.members.pop(name, None)
         if state is not None:
             self.members[name] = Member(name, state)
@@ -310,6 +379,10 @@ class SimCluster:
         self.network = MemoryNetwork(world.before_pull)
         self._latency = self.rng("latency")
         self._scope = TaskScope("router")
+        self.managers: dict[str, ManagerNode] = {}
+        """By address."""
+        for number in range(world.managers):
+            self.managers[f"m{number}:1"] = ManagerNode(f"m{number}", self)
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
         self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
         self.encoders += [node.encoder for node in self.hybrids]
@@ -318,24 +391,40 @@ class SimCluster:
         self.names: dict[str, str] = {}
         """By address, where that is not the name."""
         self.membership = SimMembership(self.processes)
-        self.router = self.make_router(self.membership, self.connect)
+        source: ports.Membership = self.membership
+        if self.managers:
+            self.names.update((f"{name}:1", name) for name in self.processes)
+            source = ManagedMembership(
+                partial(self.way_to_manager, "router"),
+                ManagerAccess(tuple(self.managers)),
+                ViewLimits(),
+                clock=self.clock,
+                name="router",
+                kinds=(MemberKind.INSTANCE,),
+            )
+        self.source = source
+        self.router = self.make_router(source, self.connect)
 
     @property
     def processes(self) -> dict[str, EncoderNode | TextNode]:
-        """All instances by name, which is their address, too."""
+        """All instances by name, which is also their address."""
         nodes: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
         return {node.name: node for node in nodes if not isinstance(node, _MountedEncoder)}
 
     def connect(self, name: str) -> LinkedInstance:
-        """The router's way to an instance."""
+        """The router's link to an instance."""
+        name = self.names.get(name, name)
         return LinkedInstance(self.link(f"router->{name}", self.processes[name]))
+
+    def way_to_manager(self, caller: str, address: str) -> LinkedPoolManager:
+        return self.managers[address].way(caller)
 
     def rng(self, name: str) -> Random:
         """A separate random source for each part, so that draws of one do not shift another's."""
         return Random(f"{self.world.seed}/{name}")
 
     def link(self, name: str, node: EncoderNode | TextNode) -> Link[Any]:
-        """A way to an instance, whether it is up or not."""
+        """A link to an instance, whether it is up or not."""
 
         def fault(method: str) -> Fault:
             self.decisions.append((self.clock(), name, method))
@@ -355,7 +444,7 @@ class SimCluster:
     def make_router(
         self, membership: ports.Membership, connect: Callable[[str], ports.InstanceClient]
     ) -> RouterService:
-        """The cluster's router, by whatever ways to its instances."""
+        """The cluster's router, with the given links to its instances."""
         return RouterService(
             membership,
             connect,
@@ -375,9 +464,9 @@ class SimCluster:
                 await asyncio.sleep(0.01)
 
     async def check_nothing_is_held(self) -> None:
-        """Raises AssertionError when something is left of the requests that are over.
+        """Raises AssertionError if something is left of finished requests.
 
-        Leases whose release got lost run out after their time and that of the longest pull; they get it.
+        Leases whose release was lost expire after their duration and the longest pull; this waits for them.
         """
         for settle_s in (1.0, 100.0):
             await asyncio.sleep(settle_s)
@@ -387,7 +476,7 @@ class SimCluster:
         assert not self.held(), self.held()
 
     def held(self) -> dict[str, int]:
-        """What instances that are up, and the router, still hold: all that is not zero."""
+        """The nonzero counts of what the router and the live instances still hold."""
         cluster = self.router.cluster
         held = {"router requests": self.router.running, "router credits": cluster.outstanding_credits}
         for node in filter(lambda node: node.is_up, self.encoders):
@@ -405,23 +494,27 @@ class SimCluster:
         return {name: number for name, number in held.items() if number}
 
     def validate(self) -> None:
-        """All invariants of all machines."""
+        """Checks the invariants of all machines."""
         self.router.cluster.validate()
         for node in self.encoders:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
+        for manager in self.managers.values():
+            manager.service.validate()
 
     async def close(self) -> None:
         self.router.close()
         await self._scope.close()
         for node in (*self.texts, *self.encoders):
             await node.end()
+        for manager in self.managers.values():
+            await manager.kill()
 
 
 @asynccontextmanager
 async def running(world: World) -> AsyncIterator[SimCluster]:
-    """A cluster that is ready, and is gone at the end. All its machines' invariants are checked every second."""
+    """A cluster that is ready, closed at the end. The invariants of all its machines are checked every second."""
     cluster = SimCluster(world)
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""The system under virtual time: workloads and faults from seeds, every answer checked, nothing left behind."""
+"""The system under virtual time: workloads and faults from seeds, every answer checked, no leaks."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,7 +33,7 @@ Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 
 
 def simulate(world: World, scenario: Scenario, *, limit_s: float = 600) -> list[tuple[float, str, str]]:
-    """Run a scenario and return its decisions; a failure names the seed."""
+    """Runs a scenario and returns its decisions; a failure names the seed."""
 
     async def main() -> list[tuple[float, str, str]]:
         async with running(world) as cluster:
@@ -54,7 +54,7 @@ def check_right(replies: Sequence[Reply]) -> None:
 
 
 def check_right_or(replies: Sequence[Reply], *errors: type[TriptychError]) -> list[Reply]:
-    """Every request has its right answer or one of the errors; returns those that have an error."""
+    """Every request has its right answer or one of the errors; returns the requests with an error."""
     failed = [reply for reply in replies if reply.error is not None]
     for reply in failed:
         assert isinstance(reply.error, errors), f"{reply.ask.request.request_id}: {reply.error!r}"
@@ -63,7 +63,7 @@ def check_right_or(replies: Sequence[Reply], *errors: type[TriptychError]) -> li
 
 
 async def play_while(cluster: SimCluster, asks: list[Ask], fault: Coroutine[Any, Any, None]) -> list[Reply]:
-    """Send the requests while ``fault`` runs."""
+    """Sends the requests while ``fault`` runs."""
     async with asyncio.TaskGroup() as group:
         playing = group.create_task(play(cluster.router, asks))
         group.create_task(fault)
@@ -90,8 +90,8 @@ LONG = SamplingParams(temperature=0, max_tokens=40)
 
 
 @pytest.mark.parametrize("images", [(0, 0), (2, 4)])
-def test_a_lower_priority_overtakes_who_waits_at_a_full_text_instance(images: tuple[int, int]) -> None:
-    """They come after the others, and have more time left: their number alone lets them pass."""
+def test_a_lower_priority_number_overtakes_requests_waiting_at_a_full_text_instance(images: tuple[int, int]) -> None:
+    """They arrive after the others and have later deadlines, so only their priority number puts them first."""
 
     async def scenario(cluster: SimCluster) -> None:
         usual = prioritized(make_asks(4, 12, rate_per_s=None, images=images), 0, "usual")
@@ -100,7 +100,7 @@ def test_a_lower_priority_overtakes_who_waits_at_a_full_text_instance(images: tu
         check_right(replies)
         order = [reply.ask.request for reply in sorted(replies, key=lambda reply: reply.ended_s)]
         places = [place for place, request in enumerate(order) if request.priority == -1]
-        # Who is let in before they come, or runs when their pulls end, is not thrown out again.
+        # Requests admitted before they arrive, or running when their pulls end, are not preempted.
         assert places[-1] < len(usual) - 4, [request.request_id for request in order]
         assert all(order[place].priority == 0 for place in range(places[-1] + 1, len(order)))
 
@@ -120,7 +120,7 @@ def test_a_higher_priority_waits_no_longer_than_its_deadline() -> None:
     simulate(World(seed=6, max_running=1), scenario)
 
 
-def test_a_mixed_workload_is_answered_right() -> None:
+def test_a_mixed_workload_is_answered_correctly() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(1, 300)))
         assert all(node.engine.encoded_items > 0 for node in cluster.encoders)
@@ -128,7 +128,7 @@ def test_a_mixed_workload_is_answered_right() -> None:
     simulate(World(seed=1), scenario)
 
 
-def test_text_only_requests_touch_no_encoder() -> None:
+def test_text_only_requests_call_no_encoder() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(1, 20, images=(0, 0))))
         assert not [call for call in cluster.decisions if call[2] in ("encode", "lease")]
@@ -136,7 +136,7 @@ def test_text_only_requests_touch_no_encoder() -> None:
     simulate(World(seed=1), scenario)
 
 
-def test_a_burst_of_200_loses_none() -> None:
+def test_a_burst_of_200_loses_no_request() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(2, 200, rate_per_s=None)))
 
@@ -144,7 +144,7 @@ def test_a_burst_of_200_loses_none() -> None:
 
 
 @pytest.mark.parametrize("concurrent", [1, 2, 4, 8, 16, 32, 64])
-def test_any_number_of_concurrent_image_requests(concurrent: int) -> None:
+def test_any_number_of_concurrent_image_requests_is_answered(concurrent: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for _ in range(3):
             check_right(await play(cluster.router, make_asks(concurrent, concurrent, rate_per_s=None, images=(1, 4))))
@@ -154,13 +154,13 @@ def test_any_number_of_concurrent_image_requests(concurrent: int) -> None:
 
 @pytest.mark.parametrize("back_after_s", [None, 0.2])
 @pytest.mark.parametrize("seed", range(4))
-def test_an_encoder_killed_amid_100_requests_costs_no_answer(seed: int, back_after_s: float | None) -> None:
+def test_an_encoder_killed_during_100_requests_loses_no_answer(seed: int, back_after_s: float | None) -> None:
     async def scenario(cluster: SimCluster) -> None:
         victim = cluster.encoders[0]
 
         async def kill() -> None:
             await asyncio.sleep(0.25)
-            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while requests run"
             await victim.kill()
             if back_after_s is not None:
                 await asyncio.sleep(back_after_s)
@@ -179,7 +179,7 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
 
         async def kill() -> None:
             await asyncio.sleep(killed_s - now_s())
-            assert victim.service.load().at(Stage.DECODE).pending > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.DECODE).pending > 0, "it is killed while requests run"
             await victim.kill()
 
         replies = await play_while(cluster, make_asks(seed, 150, rate_per_s=250), kill())
@@ -197,7 +197,7 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_of_two_text_instances_killed_costs_only_answers_that_had_begun(seed: int) -> None:
+def test_killing_one_of_two_text_instances_loses_only_started_answers(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def kill() -> None:
             await asyncio.sleep(0.3)
@@ -236,7 +236,7 @@ def test_pulls_that_fail_once_or_arrive_damaged_are_redone() -> None:
     simulate(world, scenario)
 
 
-def test_a_pull_that_never_works_is_a_clear_error_for_its_requests_alone() -> None:
+def test_a_permanently_failing_pull_is_a_clear_error_for_its_requests_only() -> None:
     images = [png(30, 30, seed=seed) for seed in range(2)]
     doomed: set[bytes] = set()
 
@@ -260,7 +260,7 @@ def test_a_pull_that_never_works_is_a_clear_error_for_its_requests_alone() -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
+def test_clients_that_cancel_at_any_time_leak_nothing(seed: int) -> None:
     rng = Random(seed)
     asks = [
         replace(ask, leave_after_s=rng.uniform(0, 0.1) if rng.random() < 0.6 else None)
@@ -276,7 +276,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_arena_too_small_for_a_burst_makes_it_wait_and_loses_none(seed: int) -> None:
+def test_a_burst_larger_than_the_arena_waits_without_losses(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(seed, 100, rate_per_s=None, distinct_images=500)))
 
@@ -284,7 +284,7 @@ def test_an_arena_too_small_for_a_burst_makes_it_wait_and_loses_none(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_encoder_that_stops_answering_blocks_nobody_beyond_a_deadline(seed: int) -> None:
+def test_an_unresponsive_encoder_blocks_no_request_beyond_its_deadline(seed: int) -> None:
     timeout_s = 30.0
 
     async def scenario(cluster: SimCluster) -> None:
@@ -307,7 +307,7 @@ def test_an_encoder_that_stops_answering_blocks_nobody_beyond_a_deadline(seed: i
     simulate(World(seed=seed), scenario)
 
 
-def test_an_item_that_breaks_a_batch_costs_its_neighbours_nothing() -> None:
+def test_an_item_that_breaks_a_batch_does_not_affect_the_others() -> None:
     async def scenario(cluster: SimCluster) -> None:
         for node in cluster.encoders:
             node.engine.failures.append(EngineFailure("on purpose"))
@@ -317,7 +317,7 @@ def test_an_item_that_breaks_a_batch_costs_its_neighbours_nothing() -> None:
     simulate(World(seed=7), scenario)
 
 
-def test_a_sequence_that_the_engine_gives_up_fails_alone() -> None:
+def test_a_sequence_failed_by_the_engine_fails_alone() -> None:
     async def scenario(cluster: SimCluster) -> None:
         cluster.texts[0].engine.failures.append(EngineFailure("on purpose"))
         failed = check_right_or(await play(cluster.router, make_asks(8, 40)), EngineFailure)
@@ -326,7 +326,7 @@ def test_a_sequence_that_the_engine_gives_up_fails_alone() -> None:
     simulate(World(seed=8), scenario)
 
 
-def test_an_image_that_cannot_be_decoded_is_refused_each_time_and_harms_nobody() -> None:
+def test_an_undecodable_image_is_refused_every_time_without_side_effects() -> None:
     """After vllm#43941: an error on an image, then the same image again."""
     broken = png(20, 20) + BROKEN_MEDIA
 
@@ -372,11 +372,11 @@ def chaos(seed: int) -> list[tuple[float, str, str]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_goes_wrong_every_request_ends_and_nothing_is_held(seed: int) -> None:
+def test_under_random_faults_every_request_ends_and_nothing_leaks(seed: int) -> None:
     chaos(seed)
 
 
-def test_one_seed_makes_one_history_and_another_seed_another() -> None:
+def test_a_seed_determines_the_history() -> None:
     first = chaos(3)
     assert chaos(3) == first
     assert chaos(4) != first

@@ -1,4 +1,4 @@
-"""Hybrid instances under virtual time: right answers, nothing left held, no starvation."""
+"""Hybrid instances under virtual time: right answers, no leaks, no starvation."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -33,7 +33,7 @@ def simulate(world: World, scenario: Scenario) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """One turn of the tower."""
+    """One batch of the encoder."""
 
     at_s: float
     tokens: tuple[int, ...]
@@ -46,23 +46,23 @@ class Batch:
 
 
 class Watched:
-    """What an instance's thread does."""
+    """A record of what an instance's thread runs."""
 
     def __init__(self, node: HybridNode) -> None:
         self.steps: list[float] = []
         """When each step of the text engine began."""
         self.batches: list[Batch] = []
         self._waiting_since_s: float | None = None
-        engine, encoder, tower = node.engine, node.encoder.engine, node.encoder.service.batcher
+        engine, encoder, batcher = node.engine, node.encoder.engine, node.encoder.service.batcher
         clock = asyncio.get_running_loop().time
-        decode_step, encode, turn = engine.decode_step, encoder.encode, tower.turn
+        decode_step, encode, turn = engine.decode_step, encoder.encode, batcher.turn
 
         def stepping() -> Any:
             self.steps.append(clock())
             return decode_step()
 
         async def turning(budget: ImageBudget | None = None) -> bool:
-            self._waiting_since_s = tower.waiting_since_s
+            self._waiting_since_s = batcher.waiting_since_s
             return await turn(budget)
 
         def encoding(items: Any) -> Any:
@@ -72,7 +72,7 @@ class Watched:
             self.batches.append(Batch(clock(), tokens, waited_s, engine.prefill_ready, engine.has_work))
             return encode(items)
 
-        engine.decode_step, tower.turn = stepping, turning  # type: ignore[method-assign]
+        engine.decode_step, batcher.turn = stepping, turning  # type: ignore[method-assign]
         encoder.encode = encoding  # type: ignore[assignment, method-assign]
 
 
@@ -81,7 +81,7 @@ def alone(seed: int, **changes: Any) -> World:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_instance_alone_answers_a_mixed_workload_right(seed: int) -> None:
+def test_a_single_hybrid_instance_answers_a_mixed_workload_correctly(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for reply in await play(cluster.router, make_asks(seed, 100)):
             reply.check_right()
@@ -92,7 +92,7 @@ def test_one_instance_alone_answers_a_mixed_workload_right(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_hybrid_instances_work_with_each_other_and_with_others(seed: int) -> None:
+def test_hybrid_and_other_instances_work_together(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for reply in await play(cluster.router, make_asks(seed, 150)):
             reply.check_right()
@@ -101,7 +101,7 @@ def test_hybrid_instances_work_with_each_other_and_with_others(seed: int) -> Non
     simulate(World(seed=seed, encoders=1, texts=1, hybrids=2), scenario)
 
 
-def test_an_idle_hybrid_instance_answers_about_what_it_has_encoded_itself() -> None:
+def test_an_idle_hybrid_instance_decodes_the_requests_it_encoded() -> None:
     async def scenario(cluster: SimCluster) -> None:
         asks = make_asks(8, 12, rate_per_s=1.0, images=(1, 1), distinct_images=500)
         for reply in await play(cluster.router, asks):
@@ -117,7 +117,7 @@ def test_an_idle_hybrid_instance_answers_about_what_it_has_encoded_itself() -> N
     simulate(World(seed=8, encoders=0, texts=0, hybrids=2), scenario)
 
 
-def test_a_hybrid_instance_that_dies_takes_its_requests_along_and_comes_back_as_a_whole() -> None:
+def test_a_killed_hybrid_instance_fails_its_requests_and_returns_with_both_services() -> None:
     async def scenario(cluster: SimCluster) -> None:
         async with asyncio.TaskGroup() as group:
             playing = group.create_task(play(cluster.router, make_asks(2, 200)))
@@ -140,7 +140,7 @@ def test_a_hybrid_instance_that_dies_takes_its_requests_along_and_comes_back_as_
     simulate(World(seed=2, encoders=0, texts=0, hybrids=2), scenario)
 
 
-def test_no_item_is_encoded_while_a_prompt_can_be_computed_instead() -> None:
+def test_prompts_are_prefilled_before_items_are_encoded() -> None:
     async def scenario(cluster: SimCluster) -> None:
         watched = Watched(cluster.hybrids[0])
         for reply in await play(cluster.router, make_asks(3, 150, rate_per_s=60.0)):
@@ -151,7 +151,7 @@ def test_no_item_is_encoded_while_a_prompt_can_be_computed_instead() -> None:
     simulate(alone(3, text={"encode_patience_s": 1e6}), scenario)
 
 
-def test_the_tower_keeps_to_its_budget_and_decodes_go_on_between_its_batches() -> None:
+def test_the_encoder_keeps_its_budget_and_decodes_run_between_its_batches() -> None:
     budget = ImageBudget(tokens=20, nbytes=1 << 20)
 
     async def scenario(cluster: SimCluster) -> None:
@@ -165,7 +165,9 @@ def test_the_tower_keeps_to_its_budget_and_decodes_go_on_between_its_batches() -
         beside = 0
         for first, second in pairwise(batches):
             if first.others and second.others:
-                assert sum(first.at_s <= at_s < second.at_s for at_s in watched.steps) >= 1, "two batches in one go"
+                assert sum(first.at_s <= at_s < second.at_s for at_s in watched.steps) >= 1, (
+                    "two batches without a step between them"
+                )
                 beside += 1
         assert beside > 20
 
@@ -176,8 +178,8 @@ PATIENCE_S = 0.1
 
 
 @pytest.mark.parametrize("patience_s", [PATIENCE_S, 1e6])
-def test_prompts_without_an_end_do_not_keep_items_waiting_for_ever(patience_s: float) -> None:
-    """Every step there are new prompts, for more than a second. By the paper's rule alone items wait for all of it."""
+def test_endless_prompts_do_not_starve_items(patience_s: float) -> None:
+    """Every step there are new prompts, for more than a second; by the paper's rule items would wait for all of it."""
 
     async def scenario(cluster: SimCluster) -> None:
         (node,) = cluster.hybrids
@@ -191,10 +193,10 @@ def test_prompts_without_an_end_do_not_keep_items_waiting_for_ever(patience_s: f
             asked[number] = replace(ask, request=replace(ask.request, request_id=f"with-image-{number}"))
         for reply in await play(cluster.router, [*texts, *asked]):
             reply.check_right()
-        iteration_s = 0.005 + 60 * 0.00005 + 0.005 + 0.0002 * 48  # a step with its prompts, and a batch
+        iteration_s = 0.005 + 60 * 0.00005 + 0.005 + 0.0002 * 48  # one step with prompts, and one batch
         waited_s = [batch.waited_s for batch in watched.batches]
         if patience_s == PATIENCE_S:
-            assert any(batch.prompts for batch in watched.batches), "no item ever had to go first"
+            assert any(batch.prompts for batch in watched.batches), "no item was ever encoded before waiting prompts"
             assert max(waited_s) <= PATIENCE_S + 2 * 2 * iteration_s
         else:
             assert max(waited_s) > 0.5

@@ -1,4 +1,4 @@
-"""Leases under virtual time: none is leaked by a lost answer, none expires while needed."""
+"""Leases under virtual time: none leaks after a lost response, none expires while needed."""
 
 import asyncio
 from dataclasses import replace
@@ -21,8 +21,8 @@ from triptych.testing.media import png
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_answer_that_crosses_its_cancellation_leaves_no_lease(seed: int) -> None:
-    """Clients leave while encodes are answered: links are slow, so that many answers are on their way just then."""
+def test_a_response_that_crosses_its_cancellation_leaks_no_lease(seed: int) -> None:
+    """Clients cancel while encodes are answered; links are slow, so that many responses are in flight then."""
     rng = Random(seed)
     asks = [
         replace(ask, leave_after_s=rng.uniform(0.05, 0.4)) for ask in make_asks(seed, 60, rate_per_s=80, images=(1, 4))
@@ -37,7 +37,7 @@ def test_an_answer_that_crosses_its_cancellation_leaves_no_lease(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_encode_whose_answer_is_lost_leaves_no_lease(seed: int) -> None:
+def test_an_encode_whose_response_is_lost_leaks_no_lease(seed: int) -> None:
     rng = Random(seed)
 
     def fault(link: str, method: str) -> Fault:
@@ -53,12 +53,12 @@ def test_an_encode_whose_answer_is_lost_leaves_no_lease(seed: int) -> None:
 
 @pytest.mark.parametrize("max_lease_s", [20.0, 60.0])
 def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(max_lease_s: float) -> None:
-    """Leases expire early, and other requests evict everything without a lease."""
+    """Leases expire early, and other requests evict every embedding without a lease."""
     asks = make_asks(3, 4, rate_per_s=None, images=(3, 4), timeout_s=590.0, distinct_images=400)
     images = {part.data for ask in asks for part in ask.request.media}
 
-    async def push_out(cluster: SimCluster) -> None:
-        """Embeddings as large as the arenas take besides those that are leased, one after the other."""
+    async def evict_unleased(cluster: SimCluster) -> None:
+        """Embeddings as large as the unleased part of the arenas, one after the other."""
         for number in count():
             await asyncio.sleep(1.0)
             for node in cluster.encoders:
@@ -67,7 +67,7 @@ def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(m
     async def scenario(cluster: SimCluster) -> None:
         cluster.texts[0].engine.step_s = 15.0
         async with asyncio.TaskGroup() as group:
-            pushing = group.create_task(push_out(cluster))
+            pushing = group.create_task(evict_unleased(cluster))
             replies = await play(cluster.router, asks)
             pushing.cancel()
         check_right(replies)
@@ -91,7 +91,7 @@ def test_a_request_that_waits_for_minutes_at_its_text_instance_is_encoded_once(m
 
 
 async def encode_alone(node: EncoderNode, media: bytes) -> None:
-    """What any other router might ask for; its leases are given back at once."""
+    """An encode call of another router; its leases are released at once."""
     info = inspect_media(media, MediaLimits())
     leases = (token_bytes(16), token_bytes(16))
     request = EncodeRequest("other", 0, FAKE_MODEL.model_id, media, info, 1000, b"", 5.0, 5.0, *leases)

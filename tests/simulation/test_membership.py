@@ -48,7 +48,7 @@ def spread(seed: int, **changes: Any) -> World:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whoever_leaves_by_the_list_may_be_killed_once_it_is_forgotten_and_nothing_is_lost(seed: int) -> None:
+def test_a_member_removed_from_the_list_can_be_killed_after_its_removal_without_losses(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario(cluster: SimCluster) -> None:
@@ -63,7 +63,7 @@ def test_whoever_leaves_by_the_list_may_be_killed_once_it_is_forgotten_and_nothi
                     await node.kill()
                     node.start()
                 else:
-                    await asyncio.sleep(rng.uniform(0, 0.02))  # it stays after all
+                    await asyncio.sleep(rng.uniform(0, 0.02))  # it is listed again
                 cluster.membership.set(name, ACTIVE)
                 cluster.validate()
                 await until_ready(cluster)
@@ -84,7 +84,7 @@ async def until_ready(cluster: SimCluster) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_whatever_joins_leaves_and_dies_every_request_has_its_answer_or_one_clear_error(seed: int) -> None:
+def test_under_random_membership_changes_every_request_has_its_answer_or_one_clear_error(seed: int) -> None:
     rng = Random(seed)
 
     async def change(cluster: SimCluster) -> None:
@@ -123,13 +123,13 @@ def test_whatever_joins_leaves_and_dies_every_request_has_its_answer_or_one_clea
     simulate(spread(seed), scenario)
 
 
-def test_one_that_has_left_is_given_up_at_once_and_what_it_did_is_done_elsewhere() -> None:
+def test_work_of_a_member_that_left_is_redone_elsewhere_at_once() -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def leave() -> None:
             await asyncio.sleep(0.25)
             for name in ("e0", "t0"):
                 for link in cluster.processes[name].links:
-                    link.stall()  # it neither answers nor fails: only the source knows that it is gone
+                    link.stall()  # it neither responds nor fails: only the membership source reports its end
                 cluster.membership.set(name, LEFT)
             await asyncio.sleep(0.001)
             cluster.validate()
@@ -140,13 +140,13 @@ def test_one_that_has_left_is_given_up_at_once_and_what_it_did_is_done_elsewhere
         async with asyncio.TaskGroup() as group:
             playing = group.create_task(play(cluster.router, make_asks(3, 60, rate_per_s=200, distinct_images=300)))
             group.create_task(leave())
-        assert loop.time() < began_s + 3, "nobody waited for a heartbeat"
+        assert loop.time() < began_s + 3, "no request waited for a missed heartbeat"
         for reply in playing.result():
             if reply.error is None:
                 reply.check_right()
             else:
                 assert isinstance(reply.error, InstanceLost)
-                assert reply.answers, "only what had begun is lost"
+                assert reply.answers, "only started answers are lost"
         for name in ("e0", "t0"):
             for link in cluster.processes[name].links:
                 link.resume()
@@ -154,7 +154,7 @@ def test_one_that_has_left_is_given_up_at_once_and_what_it_did_is_done_elsewhere
     simulate(World(seed=3, encoders=2, texts=2), scenario)
 
 
-def test_the_last_text_instance_that_leaves_answers_what_it_has_and_new_requests_wait_for_another() -> None:
+def test_the_last_leaving_text_instance_finishes_and_new_requests_wait_for_another() -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def swap() -> None:
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Items that several encoders do at once: right answers, faults redone shard by shard, nothing held, under virtual time."""
+"""Items split over several encoders: right answers, faults redone shard by shard, no leaks, under virtual time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ async def items(cluster: SimCluster, name: str = "one") -> tuple[ItemTimeline, .
     return (await cluster.router.timeline(name)).items
 
 
-def test_a_large_item_is_done_by_all_idle_encoders_at_once() -> None:
+def test_a_large_item_is_encoded_by_all_idle_encoders_at_once() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(TALL)]))
         done = await items(cluster)
@@ -52,7 +52,7 @@ def test_a_large_item_is_done_by_all_idle_encoders_at_once() -> None:
     simulate(World(encoders=4, router=CUT), scenario)
 
 
-def test_it_takes_a_share_of_the_time() -> None:
+def test_sharding_divides_the_encode_time() -> None:
     took_s: dict[int, float] = {}
     for min_tokens in (0, 4):
 
@@ -64,7 +64,7 @@ def test_it_takes_a_share_of_the_time() -> None:
     assert took_s[4] < 0.5 * took_s[0], took_s
 
 
-def test_items_keep_their_order_and_small_ones_stay_whole() -> None:
+def test_items_keep_their_order_and_small_ones_are_not_split() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(png(20, 20), TALL, png(14, 14, seed=2), TALL)]))
         done = await items(cluster)
@@ -75,7 +75,7 @@ def test_items_keep_their_order_and_small_ones_stay_whole() -> None:
     simulate(World(encoders=3, router=CUT), scenario)
 
 
-def test_what_was_cut_is_cut_alike_and_not_encoded_again() -> None:
+def test_a_cached_item_is_split_alike_and_not_encoded_again() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(TALL)]))
         encoded = sum(node.engine.encoded_items for node in cluster.encoders)
@@ -90,7 +90,7 @@ def test_what_was_cut_is_cut_alike_and_not_encoded_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_mixed_workload_in_shards_is_answered_right(seed: int) -> None:
+def test_a_mixed_workload_in_shards_is_answered_correctly(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(seed, 25, rate_per_s=60, distinct_images=100)))
 
@@ -98,13 +98,13 @@ def test_a_mixed_workload_in_shards_is_answered_right(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_encoder_that_dies_costs_its_shards_and_no_others(seed: int) -> None:
+def test_only_the_shards_of_a_killed_encoder_are_encoded_again(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         victim = cluster.encoders[seed]
 
         async def kill() -> None:
             await asyncio.sleep(0.012)
-            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while it works"
+            assert victim.service.load().at(Stage.ENCODE).pending > 0, "it is killed while requests run"
             await victim.kill()
 
         check_right(await play_while(cluster, [ask(TALL)], kill()))
@@ -116,7 +116,7 @@ def test_an_encoder_that_dies_costs_its_shards_and_no_others(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_encoders_that_die_and_come_back_cost_no_answer(seed: int) -> None:
+def test_restarting_encoders_lose_no_answer(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def faults() -> None:
             for node in cluster.encoders[:2]:
@@ -144,7 +144,7 @@ def failing_once() -> Callable[[str, Ticket], Awaitable[None]]:
     return before_pull
 
 
-def test_a_shard_that_cannot_be_pulled_is_encoded_again_alone() -> None:
+def test_only_a_shard_that_cannot_be_pulled_is_encoded_again() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(TALL)]))
         attempts = [one.encode_attempts for one in await items(cluster)]
@@ -155,7 +155,7 @@ def test_a_shard_that_cannot_be_pulled_is_encoded_again_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_arenas_that_hold_one_request_at_a_time_make_the_others_wait(seed: int) -> None:
-    """Credits for all shards of all items or for none: a holder of credits never waits for more."""
+    """Credits for all shards of all items or none: a request with credits never waits for more."""
 
     async def scenario(cluster: SimCluster) -> None:
         tall = [png(14 * 4, 14 * 64, seed=number) for number in range(6)]

@@ -1,4 +1,4 @@
-"""Requests from a seed, the clients that send them, and what their answers have to be."""
+"""Requests from a seed, the clients that send them, and their expected answers."""
 
 import asyncio
 from collections import defaultdict
@@ -23,14 +23,14 @@ TOKENIZER = fake_tokenizer()
 
 @dataclass(frozen=True)
 class Ask:
-    """A request, when it is sent, and after which time its client goes away (None: it stays to the end)."""
+    """A request, its send time, and the time after which its client cancels (None: never)."""
 
     at_s: float
     request: ChatRequest
     leave_after_s: float | None = None
 
     def right_answers(self) -> list[tuple[int, ...]]:
-        """What a model in one piece would say, for each choice."""
+        """The answers of the whole model, for each choice."""
         images = [part.data for part in self.request.media]
         prompt = PROMPTS.build(self.request.messages, [inspect_media(image, MediaLimits()) for image in images])
         items = [
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass
 class Answer:
-    """One choice of what a client got."""
+    """One choice of a client's result."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass
 class Reply:
-    """What a client got."""
+    """A client's result."""
 
     ask: Ask
     answers: dict[int, Answer] = field(default_factory=lambda: defaultdict(Answer))
@@ -66,7 +66,7 @@ class Reply:
     ended_s: float = 0.0
 
     def check_right(self) -> None:
-        """Raises AssertionError unless the answer is whole and right."""
+        """Raises AssertionError unless the answer is complete and right."""
         name = self.ask.request.request_id
         assert self.error is None, f"{name}: {self.error!r}"
         assert self.finished is not None, f"{name} has no end"
@@ -91,9 +91,9 @@ def make_asks(
     distinct_images: int = 60,
     timeout_s: float = 60.0,
 ) -> list[Ask]:
-    """``count`` requests with ``images`` (least, most) images each, of a stock of ``distinct_images``.
+    """``count`` requests with ``images`` (minimum, maximum) images each, out of ``distinct_images``.
 
-    They arrive as a Poisson process of ``rate_per_s``, or all at once when that is None.
+    They arrive as a Poisson process of ``rate_per_s``, or all at once if that is None.
     """
     rng = Random(seed)
     stock = [png(rng.randint(1, 56), rng.randint(1, 56), seed=number) for number in range(distinct_images)]
@@ -119,7 +119,7 @@ def make_asks(
 
 
 async def play(router: ports.Router, asks: list[Ask]) -> list[Reply]:
-    """Send every request at its time; returns when every client has its answer, its error, or has left."""
+    """Sends every request at its time; returns when every client has its answer, its error, or has cancelled."""
     replies = [Reply(ask) for ask in asks]
     started_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
@@ -144,7 +144,7 @@ async def _client(router: ports.Router, reply: Reply, started_s: float) -> None:
 async def _read(router: ports.Router, reply: Reply) -> None:
     async with aclosing(router.chat(reply.ask.request)) as stream:
         async for events in stream:
-            assert events, "nothing together"
+            assert events, "an empty batch of events"
             for event in events:
                 _read_one(reply, event)
 

@@ -15,16 +15,16 @@ GUIDES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path
 
 @pytest.mark.process
 def test_dependencies_point_down_only() -> None:
-    command = Path(sys.executable).with_name("lint-imports")  # a process: within this one it would silence all loggers
+    command = Path(sys.executable).with_name("lint-imports")  # a process: in this one it would disable all loggers
     done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("package", ["machine", "policy"])
-def test_every_decision_and_every_memory_has_its_own_tests(package: str) -> None:
+def test_every_policy_and_machine_has_its_own_tests(package: str) -> None:
     root, tests = SOURCES["triptych"] / package, ROOT / "tests" / "unit" / package
     sources = root.rglob("[a-z]*.py")
-    modules = {path.relative_to(root) for path in sources if not path.stem.endswith("_events")}  # those are nouns
+    modules = {path.relative_to(root) for path in sources if not path.stem.endswith("_events")}  # data types only
     tested = {path.relative_to(tests).with_name(path.name.removeprefix("test_")) for path in tests.rglob("test_*.py")}
     assert modules <= tested, f"without tests: {sorted(map(str, modules - tested))}"
 
@@ -55,11 +55,20 @@ def test_commands_in_the_guides_exist_in_the_makefile() -> None:
         assert named <= targets, f"{guide.name} names make targets that are not there: {sorted(named - targets)}"
 
 
-def test_links_in_the_guides_lead_somewhere() -> None:
+def test_links_in_the_guides_exist() -> None:
     for guide in GUIDES:
         for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", guide.read_text()):
             if "://" not in link and not link.startswith("mailto:"):
                 assert (guide.parent / link).exists(), f"{guide.name} links to {link}, which is not there"
+
+
+def test_links_to_headings_exist() -> None:
+    for guide in (*GUIDES, *ROOT.glob("docs/adr/*.md"), *ROOT.glob("services/*/README.md")):
+        for link, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", guide.read_text()):
+            target = guide.parent / link if link else guide
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{guide.name} links to #{anchor}, which is not in {target.name}"
 
 
 def test_every_file_and_name_that_architecture_points_to_exists() -> None:
@@ -76,7 +85,7 @@ def test_every_file_and_name_that_architecture_points_to_exists() -> None:
             assert name in names, f"ARCHITECTURE.md names {name} in {file}, which is not there"
 
 
-def test_every_test_that_the_table_of_failures_names_exists() -> None:
+def test_every_test_in_the_table_of_failures_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py): (\w+)`", (ROOT / "docs" / "failures.md").read_text())
     assert len(named) > 40
     for file, name in named:
@@ -92,7 +101,7 @@ def test_every_test_that_the_table_of_failures_names_exists() -> None:
 UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
-def test_nothing_unpickles() -> None:
+def test_no_code_unpickles() -> None:
     for root in SOURCES.values():
         for path in root.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

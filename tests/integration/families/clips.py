@@ -16,7 +16,7 @@ RATE_HZ = 16_000
 
 
 def random_clip(rng: random.Random, samples: int, rate_hz: int) -> Item:
-    """A few tones that change every 20 ms, so that no two windows sound alike, as 16-bit WAV."""
+    """A few tones that change every 20 ms, so that all windows differ, as 16-bit WAV."""
     noise = np.random.default_rng(rng.getrandbits(32))
     steps = -(-samples * 50 // rate_hz)
     tones = noise.uniform(100, rate_hz / 2.2, size=(steps, 3)).repeat(-(-samples // steps), axis=0)[:samples]

@@ -16,7 +16,7 @@ def encode() -> Iterator[Encode]:
 
 @pytest.fixture(scope="module", params=TINIES)
 def case(request: pytest.FixtureRequest, encode: Encode, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """One after the other, each family's tiny model."""
+    """The tiny model of each family in turn."""
     tiny = TINIES[request.param]
     directory = tmp_path_factory.mktemp(tiny.name)
     tiny.make(directory)

@@ -46,19 +46,19 @@ _MERGES = (("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ġ", "a"), ("a", "b"), (":", "Ċ"))
 _LETTERS = "abcdefgh .:\n"
 
 
-# --- what a family brings --------------------------------------------------------------------------------------------
+# --- one family -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image, video or clip as a client sends it, and what the router reads from its header."""
+    """An image, video or clip as a client sends it, and the router's metadata of it."""
 
     media: bytes
     info: MediaInfo
 
     @property
     def key(self) -> bytes:
-        """Stands for the whole identity: one model, one processor here."""
+        """Stands for the whole identity: there is one model and one processor here."""
         return self.info.digest + repr(self.info.options).encode()
 
 
@@ -96,7 +96,7 @@ class TinyFamily(ABC):
         """The whole model with random weights, large enough that answers vary."""
 
     def make(self, directory: Path) -> None:
-        """Save everything that a published model directory has."""
+        """Saves all files of a published model directory."""
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         torch.manual_seed(self.seed)
@@ -114,12 +114,12 @@ class TinyFamily(ABC):
         return random_image(rng, rng.randrange(8, 90), rng.randrange(8, 90))
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
-        """What the whole model's ``generate`` takes: the processor's output for a templated prompt."""
+        """The processor's output for a templated prompt: the input of ``generate``."""
         images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
         return processor(text=text, images=images or None, return_tensors="pt")
 
     def adjust(self, whole: Any) -> None:  # noqa: B027 - most need nothing
-        """Make the reference answer as the family is served, where transformers itself answers otherwise."""
+        """Makes the reference answer as the family is served, where transformers itself answers otherwise."""
 
     @property
     def template(self) -> str:
@@ -138,9 +138,9 @@ class TinyFamily(ABC):
 
 
 def tokenizer(*special: str, named: Mapping[str, str] | None = None) -> Any:
-    """Bytes and a few pairs of them, with ``COMMON``, ``special`` and ``named`` tokens from id 0 on.
+    """Bytes and a few pairs of bytes, with ``COMMON``, ``special`` and ``named`` tokens from id 0 on.
 
-    A processor finds ``named`` ones as attributes (``image_token``); without them it goes by their usual spelling.
+    A processor finds ``named`` ones as attributes (``image_token``); without them it uses their usual spelling.
     """
     added = list(dict.fromkeys((*COMMON, *special, *(named or {}).values())))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -158,7 +158,7 @@ def tokenizer(*special: str, named: Mapping[str, str] | None = None) -> Any:
 
 
 def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
-    """A small decoder in the terms that most of transformers' text configurations share."""
+    """A small decoder in the terms shared by most of transformers' text configurations."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": 64,
@@ -175,15 +175,15 @@ def llama_sizes(vocabulary: int, **changes: Any) -> dict[str, Any]:
 
 
 def image_processor_class(name: str) -> Any:
-    """The class from its module, since transformers 5.17 exports a placeholder for some that mention torchvision."""
+    """The class from its module, since transformers 5.17 exports placeholders for some that mention torchvision."""
     return getattr(importlib.import_module(getattr(transformers, name).__module__), name)
 
 
 def without_video(cls: Any) -> Any:
-    """A processor class that can be made where no video processor can: they need torchvision."""
+    """A processor class without its video processor, which needs torchvision."""
 
     class ImagesOnly(cls):  # type: ignore[misc]  # a class that is chosen at run time
-        video_processor = SimpleNamespace(num_frames=0, fps=0)  # looked at, and not used, by templates
+        video_processor = SimpleNamespace(num_frames=0, fps=0)  # read by templates, without effect
 
         @classmethod
         def get_attributes(cls) -> list[str]:
@@ -194,7 +194,7 @@ def without_video(cls: Any) -> Any:
 
 
 def siglip_sizes(**changes: Any) -> dict[str, Any]:
-    """A small encoder in the terms that most of transformers' vision configurations share."""
+    """A small encoder in the terms shared by most of transformers' vision configurations."""
     return {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -205,7 +205,7 @@ def siglip_sizes(**changes: Any) -> dict[str, Any]:
 
 
 def random_image(rng: random.Random, width: int, height: int) -> Item:
-    """Coarse noise, so that resizing leaves something of it."""
+    """Coarse noise, which survives resizing."""
     coarse = Image.frombytes("RGB", (6, 6), rng.randbytes(3 * 6 * 6))
     out = BytesIO()
     coarse.resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
@@ -227,7 +227,7 @@ def all_tiny_families() -> dict[str, TinyFamily]:
     return {tiny.name: tiny for tiny in tinies}
 
 
-# --- encoder and decoder, in two processes ----------------------------------------------------------------------------
+# --- encoder and decoder in two processes -----------------------------------------------------------------------------
 
 Encoded = tuple[int, tuple[tuple[Any, bytes], ...]]
 """An item's token count, and the spec and bytes of each of its tensors."""
@@ -236,7 +236,7 @@ Encode = Callable[[Path, Sequence[Item]], list[Encoded]]
 
 @contextmanager
 def encoder_process() -> Iterator[Encode]:
-    """Encoders live in one other process; the decoders' process never loads an encoder."""
+    """Encoders run in one other process; the decoders' process never loads an encoder."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         yield lambda directory, items: pool.submit(_encode, str(directory), list(items)).result()
 
@@ -247,7 +247,7 @@ _engines: dict[str, TransformersEncoderEngine] = {}
 def _encode(directory: str, items: list[Item]) -> list[Encoded]:
     """In the encoder process: all items in one batch."""
     if directory not in _engines:
-        _engines.clear()  # families come one after the other
+        _engines.clear()  # one family after the other
         _engines[directory] = encoder_engine(Path(directory))
     engine = _engines[directory]
     prepared = [engine.prepare(item.media, item.info) for item in items]
@@ -262,7 +262,7 @@ def _encode(directory: str, items: list[Item]) -> list[Encoded]:
 
 @dataclass
 class Case:
-    """One tiny model: its router side, its two engines, and the reference. Its directory is read, never written to."""
+    """One tiny model: its router side, its two engines, and the reference. Its directory is read-only."""
 
     tiny: TinyFamily
     directory: Path
@@ -310,7 +310,7 @@ class Case:
         return tuple(parts)
 
     def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:
-        """As router and encoder make it; the prompt has to be what the family's processor makes of it."""
+        """A request as router and encoder build it; its prompt must equal the processor's."""
         found = items_of(question)
         infos = as_in_request(self.builder.family, [item.info for item in found])
         items = [replace(item, info=info) for item, info in zip(found, infos, strict=True)]
@@ -325,7 +325,7 @@ class Case:
         return EngineRequest(name, prompt.token_ids, tuple(embeddings), sampling)
 
     def answer(self, question: Question, max_tokens: int) -> list[int]:
-        """Greedy, of the whole model; asserts that every choice was clear, so that rounding cannot change it."""
+        """Greedy answer of the whole model; asserts that every argmax is clear, so that rounding cannot change it."""
         known = self._answers.get((question, max_tokens))
         if known is None:
             known = self._answers[question, max_tokens] = self._generate(question, max_tokens)
@@ -358,7 +358,7 @@ def _text(rng: random.Random) -> str:
 
 
 def message_of(question: Question) -> Message:
-    """As a client sends it."""
+    """The chat message that a client sends."""
     parts: list[Part] = [
         TextPart(part) if isinstance(part, str) else MediaPart(part.info.modality, part.media) for part in question
     ]
@@ -366,7 +366,7 @@ def message_of(question: Question) -> Message:
 
 
 def with_other_ending(question: Question) -> Question:
-    """The same beginning, items included, and another last text."""
+    """The same prefix, items included, with another last text."""
     *beginning, last = question
     assert isinstance(last, str)
     return (*beginning, last + " cb")
@@ -377,7 +377,10 @@ def renamed(request: EngineRequest, name: str) -> EngineRequest:
 
 
 def finish(engine: TransformersTextEngine, outputs: Sequence[EngineOutput] = ()) -> dict[str, list[int]]:
-    """Step until nothing is left; per request its tokens, those of ``outputs`` first. Raises the first error."""
+    """Steps until no work is left; returns the tokens of each request, those of ``outputs`` first.
+
+    Raises the first error.
+    """
     answers: dict[str, list[int]] = {}
     collected = list(outputs)
     while engine.has_work:

@@ -7,13 +7,14 @@ import transformers as untyped_transformers
 from tests.integration.families.harness import Case
 from tests.unit.engine.tiny import parameter_nbytes
 from triptych.domain.embedding import DType
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.weight_loading import ModelPart, load_part
+from triptych.engine.weight_loading import load_part
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_the_encoder_half_is_what_the_text_half_is_not(case: Case) -> None:
+def test_encoder_and_text_engine_together_load_each_parameter_once(case: Case) -> None:
     checkpoint = open_checkpoint(case.directory)
     cpu = torch.device("cpu")
     parts = {part: load_part(checkpoint, part, dtype=DType.F32, device=cpu) for part in ModelPart}

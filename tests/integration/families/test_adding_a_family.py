@@ -1,4 +1,4 @@
-"""The guide's example works: registered unchanged, it answers as ``generate`` does."""
+"""The example of docs/adding_a_family.md, registered unchanged, answers as ``generate`` does."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ ANSWER_TOKENS = 8
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's blocks define; its families and adapters are registered while a test runs."""
+    """The definitions of the page's blocks; its families and adapters are registered during a test."""
     defined: dict[str, Any] = {"__name__": "tests.integration.families.example"}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), defined)  # noqa: S102 - the page is our own
@@ -39,7 +39,7 @@ def test_the_example_answers_as_generate_does(example: dict[str, Any], tmp_path:
     assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()}
 
 
-def test_whoever_starts_an_unknown_family_is_sent_to_the_page(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_family_links_to_the_page(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vipllava"}')
     with pytest.raises(BadModel, match=r"docs/adding_a_family\.md") as caught:
         load_family(ModelFiles.load(tmp_path))
@@ -47,7 +47,7 @@ def test_whoever_starts_an_unknown_family_is_sent_to_the_page(tmp_path: Path) ->
     assert "triptych.families.registry.FAMILIES" in str(caught.value)
 
 
-def test_every_place_that_the_page_names_is_there() -> None:
+def test_every_file_named_in_the_page_exists() -> None:
     root = PAGE.parents[1]
     for place in re.findall(r"`((?:families|engine|tests|src)/[\w./]+\.py)", PAGE.read_text()):
         if "NAME" not in place:

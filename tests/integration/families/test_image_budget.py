@@ -1,5 +1,3 @@
-"""What the encoder may do beside decodes is measured with an item that the family takes, for every family."""
-
 import pytest
 
 from tests.integration.families.harness import Case
@@ -9,7 +7,7 @@ from triptych.engine.image_budget import measured_image_budget
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_the_tower_of_every_family_is_measured(case: Case) -> None:
+def test_the_vision_encoder_of_every_family_is_measured(case: Case) -> None:
     encoder = encoder_engine(case.directory)
     one, one_s = measured_image_budget(encoder, decode_s=0.001, tpot_slo_s=1e-6, most_items=4)
     assert one.tokens > 0

@@ -1,4 +1,4 @@
-"""Each family, encoded in one process and answered in another, against the whole model's ``generate``.
+"""Each family, encoded in one process and decoded in another, against the whole model's ``generate``.
 
 Float32 and greedy, token for token; prompts are built as the router builds them and equal the processor's.
 """
@@ -42,14 +42,14 @@ def test_each_modality_alone_and_all_together(case: Case) -> None:
     assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS) for name, question in questions.items()}
 
 
-def test_items_decide_answers(case: Case) -> None:
-    """No other test here shows that they arrive."""
+def test_items_change_the_answer(case: Case) -> None:
+    """Shows that items have an effect."""
     question = case.question(1, 1)
     other = tuple(items_of(case.question(101, 1))[0] if not isinstance(part, str) else part for part in question)
     assert case.answer(question, ANSWER_TOKENS) != case.answer(other, ANSWER_TOKENS)
 
 
-def test_prefill_chunks_may_cut_through_an_item(case: Case) -> None:
+def test_prefill_chunks_may_split_an_item(case: Case) -> None:
     question = case.question(2, 2)
     engine = case.engine(max_sequences=1, token_budget=case.tiny.chunk_tokens)
     engine.add(case.request("one", question, ANSWER_TOKENS))
@@ -68,8 +68,8 @@ def test_a_full_batch_of_mixed_requests_that_arrive_one_by_one(case: Case) -> No
     }
 
 
-def test_a_cache_that_is_too_small_for_all_only_takes_longer(case: Case) -> None:
-    """Prompts fit side by side, more or less, and answers do not: some wait, some are put back and computed again."""
+def test_preempted_sequences_give_the_same_answers(case: Case) -> None:
+    """Prompts roughly fit side by side, and answers do not: some wait, some are preempted and recomputed."""
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}
     requests = [case.request(name, question, LONG_ANSWER_TOKENS) for name, question in questions.items()]
     prompts = sum(len(request.token_ids) for request in requests)
@@ -84,8 +84,8 @@ def test_a_cache_that_is_too_small_for_all_only_takes_longer(case: Case) -> None
     assert preemptions
 
 
-def test_what_was_computed_before_changes_nothing(case: Case) -> None:
-    """The same request again, and one that begins alike: both may take keys and values over."""
+def test_cached_prefixes_do_not_change_answers(case: Case) -> None:
+    """The same request again, and one with the same prefix: both may reuse keys and values."""
     question = case.question(4, 2)
     ending = with_other_ending(question)
     engine = case.engine()
@@ -98,8 +98,8 @@ def test_what_was_computed_before_changes_nothing(case: Case) -> None:
     assert finish(engine) == {"ending": case.answer(ending, ANSWER_TOKENS)}
 
 
-def test_a_beginning_is_taken_over_only_where_what_follows_changes_nothing_of_it(case: Case) -> None:
-    """Embeddings of text before other text and before an item, which may change what precedes it."""
+def test_a_prefix_is_reused_only_if_later_tokens_do_not_affect_it(case: Case) -> None:
+    """A text prefix before other text, and before an item, which may change its keys and values."""
     question = case.question(6, 1)
     plain = (question[0], "ab")
     for order in ((plain, question), (question, plain)):
@@ -109,9 +109,7 @@ def test_a_beginning_is_taken_over_only_where_what_follows_changes_nothing_of_it
             assert finish(engine) == {"one": case.answer(one, ANSWER_TOKENS)}
 
 
-def test_the_way_on_a_gpu_equals_generate_as_far_as_it_runs_without_one(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpu_path_equals_generate_as_far_as_it_runs_on_a_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paged attention, and decoding by CUDA graphs where the family supports them."""
     graphs = as_on_cuda(monkeypatch, block_tokens=16)
     questions = {f"r{seed}": case.question(seed, items) for seed, items in enumerate(MIXED[:5])}

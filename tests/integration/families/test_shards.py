@@ -1,4 +1,4 @@
-"""Sharded items: any split gives the rows of the whole, and answers equal ``generate``.
+"""Sharded items: any split gives the rows of the whole item, and answers equal ``generate``.
 
 Shards are encoded by separate engines, in batches with other shards, as by encoders in several processes.
 """
@@ -43,7 +43,7 @@ def engine(case: Case) -> TransformersEncoderEngine:
 
 
 def divisible(case: Case) -> list[Item]:
-    """Items of several units, of which a family's first items include some."""
+    """Items of several units, including the family's first items."""
     family = case.builder.family
     if not isinstance(family, Shardable):
         assert case.tiny.model_type not in DIVIDE
@@ -69,13 +69,13 @@ def rows(tensors: Sequence[Tensor]) -> list[np.ndarray[tuple[int, ...], np.dtype
 
 
 def cuts(units: Sequence[int], seed: int) -> list[tuple[Shard, ...]]:
-    """Even cuts, every unit alone, and one anywhere."""
+    """Even splits, every unit alone, and one random split."""
     place = random.Random(seed).randrange(1, len(units))
     anywhere = (Shard(0, place, len(units)), Shard(place, len(units) - place, len(units)))
     return [anywhere, *(shards_of(units, number) for number in {2, 3, len(units)} if number <= len(units))]
 
 
-def test_any_cut_equals_the_whole(case: Case, engine: TransformersEncoderEngine) -> None:
+def test_any_split_equals_the_whole_item(case: Case, engine: TransformersEncoderEngine) -> None:
     items = divisible(case)
     assert items, "no item has several units"
     for seed, item in enumerate(items):
@@ -94,7 +94,7 @@ def test_any_cut_equals_the_whole(case: Case, engine: TransformersEncoderEngine)
                 np.testing.assert_allclose(joined, one, rtol=1e-4, atol=1e-4)
 
 
-def test_memory_for_an_item_is_counted_before_it_is_decoded(case: Case, engine: TransformersEncoderEngine) -> None:
+def test_memory_of_an_item_is_computed_before_decoding(case: Case, engine: TransformersEncoderEngine) -> None:
     for item in divisible(case):
         info = item.info
         stored = 4 * (info.pixels + info.samples)
@@ -107,7 +107,7 @@ def test_memory_for_an_item_is_counted_before_it_is_decoded(case: Case, engine: 
 
 
 def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -> tuple[EngineRequest, int]:
-    """A request as a text instance makes it when every item that can be cut came in shards, and their number."""
+    """A request as a text instance builds it when every divisible item was sharded, and the number of shards."""
     request = case.request("one", question, ANSWER_TOKENS)
     inputs: list[EmbeddingInput] = []
     continues: list[bool] = []
@@ -119,7 +119,7 @@ def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -
             named = {tensor.spec.name: tensor for tensor in tensors}
             inputs.append(EmbeddingInput(start, tokens_of(units, shard), named, item.key + bytes([number])))
             continues.append(number > 0)
-            start += 1  # only where an item starts counts
+            start += 1  # only the start of an item counts
     return replace(request, embeddings=merge(inputs, continues)), len(inputs)
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3: images attend both ways within themselves, most layers see a window only."""
+"""Gemma 3: bidirectional attention within images, sliding windows in most layers."""
 
 from typing import Any
 
@@ -43,9 +43,9 @@ class TinyGemma3(TinyFamily):
         )
         model = transformers.Gemma3ForConditionalGeneration(config)
         for name, weight in model.named_parameters():
-            if "post_" in name:  # what layers add outweighs the token itself, which tied weights would repeat for ever
+            if "post_" in name:  # layer outputs outweigh the token's embedding, which tied weights would repeat forever
                 torch.nn.init.constant_(weight, 8.0)
-            if "mm_input_projection" in name:  # it starts as zeros
+            if "mm_input_projection" in name:  # initialized to zeros
                 torch.nn.init.normal_(weight, std=0.5)
         return model
 

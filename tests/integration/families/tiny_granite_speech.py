@@ -1,6 +1,6 @@
-"""Granite Speech with its LoRA adapter, which is on for prompts with audio.
+"""Granite Speech with its LoRA adapter, which is active for prompts with audio.
 
-Its feature extractor needs torchaudio, of which it takes one transform: where that is not installed, this one.
+Its feature extractor needs one transform of torchaudio; where that is not installed, this one replaces it.
 """
 
 import json
@@ -24,7 +24,7 @@ RANK, ALPHA = 4, 8
 
 
 class MelSpectrogram(torch.nn.Module):
-    """torchaudio's, as its documentation defines it, with the defaults that the extractor leaves alone."""
+    """torchaudio's transform as documented, with the defaults that the extractor uses."""
 
     def __init__(self, sample_rate: int, n_fft: int, win_length: int, hop_length: int, n_mels: int) -> None:
         super().__init__()
@@ -121,10 +121,10 @@ class TinyGraniteSpeech(TinyFamily):
         return processor(text=text, audio=clips or None, return_tensors="pt")
 
     def adjust(self, whole: Any) -> None:
-        """Clips do not hear each other's padding, and the adapter is on for prompts with audio."""
+        """Clips do not attend to each other's padding, and the adapter is active for prompts with audio."""
         extract, generate = whole.model.get_audio_features, whole.generate
 
-        def hear_each(_: torch.Tensor, **options: Any) -> Any:
+        def encode_each(_: torch.Tensor, **options: Any) -> Any:
             embeds = [extract(features, **options).pooler_output[0] for features in self.heard]
             return SimpleNamespace(pooler_output=pad_sequence(embeds, batch_first=True))
 
@@ -136,7 +136,7 @@ class TinyGraniteSpeech(TinyFamily):
             finally:
                 self._add_adapter(whole, -sign)
 
-        whole.model.get_audio_features, whole.generate = hear_each, adapted
+        whole.model.get_audio_features, whole.generate = encode_each, adapted
 
     @torch.no_grad()
     def _add_adapter(self, whole: Any, sign: int) -> None:

@@ -1,4 +1,4 @@
-"""Idefics3: tiles with marks of their rows and columns, and the whole image as one more."""
+"""Idefics3: tiles with row and column tokens, and the whole image as one more tile."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ IMAGE = "<image>"
 
 
 def marked_tokenizer() -> Any:
-    """Some row and column marks are single tokens, others are tokenized as text."""
+    """Some row and column markers are single tokens, others are tokenized as text."""
     marks = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     return tokenizer(IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *marks)
 

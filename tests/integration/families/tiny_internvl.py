@@ -1,4 +1,4 @@
-"""InternVL: grids of up to four tiles, and the whole image as one more."""
+"""InternVL: grids of up to four tiles, and the whole image as one more tile."""
 
 import warnings
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TinyInternVl(TinyFamily):
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         with warnings.catch_warnings():
-            # transformers 5.17 sums up a tensor with a function of numpy.
+            # transformers 5.17 sums a tensor with a numpy function.
             warnings.filterwarnings("ignore", "__array_wrap__", DeprecationWarning)
             return super().inputs(processor, text, items)
 

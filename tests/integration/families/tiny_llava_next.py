@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: grids of tiles without their padding, rows closed by newlines."""
+"""LLaVA-NeXT: grids of tiles without their padding, a newline embedding after each row."""
 
 from typing import Any
 

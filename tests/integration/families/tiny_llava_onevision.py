@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: an image alone in tiles, several without; more tiles than the model wants are scaled down."""
+"""LLaVA-OneVision: tiles for a single image, none for several; more tiles than the model supports are scaled down."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ class TinyLlavaOneVision(TinyFamily):
         return self.processor()
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
-        """Nested, as ``apply_chat_template`` hands the images of a conversation on."""
+        """Nested, as ``apply_chat_template`` passes the images of a conversation."""
         images = [[pixels_of(item) for item in items]] if items else None
         return processor(text=text, images=images, return_tensors="pt")
 

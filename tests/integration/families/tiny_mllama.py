@@ -49,13 +49,13 @@ class TinyMllama(TinyFamily):
         )
         model = transformers.MllamaForConditionalGeneration(config)
         for name, parameter in model.named_parameters():
-            if "gate" in name and parameter.numel() == 1:  # shut in a new model
+            if "gate" in name and parameter.numel() == 1:  # closed in a new model
                 torch.nn.init.constant_(parameter, 0.8)
         return model
 
     @staticmethod
     def _tokenizer() -> Any:
-        """The image's token is the last: published models have embeddings for it, and no logits."""
+        """The image token has the last id: published models have an embedding for it, but no logit."""
         text = tokenizer(named={"bos_token": "<begin>"})
         text.add_special_tokens({"extra_special_tokens": ["<|image|>"]}, replace_extra_special_tokens=False)
         return text

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a window of one second, and clips that are shorter and longer than that."""
+"""Qwen2-Audio: a window of one second, with shorter and longer clips."""
 
 import random
 from collections.abc import Sequence

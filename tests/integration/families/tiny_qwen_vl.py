@@ -121,13 +121,13 @@ class TinyQwen2VL(TinyQwenVL):
 
 
 class TinyQwen2VLWindow(TinyQwen2VL):
-    """As published configurations could: layers from the second on see twelve positions."""
+    """A possible published configuration: layers from the second on have a window of twelve positions."""
 
     text: ClassVar[Mapping[str, Any]] = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
 
 
 class TinyQwen25VL(TinyQwenVL):
-    """A window of two tokens, so that most images have several; one layer of two looks at all."""
+    """A window of two tokens, so that most images have several; one of two layers attends to all tokens."""
 
     encoder: ClassVar[Mapping[str, Any]] = {
         "hidden_size": 32,

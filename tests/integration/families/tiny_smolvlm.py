@@ -1,4 +1,4 @@
-"""SmolVLM: as Idefics3; its processor wants a package for videos that images do not need."""
+"""SmolVLM: like Idefics3; its processor requires a video package that images do not need."""
 
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +16,8 @@ from triptych.domain.media import Modality
 
 
 class TinySmolVlm(TinyFamily):
-    """A tile has as many rows as a patch has pixels in width: by that number the reference puts rows into prompts in
-    transformers 5.20, and fails where it is no divisor.
+    """A tile has as many rows as a patch is pixels wide: transformers 5.20 uses that number as the tile's rows, and
+    fails where it is not a divisor.
     """
 
     name = "smolvlm"

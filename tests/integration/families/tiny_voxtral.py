@@ -1,5 +1,7 @@
-"""Voxtral: windows of one second, up to three of them. Its processor makes prompts with mistral-common only: what it
-makes of clips is its own here, prompts are its tokenizer's.
+"""Voxtral: windows of one second, up to three.
+
+Its processor builds prompts with mistral-common only, so this one uses the processor for clips and the tokenizer for
+prompts.
 """
 
 import random

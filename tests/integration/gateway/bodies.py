@@ -1,4 +1,4 @@
-"""Bodies that no client should send: from a seed, so that a failure can be had again."""
+"""Malformed request bodies from a seed, so that failures are reproducible."""
 
 import base64
 import json
@@ -87,7 +87,7 @@ class Bodies:
 
     def _bytes(self, document: Any) -> bytes:
         body = json.dumps(document).encode()
-        if self._random.random() < 0.1 and body:  # cut off, or one byte changed
+        if self._random.random() < 0.1 and body:  # truncated, or one byte changed
             at = self._random.randrange(len(body))
             flip = bytes([self._random.randrange(256)])
             return body[:at] if self._random.random() < 0.5 else body[:at] + flip + body[at + 1 :]

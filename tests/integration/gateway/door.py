@@ -1,4 +1,4 @@
-"""The gateway in this process, called by ASGI: without sockets, so that it works under virtual time."""
+"""The gateway in this process, called by ASGI without sockets, so that it works under virtual time."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def make_gateway(router: Router, offload: Offload, clock: Clock, **settings: Any
 
 @dataclass
 class Got:
-    """What came back so far."""
+    """The response received so far."""
 
     status: int = 0
     body: bytearray = field(default_factory=bytearray)
@@ -49,7 +49,7 @@ class Door:
         leave: asyncio.Event | None = None,
         on_body: Callable[[Got], None] = lambda _: None,
     ) -> Got:
-        """Returns when the application is done; the client closes its connection when ``leave`` is set."""
+        """Returns when the application is done; the client disconnects when ``leave`` is set."""
         return await self._ask("POST", path, body, request_id, leave or asyncio.Event(), on_body)
 
     async def get(self, path: str) -> Got:
@@ -78,7 +78,7 @@ class Door:
 
         async def send(message: Any) -> None:
             if leave.is_set():
-                return  # as uvicorn does
+                return  # like uvicorn
             if message["type"] == "http.response.start":
                 got.status = message["status"]
             else:

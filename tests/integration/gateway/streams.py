@@ -1,4 +1,4 @@
-"""Helpers for interrupted streams: their requests, and which services still work on one."""
+"""Helpers for interrupted streams: their requests, and the services that still work on one."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ STOPS_WITHIN_S = 0.1
 
 
 def body(rng: Random, images: int) -> bytes:
-    """A request for a stream, with so many images out of 200."""
+    """A streaming request with that many images, out of 200."""
     urls = [
         "data:image/png;base64," + base64.b64encode(png(28, 28, seed=rng.randrange(200))).decode()
         for _ in range(images)
@@ -29,7 +29,7 @@ def body(rng: Random, images: int) -> bytes:
 
 
 def stages(cluster: SimCluster, request_id: str) -> list[str]:
-    """The router and the text engines that still know a request."""
+    """The router and the text engines that still hold a request."""
     running = [task.request.request_id for task in cluster.router._tasks.values()]
     knowing = ["router"] if request_id in running else []
     for text in cluster.texts:
@@ -40,5 +40,5 @@ def stages(cluster: SimCluster, request_id: str) -> list[str]:
 
 
 def working(cluster: SimCluster) -> dict[str, int]:
-    """What is still being worked on; leases given back are on their way for as long as a message takes."""
+    """The work still in progress; releases of leases in flight count for the duration of a message."""
     return {name: number for name, number in cluster.held().items() if "lease" not in name}

@@ -1,4 +1,4 @@
-"""A burst of requests over sockets, through gateway, router and fake engines: answered, or refused in words."""
+"""A burst of requests over sockets, through gateway, router and fake engines: each is answered, or refused with 429."""
 
 import asyncio
 from collections import Counter
@@ -18,8 +18,8 @@ AT_ONCE = 1200
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_of_a_burst_each_request_is_answered_or_told_when_to_come_again() -> None:
-    asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the work
+async def test_each_request_of_a_burst_is_answered_or_gets_retry_after() -> None:
+    asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
     capacity = ServerBounds(max_concurrent_requests=AT_ONCE)
     world = World(encoders=2, texts=2, router={"heartbeat_timeout_s": 60.0, "capacity": capacity})
     seen: Counter[tuple[int, bool]] = Counter()

@@ -1,4 +1,4 @@
-"""What clients rely on beside plain answers (``tests/e2e/test_clients.py``): right usage, schemas, refusals by name."""
+"""Client behaviour beyond plain answers (``tests/e2e/test_clients.py``): usage, schemas, refusals by name."""
 
 import json
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-async def test_the_official_client_sees_images(client: openai.AsyncOpenAI) -> None:
+async def test_the_official_client_can_ask_about_images(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(**ASK)
     assert whole.choices[0].message.content == RIGHT
     assert whole.usage is not None
@@ -59,7 +59,7 @@ async def test_the_official_client_sees_images(client: openai.AsyncOpenAI) -> No
     assert chunks[-1].usage == whole.usage
 
 
-async def test_the_official_client_holds_answers_to_a_schema(client: openai.AsyncOpenAI) -> None:
+async def test_the_official_client_gets_answers_of_a_schema(client: openai.AsyncOpenAI) -> None:
     got = await client.chat.completions.create(
         **{**ASK, **TO_THE_POINT},
         response_format={"type": "json_schema", "json_schema": {"name": "digit", "schema": SCHEMA, "strict": True}},
@@ -84,7 +84,7 @@ async def test_the_official_client_raises_its_own_errors(client: openai.AsyncOpe
         await client.chat.completions.create(**{**ASK, "model": "other"})
 
 
-async def test_tokenize_counts_the_positions_of_images_too(cluster: LocalCluster) -> None:
+async def test_tokenize_counts_the_positions_of_images(cluster: LocalCluster) -> None:
     async with httpx.AsyncClient(base_url=cluster.url, trust_env=False) as rest:
         got = (await rest.post("/tokenize", json={"messages": ASK["messages"]})).json()
     assert got["count"] == len(got["tokens"]) == answer(SEEN).prompt_tokens

@@ -20,7 +20,7 @@ ENGINE_STEP_S = 0.05
 
 
 async def cut(door: Door, cluster: SimCluster, rng: Random, number: int) -> str:
-    """What the cut hit: a stream that was ``waiting``, was ``streaming``, or was ``over``."""
+    """The state at the cut: ``waiting``, ``streaming``, or ``over``."""
     request_id = f"r{number}"
     leave = asyncio.Event()
     begun = asyncio.Event()
@@ -45,7 +45,7 @@ async def cut(door: Door, cluster: SimCluster, rng: Random, number: int) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_a_stream_that_is_cut_stops_in_every_stage_and_leaves_nothing() -> None:
+def test_a_cut_stream_stops_in_every_stage_without_leaks() -> None:
     async def play() -> None:
         rng = Random(11)
         clock = asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""Twenty thousand bodies that no client should send: never a 5xx, never a hang, nothing kept, and the next is served."""
+"""Twenty thousand malformed bodies: no 5xx, no hang, no leak, and the next request is served."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ GOOD = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi
 
 
 class SniffingRouter:
-    """``ports.Router`` that looks at images as the real one does, and answers every choice with a word."""
+    """``ports.Router`` that inspects images as the real one does, and answers every choice with one word."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -67,7 +67,7 @@ class SniffingRouter:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_no_body_breaks_the_gateway() -> None:
-    asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the time
+    asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
     offload = ThreadOffload(1, name="fuzz")
     router = SniffingRouter()
     gateway = make_gateway(router, offload, monotonic, fetch_limits=FetchLimits(fetch_timeout_s=1.0))

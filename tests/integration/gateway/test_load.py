@@ -1,4 +1,4 @@
-"""Many at once: streams in bounded memory, and a health check that answers while bodies are parsed."""
+"""Many concurrent requests: streams in bounded memory, and a responsive health check while bodies are parsed."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ ASK = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream
 
 
 class HeldRouter(FakeRouter):
-    """Says one word, and the rest when it is let go."""
+    """Sends one word at once, and the rest when released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class HeldRouter(FakeRouter):
 
 
 @pytest.mark.timeout(120)
-async def test_two_thousand_streams_at_once_take_bounded_memory_and_leave_none() -> None:
-    asyncio.get_running_loop().set_debug(False)  # its bookkeeping would be most of the memory
+async def test_two_thousand_concurrent_streams_take_bounded_memory() -> None:
+    asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the memory
     router = HeldRouter()
     gateway = make_gateway(router, InlineOffload(), monotonic)
     door = Door(gateway, monotonic)
@@ -122,10 +122,10 @@ async def test_health_is_answered_while_large_bodies_are_parsed() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_health_is_answered_over_sockets_while_larger_bodies_come_in() -> None:
-    """A gateway and its clients in separate processes, without a router, so that only parsing is measured.
+async def test_health_is_answered_over_sockets_while_large_bodies_are_received() -> None:
+    """Gateway and clients are separate processes without a router, so that only parsing is measured.
 
-    Time is the gateway's CPU time from a probe's start to its answer, which other load does not affect.
+    Latency is the gateway's CPU time between a probe and its response, which other load does not affect.
     """
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.gateway", "--port", "0", "--router", "127.0.0.1:1", "--admin-port", "0"),

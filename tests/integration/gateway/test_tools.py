@@ -92,7 +92,7 @@ def check_call(name: str, arguments: str) -> None:
     assert told in ([{"level": level} for level in (1, 2, 3)] if name == "set_level" else [{}])
 
 
-async def test_a_call_that_is_asked_for_is_made_whatever_the_model_would_say(client: openai.AsyncOpenAI) -> None:
+async def test_a_required_call_is_made_whatever_the_model_would_generate(client: openai.AsyncOpenAI) -> None:
     names, ids = set(), set()
     for seed in range(8):
         answer = await client.chat.completions.create(
@@ -108,7 +108,7 @@ async def test_a_call_that_is_asked_for_is_made_whatever_the_model_would_say(cli
     assert (names, len(ids)) == ({"set_level", "stop"}, 8)
 
 
-async def test_the_tool_that_is_named_is_called(client: openai.AsyncOpenAI) -> None:
+async def test_the_named_tool_is_called(client: openai.AsyncOpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "stop"}}
     answer = await client.chat.completions.create(**ASK, tool_choice=named, n=2)
     for choice in answer.choices:
@@ -131,14 +131,14 @@ async def test_calls_are_streamed(client: openai.AsyncOpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-async def test_the_model_is_shown_what_came_of_its_calls_and_may_say_something_else(client: openai.AsyncOpenAI) -> None:
+async def test_the_model_sees_the_results_of_its_calls_and_may_answer_with_text(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(**{**ASK, "messages": CALLED, "temperature": 0, "max_tokens": 8})
     assert answer.choices[0].message.content
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
-async def test_the_sdk_hands_over_calls_and_takes_what_came_of_them(cluster: LocalCluster) -> None:
+async def test_the_sdk_returns_calls_and_accepts_their_results(cluster: LocalCluster) -> None:
     forced: ChatOptions = {
         "tools": TOOLS,
         "tool_choice": ToolChoice(name="stop"),
@@ -185,7 +185,7 @@ async def test_the_sdk_hands_over_calls_and_takes_what_came_of_them(cluster: Loc
         ),
     ],
 )
-async def test_what_cannot_be_called_is_refused_by_name(
+async def test_invalid_tools_are_refused_by_name(
     client: openai.AsyncOpenAI, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:

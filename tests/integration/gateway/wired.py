@@ -30,7 +30,7 @@ class Wired:
     port: int
 
     def held(self) -> dict[str, int]:
-        """As the cluster's, with what the gateway holds, and without what is zero."""
+        """The nonzero counts of what the cluster and the gateway hold."""
         gauges = ("triptych_http_requests_running", "triptych_http_body_bytes")
         read = self.telemetry.metrics.registry.get_sample_value
         gateway = {name: int(read(name) or 0) for name in gauges}
@@ -39,7 +39,7 @@ class Wired:
 
 @asynccontextmanager
 async def wired(world: World) -> AsyncIterator[Wired]:
-    """HTTP to the gateway, gRPC to the router, and from there to all others; these pull in memory, as in the simulation."""
+    """HTTP to the gateway, gRPC to the router and on to the instances, which pull in memory as in the simulation."""
     cluster, telemetry = SimCluster(world), Telemetry()
     async with AsyncExitStack() as stack:
 
@@ -65,6 +65,6 @@ async def wired(world: World) -> AsyncIterator[Wired]:
         stack.push_async_callback(cluster.close)
         await cluster.start()
         front = await listen((router.SERVICE_NAME, router.RouterServicer(cluster.router).register))
-        settings = GatewaySettings(router=front, port=0)
+        settings = GatewaySettings(router=(front,), port=0)
         gateway = await stack.enter_async_context(gateway_app(settings, telemetry))
         yield Wired(cluster, telemetry, gateway.port)

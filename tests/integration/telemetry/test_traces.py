@@ -1,4 +1,4 @@
-"""One request through gateway, router, encoders and text instance in one process leaves one tree of spans."""
+"""One request through gateway, router, encoders and text instance in one process makes one tree of spans."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,12 +29,12 @@ CALLER_SPAN_ID = "b7ad6b7169203331"
 
 @asynccontextmanager
 async def everything(telemetry: Telemetry) -> AsyncIterator[str]:
-    """All four services on this event loop. Yields the gateway's URL once the router has seen the others."""
+    """All four services on this event loop. Yields the gateway's URL once the router has seen all instances."""
     model = {"model": demo.MODEL_DIR, "model_id": demo.MODEL_ID, "transports": ("tcp",), "port": 0}
     async with AsyncExitStack() as stack:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model), telemetry))  # type: ignore[arg-type]
         encoders = (f"127.0.0.1:{encoder.port}",)
-        # Each process has a registry of its own; here only the spans are shared.
+        # Each process has its own registry; here only the spans are shared.
         text = await stack.enter_async_context(
             text_app(TextSettings(**model), Telemetry(tracing=telemetry.tracing))  # type: ignore[arg-type]
         )
@@ -42,14 +42,14 @@ async def everything(telemetry: Telemetry) -> AsyncIterator[str]:
         router = await stack.enter_async_context(router_app(routing, Telemetry(tracing=telemetry.tracing)))
         gateway = await stack.enter_async_context(
             gateway_app(
-                GatewaySettings(router=f"127.0.0.1:{router.port}", port=0), Telemetry(tracing=telemetry.tracing)
+                GatewaySettings(router=(f"127.0.0.1:{router.port}",), port=0), Telemetry(tracing=telemetry.tracing)
             )
         )
         yield f"http://127.0.0.1:{gateway.port}"
 
 
 def tree_of(spans: tuple[ReadableSpan, ...], parent_id: int) -> list[tuple[str, object]]:
-    """(name, children) of the spans below ``parent_id``, in the order in which they began."""
+    """(name, children) of the spans below ``parent_id``, in order of their start."""
     below = [span for span in spans if span.parent is not None and span.parent.span_id == parent_id]
     below.sort(key=lambda span: span.start_time or 0)
     return [(span.name, tree_of(spans, context_of(span).span_id)) for span in below]
@@ -62,7 +62,7 @@ def context_of(span: ReadableSpan) -> SpanContext:
 
 
 @pytest.mark.slow
-async def test_a_request_leaves_one_tree_from_the_callers_span_down_to_decode() -> None:
+async def test_a_request_makes_one_tree_from_the_callers_span_to_decode() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

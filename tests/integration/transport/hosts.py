@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them, in the place of two hosts, and what can happen to the cable."""
+"""Two network namespaces with a virtual cable in place of two hosts, and faults of the cable."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ class Host:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Put before a command, it runs on this host."""
+        """Put before a command, runs it on this host."""
         return ("ip", "netns", "exec", self.namespace)
 
     def run(self, *words: str) -> None:
@@ -40,7 +40,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Cable:
-    """``a`` holds, ``b`` reads."""
+    """The link between ``a``, the holder, and ``b``, the reader."""
 
     a: Host
     b: Host
@@ -53,12 +53,12 @@ class Cable:
         host.run("iptables", "-A", "INPUT", "-i", host.interface, "-j", "DROP")
 
     def reset(self, host: Host) -> None:
-        """Every connection of ``host`` is answered with a reset."""
+        """Answers every connection of ``host`` with a reset."""
         rule = ("-i", host.interface, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
         host.run("iptables", "-A", "INPUT", *rule)
 
     def slow(self, host: Host, *, mbit_per_s: int) -> None:
-        """What ``host`` sends goes at this rate. Raises OSError where the kernel cannot do that."""
+        """Limits the rate at which ``host`` sends. Raises OSError where the kernel does not support it."""
         rate = ("rate", f"{mbit_per_s}mbit", "burst", "128kbit", "latency", "100ms")
         host.run("tc", "qdisc", "replace", "dev", host.interface, "root", "tbf", *rate)
 
@@ -70,7 +70,7 @@ class Cable:
 
 @functools.cache
 def why_not() -> str:
-    """Why there can be no hosts here; empty when there can."""
+    """The reason why namespaces are not available; empty if they are."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [word for word in ("ip", "iptables") if shutil.which(word) is None]
@@ -85,7 +85,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def hosts() -> Iterator[Cable]:
-    """Both hosts, cabled. Whatever runs in them, and they themselves, are gone at the end."""
+    """Both hosts with their cable. They and all processes in them are removed at the end."""
     _remove_stale()
     ends = [
         Host(f"{_NAME}-{os.getpid()}-{side}", f"tript-{side}", address)
@@ -111,7 +111,7 @@ def hosts() -> Iterator[Cable]:
 
 
 def _remove(namespace: str) -> None:
-    """With all that runs in it. It need not be there."""
+    """Removes it with all its processes; it need not exist."""
     with contextlib.suppress(OSError):
         for pid in _run("ip", "netns", "pids", namespace).split():
             with contextlib.suppress(ProcessLookupError):
@@ -123,7 +123,7 @@ def _remove(namespace: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Of a test run that was killed itself."""
+    """Removes namespaces of a test run that was killed."""
     for line in _run("ip", "netns", "list").splitlines():
         name = line.split()[0] if line else ""
         owner = name.split("-")[1] if name.startswith(f"{_NAME}-") else ""

@@ -1,4 +1,4 @@
-"""The near end of ``site``: processes that a test starts, commands, stops and kills."""
+"""The controlling end of ``site``: processes that a test starts, commands, stops and kills."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ connection is reset.
 
 
 class SiteError(Exception):
-    """An error of a command; ``kind`` is its class over there."""
+    """An error of a command; ``kind`` is the name of its class in the other process."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -44,7 +44,7 @@ class SiteError(Exception):
 
 
 class Gone(Exception):
-    """The process ended before it answered."""
+    """The process ended before it responded."""
 
 
 CLEAR = ("TransferFailed", "LeaseLost", "Overloaded")
@@ -53,7 +53,7 @@ CLEAR = ("TransferFailed", "LeaseLost", "Overloaded")
 
 @dataclass
 class Remote:
-    """One process. Commands may be given side by side."""
+    """One process. Commands may run concurrently."""
 
     process: asyncio.subprocess.Process
     _waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
@@ -61,13 +61,15 @@ class Remote:
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     async def call(self, do: str, *, within_s: float = ANSWER_S, **arguments: Any) -> Any:
-        """Raises SiteError, Gone, and TimeoutError for what hangs."""
+        """Raises SiteError, Gone, and TimeoutError for a command that hangs."""
         assert self.process.stdin is not None
         if self._ended or self.process.stdin.is_closing():
             raise Gone
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
+        answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # the caller may have been cancelled
         self.process.stdin.write(json.dumps({"id": number, "do": do, **arguments}).encode() + b"\n")
         try:
             return await asyncio.wait_for(answer, within_s)
@@ -114,7 +116,7 @@ async def site(
     prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Remote]:
-    """A process that is gone when the block ends, whatever happened in it. ``prefix``: a command that runs commands."""
+    """A process that is killed at the end of the block at the latest. ``prefix``: a command that runs commands."""
     said = {
         "backends": list(backends),
         "instance_id": instance_id,
@@ -152,7 +154,7 @@ async def site(
 
 @dataclass
 class Pulled:
-    """How a pull ended: ``digest`` of what arrived, or the error's class; and how long it took."""
+    """The result of a pull: ``digest`` of the bytes, or the error's class; and its duration."""
 
     digest: str | None
     error: str | None
@@ -180,14 +182,14 @@ async def pull(reader: Remote, peer: int, ticket: dict[str, Any], at: int) -> Pu
 
 
 async def quarantine_over(reader: Remote, *, within_s: float = 20.0) -> None:
-    """Waits until no late write is possible, by polling the transport."""
+    """Polls the transport until no late write is possible."""
     async with asyncio.timeout(within_s):
         while await reader.call("quarantined"):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
 
 
 async def connect_in_time(reader: Remote, holder: Remote, *, within_s: float) -> int:
-    """Retry as a reader does after a fault, until the link works."""
+    """Retries as a reader does after a fault, until the link works."""
     offers = await holder.call("offers")
     async with asyncio.timeout(within_s):
         while True:

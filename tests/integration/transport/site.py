@@ -1,7 +1,7 @@
 """An instance in a separate process, holder and reader in one, that executes commands given as JSON lines.
 
-{"id": 1, "do": "pull", ...} on its input; {"id": 1, "done": ...} or {"id": 1, "error": [class, message]} as the answer.
-Commands run concurrently. It ends with its input.
+{"id": 1, "do": "pull", ...} on its input; {"id": 1, "done": ...} or {"id": 1, "error": [class, message]} as the
+response. Commands run concurrently. It ends with its input.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def ticket_from_json(said: dict[str, Any]) -> Ticket:
 
 
 class Site:
-    """What the process holds. Each public method is a command."""
+    """The state of the process. Each public method is a command."""
 
     def __init__(self, arena: HostArena, max_pull_s: float) -> None:
         self.arena = arena
@@ -103,13 +103,13 @@ class Site:
         return [[offer.backend, offer.host, offer.metadata.hex()] for offer in self.transports.offers()]
 
     async def put(self, key: str, seed: int, nbytes: int) -> dict[str, Any]:
-        """Make an embedding and grant a lease on it."""
+        """Creates an embedding and grants a lease on it."""
         data = payload(seed, nbytes)
         tensor = Tensor(TensorSpec("embedding", DType.U8, (nbytes,)), memoryview(data))
         answer = self.memory.handle(arena_events.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
         if isinstance(answer, arena_events.Refused):
             raise answer.error
-        assert isinstance(answer, arena_events.Reserved), "the key is there already"
+        assert isinstance(answer, arena_events.Reserved), "the key exists already"
         placed = answer.slot
         checksum = slot.seal(self.arena, placed.offset, placed.generation, [tensor])
         self.memory.handle(arena_events.Commit(placed.key, placed.generation, checksum), self._now_s())
@@ -143,7 +143,7 @@ class Site:
         await self._peers.pop(peer).close()
 
     async def pull(self, peer: int, ticket: dict[str, Any], at: int, *, patience_s: float | None = None) -> str:
-        """Pull to ``at``, verify, and return the bytes. Cancel it after ``patience_s``."""
+        """Pulls to ``at``, verifies, and returns the bytes. Cancels the pull after ``patience_s``."""
         wanted = ticket_from_json(ticket)
         async with asyncio.timeout(patience_s):
             await self._peers[peer].pull(wanted, at)
@@ -230,14 +230,14 @@ async def serve(say: Any, said: dict[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """Even if this process is stopped at that moment."""
+    """Ends this process with its parent, even if it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
     end_with_parent()
-    # UCX writes its warnings to where output goes: answers have a way of their own.
+    # UCX prints warnings to stdout, so responses use another descriptor.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     asyncio.run(serve(answers, json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Two hosts and a cable that fails in every way: right bytes, or one clear error within the deadline; then it heals."""
+"""Two hosts and a cable with every kind of fault: right bytes, or one clear error within the deadline; then recovery."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Way:
-    """What both hosts allow, the first before the others, and over which of them they come to read."""
+    """The backends that both hosts allow, by preference, and those they end up using."""
 
     backends: tuple[str, ...]
     environment: dict[str, str]
@@ -126,11 +126,11 @@ async def test_one_host_reads_the_other(pair: Pair) -> None:
         _with(name, fault)
         for name in WAYS
         for fault in FAULTS
-        if not (name == "nixl" and fault.endswith("resets"))  # as UCX_OVER_TCP says
+        if not (name == "nixl" and fault.endswith("resets"))  # according to UCX_OVER_TCP
     ],
     indirect=["pair"],
 )
-async def test_a_fault_in_the_middle_of_pulls_ends_them_in_time_and_is_got_over(
+async def test_a_fault_during_pulls_ends_them_in_time_and_is_recovered_from(
     pair: Pair, cable: Cable, fault: str
 ) -> None:
     puts = [
@@ -138,7 +138,7 @@ async def test_a_fault_in_the_middle_of_pulls_ends_them_in_time_and_is_got_over(
         for number, nbytes in enumerate((LARGE, LARGE, SMALL))
     ]
     ended: list[Pulled] = []
-    while all(one.error is None for one in ended):  # on a busy machine a fault may come too late to be one
+    while all(one.error is None for one in ended):  # on a busy machine a fault may come after the pulls
         cable.heal()
         cable.slow(cable.a, mbit_per_s=MBIT_PER_S)
         ended = await _pulls_hit_by(pair, puts, lambda: FAULTS[fault](cable))
@@ -163,7 +163,7 @@ async def test_a_fault_in_the_middle_of_pulls_ends_them_in_time_and_is_got_over(
 
 
 @in_every_way(("tcp", "nixl"))
-async def test_who_meets_a_host_that_cannot_be_reached_is_told_in_time(pair: Pair, cable: Cable) -> None:
+async def test_connecting_to_an_unreachable_host_fails_in_time(pair: Pair, cable: Cable) -> None:
     offers = await pair.holder.call("offers")
     await pair.reader.call("disconnect", peer=pair.peer)
     cable.deaf(cable.a)

@@ -1,4 +1,4 @@
-"""Holder processes die, stop and return: right bytes, or one clear error in time."""
+"""Holder processes die, stop and restart: right bytes, or one clear error in time."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ CANARY = 0xA5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_holder_killed_before_a_pull_fails_it_and_what_was_pulled_stays(backend: str) -> None:
+async def test_a_holder_killed_before_a_pull_fails_it_and_earlier_pulls_stay_valid(backend: str) -> None:
     environment = ENVIRONMENT[backend]
     async with (
         site([backend], "reader", max_pull_s=MAX_PULL_S, environment=environment) as reader,
@@ -50,7 +50,7 @@ async def test_a_holder_killed_before_a_pull_fails_it_and_what_was_pulled_stays(
         late.must_be_right_or_clear(second["digest"], within_s=MAX_PULL_S + 1)
         again = await pull(reader, peer, first["ticket"], 2 << 20)
         again.must_be_right_or_clear(first["digest"], within_s=MAX_PULL_S + 1)
-        if backend != "shm":  # memory that two processes share outlives one of them
+        if backend != "shm":  # memory shared by two processes outlives one of them
             assert (late.error, again.error) == ("TransferFailed", "TransferFailed")
         with pytest.raises(SiteError, match="TransferFailed"):
             await reader.call("connect", offers=offers)
@@ -60,7 +60,7 @@ async def test_a_holder_killed_before_a_pull_fails_it_and_what_was_pulled_stays(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_holder_killed_during_a_pull_fails_it_in_time_and_leaves_nothing_behind(backend: str) -> None:
+async def test_a_holder_killed_during_a_pull_fails_it_in_time_without_leaks(backend: str) -> None:
     environment = ENVIRONMENT[backend]
     async with site([backend], "reader", nbytes=96 << 20, max_pull_s=MAX_PULL_S, environment=environment) as reader:
         for delay_s in (0.0, 0.01, 0.03):
@@ -81,7 +81,7 @@ async def test_a_holder_killed_during_a_pull_fails_it_in_time_and_leaves_nothing
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_late_write_of_a_stopped_holder_never_reaches_a_slot_that_is_used_again(backend: str) -> None:
+async def test_a_late_write_of_a_stopped_holder_never_reaches_a_reused_slot(backend: str) -> None:
     environment = ENVIRONMENT[backend]
     async with (
         site([backend], "reader", max_pull_s=MAX_PULL_S, environment=environment) as reader,
@@ -94,7 +94,7 @@ async def test_a_late_write_of_a_stopped_holder_never_reaches_a_slot_that_is_use
         stopped = await pull(reader, peer, put["ticket"], 4096)
         stopped.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + 1)
         if stopped.error is not None:
-            # The reader may use every byte again that its transport does not claim: so this test does.
+            # The reader may reuse every byte that its transport does not claim; this test does.
             claimed = await reader.call("quarantined")
             assert all(at >= 4096 and at + nbytes <= 4096 + LARGE + 16 for at, nbytes in claimed)
             if not claimed:
@@ -111,7 +111,7 @@ async def test_a_late_write_of_a_stopped_holder_never_reaches_a_slot_that_is_use
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_holder_restarted_in_the_place_of_another_is_not_taken_for_it(backend: str) -> None:
+async def test_a_holder_restarted_at_anothers_address_is_not_mistaken_for_it(backend: str) -> None:
     environment = ENVIRONMENT[backend]
     async with site([backend], "reader", max_pull_s=MAX_PULL_S, environment=environment) as reader:
         async with site([backend], "holder", epoch=1, environment=environment) as old:
@@ -121,7 +121,7 @@ async def test_a_holder_restarted_in_the_place_of_another_is_not_taken_for_it(ba
         async with site([backend], "holder", epoch=2, environment=environment) as new:
             after = await new.call("offers")
             put = await new.call("put", key="aa", seed=2, nbytes=SMALL)
-            assert put["ticket"]["offset"] == ticket["offset"], "the same place in the memory of another incarnation"
+            assert put["ticket"]["offset"] == ticket["offset"], "the same offset in the arena of another incarnation"
             stale = await pull(reader, peer, ticket, 4096)
             assert stale.error is not None or stale.digest != put["digest"]
             assert stale.duration_s < MAX_PULL_S + 1
@@ -131,7 +131,7 @@ async def test_a_holder_restarted_in_the_place_of_another_is_not_taken_for_it(ba
             fresh = await connect_in_time(reader, new, within_s=5)
             (await pull(reader, fresh, put["ticket"], 4096)).must_be_right(put["digest"])
             old_lease = await pull(reader, fresh, {**put["ticket"], "lease_id": ticket["lease_id"]}, 1 << 20)
-            if backend == "nixl":  # a one-sided read asks nobody
+            if backend == "nixl":  # the holder does not see a one-sided read
                 old_lease.must_be_right(put["digest"])
             elif backend == "tcp":
                 assert old_lease.error == "LeaseLost"
@@ -146,7 +146,7 @@ async def test_a_holder_restarted_in_the_place_of_another_is_not_taken_for_it(ba
         pytest.param(["nixl", "tcp"], {"UCX_TLS": "tcp"}, "tcp", id="nixl-without-shared-memory", marks=nixl.marks),
     ],
 )
-async def test_readers_killed_during_pulls_leave_their_holder_alone(
+async def test_killed_readers_do_not_affect_their_holder(
     backends: list[str], environment: dict[str, str], used: str
 ) -> None:
     """Each takes a connection with it on which the holder may be sending."""
@@ -174,7 +174,7 @@ async def _pull_until_gone(reader: Remote, peer: int, ticket: dict[str, Any]) ->
 
 
 def _aimed_at(offers: list[list[str]], *, probe_of: list[list[str]]) -> list[list[str]]:
-    """An offer of an earlier incarnation whose address leads to this one: as when a port is given out again."""
+    """An offer of an earlier incarnation whose address leads to this one, as after reuse of a port."""
     [[backend, host, metadata]], [[_, _, earlier]] = offers, probe_of
     now = TransportOffer(backend, host, bytes.fromhex(metadata))
     then = TransportOffer(backend, host, bytes.fromhex(earlier))

@@ -1,5 +1,5 @@
-"""An agent of NIXL's that is stuck, hangs or fails is replaced; pulls from healthy peers work again, and what the old
-one could still write to is not used before it is gone.
+"""A NIXL agent that hangs or fails is replaced; pulls from healthy peers work again, and memory that the old agent
+could still write is not reused before it is gone.
 """
 
 import asyncio
@@ -45,8 +45,10 @@ LINGER_S = 1.0
 
 
 class Patience:
-    """Limits of a transport under test. A slow call on a busy machine must not count as a fault, so the limit of a
-    call's duration applies only from a test's fault until the reset.
+    """Time limits of a transport under test.
+
+    A slow call on a busy machine must not count as a fault, so the limit of a call's duration applies only from a
+    test's fault until the reset.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class Patience:
 
     def end(self, *, stuck_s: float = NEVER_S, hanging_s: float = NEVER_S) -> None:
         for name, limit_s in (("stuck_s", stuck_s), ("hanging_s", hanging_s)):
-            object.__setattr__(self.limits, name, limit_s)  # they are frozen for everybody else
+            object.__setattr__(self.limits, name, limit_s)  # they are frozen for all other code
 
     def restore(self) -> None:
         self.end()
@@ -73,7 +75,7 @@ SMALL_AT, LARGE_AT = 4096, 1 << 20
 
 @dataclass
 class Faults:
-    """What the first agent does wrong, and whether a further one can be made."""
+    """The faults of the first agent, and whether further agents can be created."""
 
     posts_fail: bool = False
     posts_hang: bool = False
@@ -83,7 +85,7 @@ class Faults:
 
 
 class _Faulty:
-    """NIXL's agent with a fault in the call that begins a transfer."""
+    """NIXL's agent with a fault in the call that starts a transfer."""
 
     def __init__(self, inner: Any, faults: Faults) -> None:
         self._inner = inner
@@ -132,7 +134,7 @@ class Reader:
         slot.verify(self.arena, at, ticket)
 
     async def pull_again(self, ticket: Ticket, at: int) -> None:
-        """Retry a failed pull until it succeeds."""
+        """Retries a failed pull until it succeeds."""
         async with asyncio.timeout(IN_TIME_S):
             while True:
                 try:
@@ -177,7 +179,7 @@ async def reading(holder: Holder, faults: Faults, *, max_pull_s: float = IN_TIME
 
 
 async def connect_again(transport: NixlTransport, holder: Holder) -> Peer:
-    """Retry until the holder can be reached."""
+    """Retries until the holder can be reached."""
     async with asyncio.timeout(IN_TIME_S):
         while True:
             try:
@@ -186,7 +188,7 @@ async def connect_again(transport: NixlTransport, holder: Holder) -> Peer:
                 await asyncio.sleep(0.05)
 
 
-async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_go_on(holder: Holder) -> None:
+async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_keep_working(holder: Holder) -> None:
     faults = Faults()
     async with reading(holder, faults) as reader:
         await reader.pull_again(holder.tickets[1], LARGE_AT)
@@ -205,7 +207,7 @@ async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_go_on(holder:
         assert reader.resets == ["nixl: failing"]
 
 
-async def test_an_agent_that_hangs_is_replaced_and_its_destination_is_kept_until_the_call_returns(
+async def test_a_hanging_agent_is_replaced_and_its_destination_quarantined_until_the_call_returns(
     holder: Holder,
 ) -> None:
     faults = Faults()
@@ -230,7 +232,7 @@ async def test_an_agent_that_hangs_is_replaced_and_its_destination_is_kept_until
         await reader.pull_again(large, LARGE_AT)
 
 
-async def test_replacements_come_at_growing_pauses_where_none_can_be_made(holder: Holder) -> None:
+async def test_failed_replacements_are_retried_with_growing_pauses(holder: Holder) -> None:
     faults = Faults(opens_fail=True)
     async with reading(holder, faults) as reader:
         faults.posts_fail = True
@@ -247,7 +249,7 @@ async def test_replacements_come_at_growing_pauses_where_none_can_be_made(holder
 
 
 async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(holder: Holder) -> None:
-    """Both ends are instances that read and are read, as hybrids do."""
+    """Both ends read and are read, as hybrid instances are."""
     faults = Faults()
     async with reading(holder, faults) as both:
         out = textwrap.dedent(
@@ -283,7 +285,7 @@ async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(hol
             assert other.stdin is not None
             assert other.stdout is not None
             other.stdin.write(offer.hex().encode() + b"\n")
-            async with asyncio.timeout(2 * IN_TIME_S):  # it has yet to start
+            async with asyncio.timeout(2 * IN_TIME_S):  # it has not started yet
                 return await other.stdout.readline()
 
         before = both.transport.offer().metadata
@@ -374,7 +376,7 @@ asyncio.run(main())
 """
 
 
-def test_holders_that_stand_still_again_and_again_cost_an_agent_each_and_no_memory() -> None:
+def test_repeatedly_stopped_holders_cost_one_agent_each_and_no_memory() -> None:
     """As between hosts; through shared memory NIXL can read a stopped holder."""
     done = subprocess.run(
         [sys.executable, "-c", STOPPED],
@@ -385,4 +387,4 @@ def test_holders_that_stand_still_again_and_again_cost_an_agent_each_and_no_memo
         env={**os.environ, **UCX_OVER_TCP},  # noqa: TID251 - a child process gets all of it
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
-    assert "resets: 3 stuck" in done.stdout  # UCX says that it lost requests, on stdout
+    assert "resets: 3 stuck" in done.stdout  # UCX prints lost requests to stdout

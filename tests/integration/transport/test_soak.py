@@ -1,7 +1,5 @@
-"""Random pulls over every backend while holders are killed, stopped and restarted and links are cut, for a while:
-right bytes or a clear error each time, and nothing piles up.
-
-``SOAK_S=1800`` in the environment makes it half an hour (``make soak``).
+"""Random pulls over every backend while holders are killed, stopped and restarted and links are cut: right bytes or a
+clear error each time, and no leaks. ``SOAK_S=1800`` in the environment makes it half an hour (``make soak``).
 """
 
 import asyncio
@@ -37,7 +35,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
 
 @dataclass
 class Place:
-    """Where a holder lives, dies and lives again; ``link`` is the reader's, to the incarnation ``linked``."""
+    """The successive incarnations of a holder; ``link`` is the reader's, to the incarnation ``linked``."""
 
     backends: tuple[str, ...]
     name: str
@@ -63,7 +61,7 @@ class Soak:
     # --- holders
 
     async def live(self, place: Place) -> None:
-        """One incarnation after the other."""
+        """Runs one incarnation after the other."""
         while self.running:
             place.epoch += 1
             place.die.clear()
@@ -79,7 +77,7 @@ class Soak:
             await self.reader.call("disconnect", peer=link)
 
     async def replace(self, place: Place) -> None:
-        """Kill its process and start another."""
+        """Kills its process and starts another."""
         async with asyncio.timeout(READY_S):
             while place.remote is None:  # noqa: ASYNC110 - a process starts
                 await asyncio.sleep(0.05)
@@ -90,13 +88,13 @@ class Soak:
                 await asyncio.sleep(0.05)
 
     async def trouble(self) -> None:
-        """Every so often something happens to one of them."""
+        """Causes a fault at one of them at random intervals."""
         while self.running:
             await asyncio.sleep(self.rng.uniform(0.3, 2.0))
             await self.strike(self.rng.choice(self.places))
 
     async def strike(self, place: Place) -> None:
-        """The first one is only stopped and disconnected, so that it can be measured."""
+        """The first holder is only stopped and disconnected, so that it can be measured."""
         remote, what = place.remote, self.rng.choice(("kill", "stop", "cut"))
         if what == "kill" and remote is not None and place is not self.places[0]:
             remote.signal(signal.SIGKILL)
@@ -127,12 +125,12 @@ class Soak:
                 self.note(error)
 
     def note(self, error: SiteError) -> None:
-        expected = error.kind in (*CLEAR, "TimeoutError", "KeyError")  # given up; the link was cut already
+        expected = error.kind in (*CLEAR, "TimeoutError", "KeyError")  # cancelled; the link was cut already
         assert expected, str(error)
         self.ends[error.kind] += 1
 
     async def pull_some(self, place: Place, remote: Remote) -> None:
-        """Tickets for a few embeddings, then all pulls at once: whatever happens to the holder hits some of them."""
+        """Tickets for a few embeddings, then all pulls at once: a fault of the holder hits some of them."""
         puts = []
         for _ in range(self.rng.randint(1, 6)):
             place.keys += 1
@@ -148,7 +146,7 @@ class Soak:
                 if self.rng.random() < STRIKES:
                     group.create_task(self.strike(place))
         finally:
-            with contextlib.suppress(Gone):  # which would stand in the place of what a pull said
+            with contextlib.suppress(Gone):  # which would replace the pull's error
                 await remote.call("release", lease_ids=[put["ticket"]["lease_id"] for put in puts])
 
     async def into_own_memory(self, link: int, put: dict[str, Any]) -> None:
@@ -202,9 +200,10 @@ class Soak:
                 place.remote.signal(signal.SIGCONT)
 
     async def settle(self) -> dict[str, dict[str, int]]:
-        """No pull runs: no byte is set aside and no link is left. What the lasting processes still have.
+        """No pull runs: no byte is quarantined and no link is left.
 
-        UCX keeps its connections to who lives. So those who may die do so first: what is left is between the lasting.
+        Returns the resources of the lasting processes. UCX keeps its connections to live peers, so processes that may
+        die are killed first.
         """
         for place in self.places:
             await self.cut(place)
@@ -218,7 +217,7 @@ class Soak:
         self.memory.validate()
         steady = self.places[0].remote
         assert steady is not None
-        await asyncio.sleep(2.0)  # connections that were closed are noticed at the other end
+        await asyncio.sleep(2.0)  # closed connections are noticed at the other end
         seen = {"reader": await self.reader.call("stats"), "holder": await steady.call("stats")}
         print({"reader": await self.reader.call("descriptors"), "holder": await steady.call("descriptors")})  # noqa: T201 - as at the end
         return seen
@@ -244,7 +243,7 @@ async def soaking() -> AsyncIterator[Soak]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 90 + READY_S)
-async def test_nothing_piles_up_however_often_holders_die_and_links_break() -> None:
+async def test_dying_holders_and_broken_links_leak_nothing() -> None:
     shared_before = _shared_memory_files()
     async with soaking() as soak:
         await soak.run(SOAK_S * WARM_UP)
@@ -253,7 +252,7 @@ async def test_nothing_piles_up_however_often_holders_die_and_links_break() -> N
         end = await soak.settle()
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
         assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
-        assert sum(place.epoch for place in soak.places) > len(soak.places), "nobody was ever restarted"
+        assert sum(place.epoch for place in soak.places) > len(soak.places), "no process was ever restarted"
     for who in ("reader", "holder"):
         assert (end[who]["leases"], end[who]["leased_bytes"]) == (0, 0)
         assert end[who]["fds"] <= warm[who]["fds"] + FD_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
@@ -264,7 +263,7 @@ async def test_nothing_piles_up_however_often_holders_die_and_links_break() -> N
 
 
 def _shared_memory_files() -> set[str]:
-    """Of the libraries that this project uses; other programs come and go as they please."""
+    """Those of the libraries that this project uses; other programs may create and delete files."""
     if not SHARED_MEMORY.is_dir():
         return set()
     names = (path.name for path in SHARED_MEMORY.iterdir())

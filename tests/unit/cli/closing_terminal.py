@@ -1,5 +1,3 @@
-"""A terminal that a test can close under a process."""
-
 import os
 import subprocess
 import sys
@@ -10,7 +8,7 @@ import psutil
 
 
 class Terminal:
-    """A pseudo terminal with a process on it, which is its controlling one."""
+    """A pseudo terminal that is the controlling terminal of a process."""
 
     def __init__(self, arguments: list[str], *, cwd: Path, env: dict[str, str]) -> None:
         self.master, slave = os.openpty()
@@ -40,7 +38,7 @@ class Terminal:
         return list(psutil.Process(self.process.pid).children(recursive=True))
 
     def close(self) -> None:
-        """As when its window is closed."""
+        """Hangs up, as when the terminal's window is closed."""
         master, self.master = self.master, -1
         if master >= 0:
             os.close(master)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, required=True)
@@ -19,6 +20,8 @@ parser.add_argument("--mount-router")
 parser.add_argument("--instances", default=os.environ.get("TRIPTYCH_STUB_INSTANCES", ""))  # noqa: TID251
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--broken", action="store_true")
+parser.add_argument("--broken-if", type=Path, help="a file: while it exists, the process cannot start")
+parser.add_argument("--slow-if", type=Path, help="a file: while it exists, the process starts and never ends starting")
 parser.add_argument("--pid", type=int, default=os.getpid(), help="whose process it says that it is")
 arguments, _ = parser.parse_known_args()
 
@@ -26,14 +29,16 @@ arguments, _ = parser.parse_known_args()
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ready = [f"{name}: ready" for name in arguments.instances.split(",") if name]
-        body = json.dumps({"ready": True, "missing": [], "instances": ready, "pid": arguments.pid}).encode()
+        missing = ["it is starting"] if slow else []
+        body = json.dumps({"ready": not slow, "missing": missing, "instances": ready, "pid": arguments.pid}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
 
-if arguments.broken:
+slow = arguments.slow_if is not None and arguments.slow_if.exists()
+if arguments.broken or (arguments.broken_if is not None and arguments.broken_if.exists()):
     sys.exit("there is nothing to serve")
 if arguments.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -19,15 +19,16 @@ from triptych.cli import plan
 from triptych.cli.cluster import Exit, LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
+from triptych.domain.stage import Role
 
 pytestmark = pytest.mark.process
-NAMES = ["encoder-1", "encoder-2", "text-1", "router", "gateway"]
+NAMES = ["pool-manager", "encoder-1", "encoder-2", "text-1", "router", "gateway"]
 Make = Callable[..., LocalCluster]
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
-    """A cluster of stubs; flags by service."""
+    """A cluster of stub processes; flags by service."""
     monkeypatch.setattr(plan, "package_of", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -37,6 +38,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         mount_router: bool = False,
         admin_port: int = 0,
         start_timeout_s: float = 120,
+        restart: bool = False,
         **options: tuple[str, ...],
     ) -> LocalCluster:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
@@ -49,17 +51,19 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
             admin_port=admin_port,
             mount_router=mount_router,
             start_timeout_s=start_timeout_s,
+            restart=restart,
+            first_backoff_s=0.05,
             options={"gateway": gateway, **options},
         )
 
     return build
 
 
-def there(path: Path) -> bool:
+def is_running(path: Path) -> bool:
     return path.exists()
 
 
-async def test_a_cluster_is_there_inside_its_context_and_gone_after(make: Make) -> None:
+async def test_a_cluster_runs_inside_its_context_only(make: Make) -> None:
     async with make() as cluster:
         pids = dict(cluster.processes)
         log_dir = cluster.log_dir
@@ -69,37 +73,37 @@ async def test_a_cluster_is_there_inside_its_context_and_gone_after(make: Make) 
         assert cluster.url == f"http://{cluster.targets['gateway']}"
     assert cluster.processes == {}
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
-    assert not there(log_dir), "the logs of a run without failures are of no use"
+    assert not is_running(log_dir), "the logs of a run without failures are of no use"
 
 
-async def test_every_process_is_told_where_the_others_are(make: Make) -> None:
+async def test_every_process_gets_the_addresses_it_needs(make: Make) -> None:
     async with make() as cluster:
         commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
-        encoders = f"{cluster.targets['encoder-1']},{cluster.targets['encoder-2']}"
-        assert f"{encoders},{cluster.targets['text-1']}" in commands["router"]
-        assert encoders not in commands["text-1"], "tickets say where encoders are"
+        for name in ("encoder-1", "encoder-2", "text-1", "router"):
+            assert commands[name][commands[name].index("--pool-manager") + 1] == cluster.manager_target
+        assert cluster.targets["encoder-1"] not in commands["text-1"], "tickets say where encoders are"
         assert cluster.router_target in commands["gateway"]
 
 
-async def test_the_router_is_told_of_hybrid_processes_apart(make: Make) -> None:
+async def test_hybrid_processes_are_text_processes_with_a_role(make: Make) -> None:
     pools = {"encoders": 1, "text": 1, "hybrid": 2}
     told = ("--instances", "encoder-1,text-1,hybrid-1,hybrid-2")
     async with make(pools=pools, gateway=told, text=("--extra",)) as cluster:
         commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
         at = cluster.targets
-        assert list(at) == ["encoder-1", "text-1", "hybrid-1", "hybrid-2", "router", "gateway"]
+        assert list(at) == ["pool-manager", "encoder-1", "text-1", "hybrid-1", "hybrid-2", "router", "gateway"]
 
         def flag(name: str, flag: str) -> str:
             command: list[str] = commands[name]
             return command[command.index(flag) + 1]
 
         assert flag("hybrid-1", "--role") == flag("hybrid-2", "--role") == "EPD"
-        assert flag("router", "--instances") == f"{at['encoder-1']},{at['text-1']},{at['hybrid-1']},{at['hybrid-2']}"
+        assert flag("hybrid-1", "--pool-manager") == at["pool-manager"]
         assert all("--extra" in commands[name] for name in ("text-1", "hybrid-1", "hybrid-2"))
         assert "--role" not in commands["text-1"]
 
 
-async def test_what_fails_once_a_hybrid_process_is_gone_depends_on_who_is_left(make: Make) -> None:
+async def test_the_consequence_of_losing_a_hybrid_process_depends_on_the_remaining_ones(make: Make) -> None:
     for pools, names, kinds in (
         ({"encoders": 0, "text": 0, "hybrid": 1}, "hybrid-1", "last text instance"),
         ({"encoders": 0, "text": 1, "hybrid": 1}, "text-1,hybrid-1", "last encoder"),
@@ -121,15 +125,15 @@ def test_a_cluster_without_a_stage_is_refused(make: Make, pools: dict[str, int])
 
 async def test_a_mounted_router_is_in_the_gateway_with_its_options(make: Make) -> None:
     async with make(mount_router=True, router=("--max-choices", "3")) as cluster:
-        assert list(cluster.processes) == ["encoder-1", "encoder-2", "text-1", "gateway"]
+        assert list(cluster.processes) == ["pool-manager", "encoder-1", "encoder-2", "text-1", "gateway"]
         command = psutil.Process(cluster.processes["gateway"]).cmdline()
         (mount,) = (shlex.split(flag.split("=", 1)[1]) for flag in command if flag.startswith("--mount-router="))
-    assert mount[mount.index("--instances") + 1].endswith(cluster.targets["text-1"])
+    assert mount[mount.index("--pool-manager") + 1] == cluster.manager_target
     assert mount[mount.index("--port") + 1] == cluster.router_target.rsplit(":", 1)[1]
     assert mount[-2:] == ["--max-choices", "3"]
 
 
-async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(make: Make) -> None:
+async def test_a_process_that_dies_while_starting_is_named_with_its_last_output(make: Make) -> None:
     cluster = make(text=("--broken",), gateway=("--instances", "encoder-1,encoder-2"))
     with pytest.raises(ClusterError, match=r"text-1 ended with status 1 .*\n.*there is nothing to serve"):
         async with cluster:
@@ -139,8 +143,8 @@ async def test_a_process_that_dies_while_starting_is_named_with_its_last_words(m
 
 
 @pytest.mark.parametrize("service", ["encoder", "gateway"])
-async def test_what_others_run_is_never_taken_for_a_part_of_it(make: Make, service: str) -> None:
-    """As when another cluster was faster to take the port."""
+async def test_a_foreign_process_on_an_admin_port_is_an_error(make: Make, service: str) -> None:
+    """For example another cluster that took the port first."""
     instances = ("--instances", "encoder-1,encoder-2,text-1")
     cluster = make(**{service: (*instances, "--pid", "1")})
     with pytest.raises(ClusterError, match=rf"another process answers at .*, the admin port of {service}"):
@@ -149,22 +153,22 @@ async def test_what_others_run_is_never_taken_for_a_part_of_it(make: Make, servi
     assert cluster.processes == {}
 
 
-async def test_an_instance_that_the_gateway_does_not_know_is_missing(make: Make) -> None:
+async def test_an_instance_unknown_to_the_gateway_is_not_ready(make: Make) -> None:
     cluster = make(gateway=("--instances", "encoder-1,text-1"))
     ready: list[str] = []
     cluster.on_ready = ready.append
     async with asyncio.TaskGroup() as group:
         starting = group.create_task(cluster.__aenter__())
-        while len(ready) < 4:  # noqa: ASYNC110 - what a person would see
+        while len(ready) < 5:  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         starting.cancel()
-    assert sorted(ready) == ["encoder-1", "encoder-2", "router", "text-1"]
+    assert sorted(ready) == ["encoder-1", "encoder-2", "pool-manager", "router", "text-1"]
     assert cluster.processes == {}
 
 
-async def test_who_does_not_become_ready_in_time_is_named(make: Make) -> None:
-    with pytest.raises(ClusterError, match=r"not ready after 0\.01 s; encoder-1: .*; gateway: .*; logs are in"):
+async def test_a_process_that_does_not_become_ready_in_time_is_named(make: Make) -> None:
+    with pytest.raises(ClusterError, match=r"not ready after 0\.01 s; pool-manager: .*; gateway: .*; logs are in"):
         async with make(start_timeout_s=0.01):
             pass
 
@@ -172,18 +176,18 @@ async def test_who_does_not_become_ready_in_time_is_named(make: Make) -> None:
 async def test_admin_ports_can_be_chosen(make: Make) -> None:
     first = 21_000 + os.getpid() % 5000
     async with make(admin_port=first) as cluster:
-        urls = [f"http://127.0.0.1:{first + number}" for number in range(5)]
+        urls = [f"http://127.0.0.1:{first + number}" for number in range(6)]
         assert dict(cluster.admin_urls) == dict(
-            zip(["gateway", "router", "encoder-1", "encoder-2", "text-1"], urls, strict=True)
+            zip(["gateway", "router", "pool-manager", "encoder-1", "encoder-2", "text-1"], urls, strict=True)
         )
-    with pytest.raises(ClusterError, match="5 processes need as many consecutive ports"):
+    with pytest.raises(ClusterError, match="6 processes need as many consecutive ports"):
         make(admin_port=65_533)
 
 
 @pytest.mark.parametrize(
     ("operators", "host", "devices"), [(None, (), "lo"), ("eth0", (), "eth0"), (None, ("--host", "127.0.0.2"), None)]
 )
-async def test_ucx_is_on_the_loopback_device_unless_told_otherwise(
+async def test_ucx_uses_the_loopback_device_by_default(
     make: Make, monkeypatch: pytest.MonkeyPatch, operators: str | None, host: tuple[str, ...], devices: str | None
 ) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
@@ -195,35 +199,35 @@ async def test_ucx_is_on_the_loopback_device_unless_told_otherwise(
     assert environment["PATH"] == os.environ["PATH"]  # noqa: TID251
 
 
-async def test_logs_stay_only_when_a_process_failed(make: Make) -> None:
+async def test_logs_are_kept_only_when_a_process_failed(make: Make) -> None:
     with pytest.raises(KeyError):
         async with make() as cluster:
             raise KeyError
     assert cluster.kept_logs is None
-    assert not there(cluster.log_dir)
+    assert not is_running(cluster.log_dir)
     async with make() as cluster:
         cluster.kill("encoder-1")
         await cluster.next_exit()
     assert cluster.kept_logs == cluster.log_dir
 
 
-def test_a_place_for_logs_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+def test_an_unusable_log_directory_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cluster = LocalCluster(log_dir=tmp_path / "file" / "logs")
     with pytest.raises(ClusterError, match=r"cannot start .*/file.*: Not a directory"):
         asyncio.run(cluster.__aenter__())
 
 
-async def test_a_killed_process_is_reported_and_the_rest_goes_on(make: Make) -> None:
+async def test_a_killed_process_is_reported_and_the_others_keep_running(make: Make) -> None:
     async with make() as cluster:
         cluster.kill("encoder-2")
         ended = await cluster.next_exit()
-        assert ended == Exit("encoder-2", "encoder", -signal.SIGKILL)
+        assert ended == Exit("encoder-2", "encoder", -signal.SIGKILL, Role.E)
         assert str(ended) == "encoder-2 was killed by SIGKILL"
-        assert list(cluster.processes) == ["encoder-1", "text-1", "router", "gateway"]
+        assert list(cluster.processes) == ["pool-manager", "encoder-1", "text-1", "router", "gateway"]
 
 
-async def test_who_does_not_drain_in_time_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_does_not_drain_in_time_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KILL_MARGIN_S", 0.2)
     async with make(router=("--stubborn",)) as cluster:
         pid = cluster.processes["router"]
@@ -235,7 +239,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-        assert len(children) == 4
+        assert len(children) == 5
         parent.kill()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
@@ -249,24 +253,58 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 # --- triptych up ------------------------------------------------------------------------------------------------------
 
 
-async def test_up_goes_on_without_an_encoder_but_not_without_the_router(make: Make) -> None:
-    cluster, out = make(), StringIO()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+async def test_up_starts_again_whatever_dies(make: Make) -> None:
+    cluster, out = make(restart=True), StringIO()
+    async with asyncio.timeout(50), asyncio.TaskGroup() as group:
         running = group.create_task(up(cluster, Console(file=out, width=200)))
         while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
-        cluster.kill("encoder-1")
-        while "4 processes continue" not in out.getvalue():  # noqa: ASYNC110
+        before, targets = dict(cluster.processes), dict(cluster.targets)
+        for name in NAMES:
+            cluster.kill(name)
+            while f"{name} is ready\n" not in out.getvalue():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        after = dict(cluster.processes)
+        assert cluster.targets == targets, "the same ports"
+        signal.raise_signal(signal.SIGTERM)
+    assert running.result() == 0
+    assert after.keys() == before.keys()
+    assert not set(after.values()) & set(before.values())
+    shown = out.getvalue()
+    for name in NAMES:
+        assert f"{name} was killed by SIGKILL; its log is" in shown
+        assert f"starting {name} (again: {name} was killed by SIGKILL)" in shown
+    assert "that was the last text instance: all requests wait or fail until there is one" in shown
+    assert "requests fail until the router is back" in shown
+    assert cluster.processes == {}
+    assert not any(psutil.pid_exists(pid) for pid in after.values())
+
+
+@pytest.mark.parametrize(("service", "status"), [("encoder", 0), ("router", 1)])
+async def test_up_gives_up_a_process_that_crashes_at_each_start_and_says_so(
+    make: Make, tmp_path: Path, service: str, status: int
+) -> None:
+    broken = tmp_path / "broken"
+    cluster, out = make(restart=True, **{service: ("--broken-if", str(broken))}), StringIO()
+    async with asyncio.timeout(50), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, Console(file=out, width=200)))
+        while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
-        cluster.kill("router")
-    assert running.result() == 1
-    assert "encoder-1 was killed by SIGKILL; its log is" in out.getvalue()
-    assert "the cluster cannot run without the router: stopping" in out.getvalue()
+        broken.touch()
+        cluster.kill("encoder-2" if service == "encoder" else "router")
+        while "gave up after 3 crashes at the start" not in out.getvalue():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        if status == 0:
+            assert [name for name in NAMES if name not in cluster.processes] == ["encoder-2"]
+            signal.raise_signal(signal.SIGTERM)
+    assert running.result() == status
+    assert out.getvalue().count("ended with status 1; its log is") == 3
+    assert ("the cluster cannot run without the router: stopping" in out.getvalue()) == (status == 1)
     assert cluster.processes == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals) -> None:
+async def test_up_stops_its_processes_in_order(make: Make, number: signal.Signals) -> None:
     cluster, out = make(), StringIO()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         running = group.create_task(up(cluster, Console(file=out, width=200)))
@@ -274,7 +312,7 @@ async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals
             await asyncio.sleep(0.02)
         signal.raise_signal(number)
     assert running.result() == 0
-    assert out.getvalue().startswith("starting encoder-1, encoder-2, text-1, router, gateway ...\n")
+    assert out.getvalue().startswith("starting pool-manager, encoder-1, encoder-2, text-1, router, gateway ...\n")
     for name in NAMES:
         metrics = f"{cluster.admin_urls[name]}/metrics"
         assert re.search(
@@ -284,31 +322,35 @@ async def test_up_stops_in_order_when_told_to(make: Make, number: signal.Signals
     assert cluster.processes == {}
 
 
-async def test_up_that_is_stopped_says_where_the_logs_of_a_failure_are(make: Make) -> None:
+async def test_up_prints_the_log_directory_after_a_failure(make: Make) -> None:
     cluster, out = make(), StringIO()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         running = group.create_task(up(cluster, Console(file=out, width=200)))
         while "try:" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
         cluster.kill("encoder-1")
-        while "4 processes continue" not in out.getvalue():  # noqa: ASYNC110
+        while "5 processes continue" not in out.getvalue():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         signal.raise_signal(signal.SIGHUP)
     assert running.result() == 0
     assert f"logs of failed processes are in {cluster.log_dir}" in out.getvalue()
 
 
-async def test_up_on_a_terminal_shows_what_runs_and_what_died(make: Make) -> None:
-    cluster, out = make(), StringIO()
+async def test_up_on_a_terminal_shows_running_and_dead_processes(make: Make, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    instances = ("--instances", "encoder-1,encoder-2,text-1")
+    cluster, out = make(restart=True, gateway=(*instances, "--broken-if", str(broken))), StringIO()
     console = Console(file=out, width=150, force_terminal=True)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         running = group.create_task(up(cluster, console, live=True))
         while "Ctrl-C stops" not in out.getvalue():  # noqa: ASYNC110 - what a person would see
             await asyncio.sleep(0.02)
         cluster.kill("encoder-1")
-        while "encoder-1 was killed by SIGKILL" not in out.getvalue():  # noqa: ASYNC110
+        while "encoder-1 is ready" not in out.getvalue():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        broken.touch()
         cluster.kill("gateway")
     assert running.result() == 1
+    assert "encoder-1 was killed by SIGKILL" in out.getvalue()
     assert "the cluster cannot run without the gateway: stopping" in out.getvalue()
     assert cluster.processes == {}

@@ -1,19 +1,17 @@
-"""The live view and what it is made of, against stubs of processes."""
+"""The live view and its parts, against stub processes."""
 
-import signal
 from collections.abc import Mapping
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from rich.console import Console
 
-from triptych.cli.cluster import Exit
 from triptych.cli.live import LiveView
 from triptych.cli.load import load_figures, load_line
 from triptych.cli.metrics import Samples
+from triptych.domain.scaling import Phase
 
 ROUTER = """# HELP triptych_requests_total x
 # TYPE triptych_requests_total counter
@@ -33,22 +31,23 @@ triptych_arena_capacity_bytes 100.0
 
 
 class StubCluster:
-    """What the view sees of a cluster."""
+    """The parts of a cluster that the view reads."""
 
     url = "http://127.0.0.1:8000"
     router_target = "127.0.0.1:50051"
-    log_dir = Path("/logs")
-
-    def consequence(self, ended: Exit) -> str:
-        return f"what needs the {ended.service} fails now"
 
     def __init__(self) -> None:
+        self.scaler = self
+        self.phases = {"encoder-1": Phase.RUNNING, "router": Phase.RUNNING}
         self.processes: dict[str, int] = {"encoder-1": 11, "router": 12}
         self.targets = {"encoder-1": "127.0.0.1:1", "router": "127.0.0.1:2"}
         self.admin_urls: Mapping[str, str] = {
             "encoder-1": "http://127.0.0.1:29410",
             "router": "http://127.0.0.1:29411",
         }
+
+    def phase(self, process: str) -> Phase | None:
+        return self.phases.get(process)
 
 
 def answer(request: httpx.Request) -> httpx.Response:
@@ -70,18 +69,28 @@ def test_samples_are_summed_over_labels() -> None:
     assert samples.total("word") is None
 
 
-def test_a_load_is_one_line() -> None:
+def test_a_load_is_printed_on_one_line() -> None:
     assert load_line(Samples.parse(ROUTER)) == "3 requests, 100 MiB, worst loop lag 1.5 ms"
     assert load_line(Samples.parse(ENCODER)) == "4 items pending, arena 25%"
     assert load_line(Samples.parse("")) == ""
 
 
-def test_a_load_has_figures_for_scripts() -> None:
+def test_attainment_over_all_modalities_is_part_of_the_line() -> None:
+    text = (
+        'triptych_slo_requests{metric="ttft",modality="text",verdict="met"} 97\n'
+        'triptych_slo_requests{metric="ttft",modality="image",verdict="met"} 1\n'
+        'triptych_slo_requests{metric="ttft",modality="image",verdict="missed"} 1\n'
+        'triptych_slo_requests{metric="ttft",modality="text",verdict="missed"} 1\n'
+    )
+    assert load_line(Samples.parse(text)) == "TTFT 98.0% within SLO"
+
+
+def test_a_load_is_also_printed_as_json() -> None:
     assert load_figures(Samples.parse(ENCODER)) == {"items_pending": 4, "arena_usage": 0.25}
     assert load_figures(Samples.parse("")) == {}
 
 
-async def test_the_view_shows_processes_load_requests_and_problems() -> None:
+async def test_the_view_shows_processes_load_requests_and_events() -> None:
     cluster: Any = StubCluster()
     view = LiveView(cluster)
     assert "requests   -" in seen(view)
@@ -93,18 +102,27 @@ async def test_the_view_shows_processes_load_requests_and_problems() -> None:
         assert "4 items pending, arena 25%" in text
         assert " :29410 " in text
         assert " :29411 " in text
-        assert "problems" not in text
+        assert "events" not in text
         del cluster.processes["encoder-1"]
-        view.ended(Exit("encoder-1", "encoder", -signal.SIGKILL))
+        cluster.phases["encoder-1"] = Phase.ORDERED
+        view.event("encoder-1 was killed by SIGKILL")
+        await view.refresh(http, 1.0)
+        text = seen(view)
+        assert "ordered" in text
+        assert "4 items pending" not in text
+        assert "encoder-1 was killed by SIGKILL" in text
+        cluster.processes["encoder-1"] = 13
+        cluster.phases["encoder-1"] = Phase.RUNNING
+        cluster.targets["encoder-2"] = "127.0.0.1:3"
+        cluster.admin_urls = {**cluster.admin_urls, "encoder-2": "http://127.0.0.1:29412"}
+        cluster.phases["encoder-2"] = Phase.STARTING
         await view.refresh(http, 1.0)
     text = seen(view)
-    assert "gone" in text
-    assert "4 items pending" not in text
-    assert "encoder-1 was killed by SIGKILL; its log is /logs/encoder-1.log" in text
-    assert "what needs the encoder fails now" in text
+    assert "ordered" not in text
+    assert "starting" in text
 
 
-async def test_addresses_are_whole_in_a_terminal_of_the_usual_width() -> None:
+async def test_addresses_fit_a_terminal_of_the_usual_width() -> None:
     cluster: Any = StubCluster()
     cluster.processes = {"encoder-1": 4194303, "router": 4194304}
     cluster.targets = {"encoder-1": "127.0.0.1:29400", "router": "127.0.0.1:50051"}
@@ -118,7 +136,7 @@ async def test_addresses_are_whole_in_a_terminal_of_the_usual_width() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_a_process_that_tells_nothing_is_still_shown(status: int) -> None:
+async def test_a_process_without_metrics_is_shown(status: int) -> None:
     cluster: Any = StubCluster()
     view = LiveView(cluster)
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status))) as http:

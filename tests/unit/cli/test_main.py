@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from services.gateway.app import serve
 from services.gateway.settings import GatewaySettings
-from tests.unit.cli.stranger import stranger
+from tests.unit.cli.foreign_server import foreign_server
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
 from triptych.cli import chat
@@ -68,7 +68,7 @@ class Stub:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def says(self, script: Sequence[Step]) -> None:
+    def plays(self, script: Sequence[Step]) -> None:
         assert self.router is not None
         self.router.script = script
 
@@ -81,7 +81,7 @@ def shared_gateway() -> Iterator[Stub]:
 
 @pytest.fixture
 def gateway(shared_gateway: Stub) -> Stub:
-    shared_gateway.says(HELLO)
+    shared_gateway.plays(HELLO)
     return shared_gateway
 
 
@@ -97,13 +97,13 @@ def test_the_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("up",), ("chat",), ("status",), ("bench",)])
-def test_help_teaches_by_example(command: tuple[str, ...]) -> None:
+def test_help_has_examples(command: tuple[str, ...]) -> None:
     code, out, _ = triptych(*command, "--help")
     assert code == 0
     assert f"triptych {command[0] if command else 'up'}" in out
 
 
-def test_chat_prints_the_answer_and_where_it_was_made(gateway: Stub, tmp_path: Path) -> None:
+def test_chat_prints_the_answer_and_its_timeline(gateway: Stub, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.write_bytes(b"pixels")
     code, out, err = triptych("chat", "What?", "--image", image, "--url", gateway.url, "--max-tokens", 7)
@@ -117,12 +117,12 @@ def test_chat_prints_the_answer_and_where_it_was_made(gateway: Stub, tmp_path: P
     assert (request.model, request.sampling.max_tokens, request.sampling.temperature) == ("demo", 7, 0.0)
 
 
-def test_chat_can_leave_the_timeline_out(gateway: Stub) -> None:
+def test_chat_can_omit_the_timeline(gateway: Stub) -> None:
     assert triptych("chat", "Hi", "--url", gateway.url, "--no-timeline") == (0, "Hello\n", "")
 
 
-def test_answers_cannot_steer_the_terminal(gateway: Stub) -> None:
-    gateway.says([TokenChunk((1,), "a\x1b[2Jb\x9b[bold]"), HELLO[-1]])
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(gateway: Stub) -> None:
+    gateway.plays([TokenChunk((1,), "a\x1b[2Jb\x9b[bold]"), HELLO[-1]])
     assert triptych("chat", "Hi", "--url", gateway.url, "--no-timeline")[1] == "a[2Jb[bold]\n"
 
 
@@ -135,8 +135,8 @@ def test_answers_cannot_steer_the_terminal(gateway: Stub) -> None:
         ([TokenChunk((1,), "x"), InstanceLost("text-1 is gone")], 1, "the answer was aborted: text-1 is gone"),
     ],
 )
-def test_what_the_server_refuses_is_one_line(gateway: Stub, script: list[Step], code: int, said: str) -> None:
-    gateway.says(script)
+def test_an_error_of_the_server_is_one_line(gateway: Stub, script: list[Step], code: int, said: str) -> None:
+    gateway.plays(script)
     assert triptych("chat", "Hi", "--url", gateway.url)[::2] == (code, f"triptych: {said}\n")
 
 
@@ -154,14 +154,14 @@ def test_what_the_server_refuses_is_one_line(gateway: Stub, script: list[Step], 
         (["--url", "http://127.0.0.1:x"], 2, "is not a URL"),
     ],
 )
-def test_mistakes_are_one_clear_message(arguments: list[str], code: int, said: str) -> None:
+def test_a_usage_error_is_one_clear_message(arguments: list[str], code: int, said: str) -> None:
     got, out, err = triptych("chat", "Hi", *arguments)
     assert (got, out) == (code, "")
     assert said in err
     assert "Traceback" not in err
 
 
-def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_an_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     code, _, err = triptych("chat", "Hi", "-i", tmp_path / "pipe")
     assert (code, err) == (2, f"triptych: {tmp_path}/pipe is not a file: it is a device, a pipe or a socket\n")
@@ -189,8 +189,8 @@ def test_an_empty_question_is_not_asked(gateway: Stub, question: str) -> None:
     "command",
     [("chat", "Hi"), ("chat", "Hi", "--model", "m"), ("status",), ("bench", "--rate", "5", "--duration", "0.1")],
 )
-def test_what_is_not_triptych_is_one_line(command: tuple[str, ...], answer: bytes, status: int) -> None:
-    with stranger(answer, status) as port:
+def test_an_answer_of_a_foreign_server_is_one_line(command: tuple[str, ...], answer: bytes, status: int) -> None:
+    with foreign_server(answer, status) as port:
         code, _, err = triptych(*command, "--url", f"http://127.0.0.1:{port}")
     assert code == 1
     assert err.startswith("triptych: ")
@@ -202,8 +202,8 @@ def test_what_is_not_triptych_is_one_line(command: tuple[str, ...], answer: byte
     "stream",
     [b"data: {}\n\n", b"data: x\n\n", b'data: {"choices": [1]}\n\n', b"data: []\n\n", b"data: [DONE]\n\n", b""],
 )
-def test_a_stream_that_is_none_is_one_line(stream: bytes) -> None:
-    with stranger(stream, kind="text/event-stream") as port:
+def test_a_malformed_stream_is_one_line(stream: bytes) -> None:
+    with foreign_server(stream, kind="text/event-stream") as port:
         url = f"http://127.0.0.1:{port}"
         code, _, err = triptych("chat", "Hi", "--model", "m", "--url", url)
         assert code == 1
@@ -212,7 +212,7 @@ def test_a_stream_that_is_none_is_one_line(stream: bytes) -> None:
         assert (code, "0 answered" in out) == (1, True)
 
 
-def test_what_does_not_speak_http_is_one_line() -> None:
+def test_a_server_without_http_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_say_nonsense, args=(server, 2))
         thread.start()
@@ -232,7 +232,7 @@ def _say_nonsense(server: socket.socket, times: int) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_the_address_may_be_the_servers_or_the_apis(gateway: Stub, ending: str) -> None:
+def test_the_url_may_end_in_v1(gateway: Stub, ending: str) -> None:
     url = gateway.url + ending
     assert triptych("chat", "Hi", "--url", url)[0] == 0
     assert triptych("status", "--url", url)[0] == 0
@@ -244,18 +244,18 @@ def test_a_bad_image_is_named_by_its_file(gateway: Stub, tmp_path: Path) -> None
     for image in images:
         image.write_bytes(b"pixels")
     param = "messages[0].content[1]"
-    gateway.says([InvalidMedia(f"{param}: it is no image", param=param)])
+    gateway.plays([InvalidMedia(f"{param}: it is no image", param=param)])
     code, _, err = triptych("chat", "What?", "-i", images[0], "-i", images[1], "--url", gateway.url)
     assert (code, err) == (2, f"triptych: {images[1]}: 400: it is no image\n")
 
 
 @pytest.mark.parametrize("param", ["messages[9].content[0]", "messages[0].content[7]", "messages[0].content", "stop"])
-def test_what_is_not_about_an_image_is_said_as_it_is(gateway: Stub, param: str) -> None:
-    gateway.says([InvalidMedia("it is wrong", param=param)])
+def test_an_error_without_an_image_is_printed_unchanged(gateway: Stub, param: str) -> None:
+    gateway.plays([InvalidMedia("it is wrong", param=param)])
     assert triptych("chat", "What?", "--url", gateway.url)[2] == "triptych: 400: it is wrong\n"
 
 
-def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Path) -> None:
+def test_a_bad_image_of_an_earlier_turn_is_named(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     asking = ChatSettings(gateway.url, show_timeline=False)
     said = StringIO()
@@ -264,7 +264,7 @@ def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Pa
         async with asking.client() as client:
             conversation = Conversation(client, asking, Console(file=said), [Attachment(tmp_path / "a.png")])
             await conversation.take("What?")
-            gateway.says([InvalidMedia("it is no image", param="messages[0].content[0]")])
+            gateway.plays([InvalidMedia("it is no image", param="messages[0].content[0]")])
             await conversation.take("And now?")
 
     with pytest.raises(RestError, match=r"a\.png: 400: it is no image"):
@@ -272,19 +272,19 @@ def test_a_bad_image_of_an_earlier_turn_is_named_too(gateway: Stub, tmp_path: Pa
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00"])
-def test_a_key_that_no_header_can_carry_is_one_line(gateway: Stub, key: str) -> None:
+def test_a_key_invalid_in_a_header_is_one_line(gateway: Stub, key: str) -> None:
     for command in (("status",), ("chat", "Hi"), ("bench", "--rate", 1)):
         code, _, err = triptych(*command, "--url", gateway.url, "--api-key", key)
         assert (code, err) == (2, "triptych: the API key has characters that are not allowed in a header\n")
 
 
-def test_up_refuses_what_is_no_model(tmp_path: Path) -> None:
+def test_up_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
     code, _, err = triptych("up", "--model", tmp_path)
     assert code == 1
     assert "there is no config.json in it" in err
 
 
-def test_up_fetches_a_model_of_a_hub_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_downloads_a_hub_model_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
 
     def snapshot_download(repository: str, **options: Any) -> str:
@@ -314,7 +314,7 @@ def last_request(gateway: Stub) -> ChatRequest:
     return gateway.router.requests[-1]
 
 
-def test_a_conversation_remembers_what_was_said(gateway: Stub, tmp_path: Path) -> None:
+def test_a_conversation_sends_its_earlier_turns(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "an image.png").write_bytes(b"pixels")
     code, out, err = converse(gateway, f'/image "{tmp_path}/an image.png"', "What?", "", "And now?", "/quit", "never")
     assert (code, err) == (0, "")
@@ -326,7 +326,7 @@ def test_a_conversation_remembers_what_was_said(gateway: Stub, tmp_path: Path) -
     assert request.messages[2].parts == (TextPart("And now?"),), "an image is shown once"
 
 
-def test_videos_and_audio_go_along_as_what_they_are(gateway: Stub, tmp_path: Path) -> None:
+def test_videos_and_audio_are_sent_with_their_modality(gateway: Stub, tmp_path: Path) -> None:
     for name in ("a.mp4", "b.wav", "c.mov"):
         (tmp_path / name).write_bytes(name.encode())
     arguments = ["--video", tmp_path / "a.mp4", "--audio", tmp_path / "b.wav"]
@@ -339,14 +339,14 @@ def test_videos_and_audio_go_along_as_what_they_are(gateway: Stub, tmp_path: Pat
     assert [(part.modality, part.data) for part in last_request(gateway).media] == clips
 
 
-def test_a_conversation_can_start_anew_and_ends_with_the_input(gateway: Stub, tmp_path: Path) -> None:
+def test_a_conversation_can_be_reset_and_ends_with_the_input(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     code, _, _ = converse(gateway, "One", "/clear", "Two", arguments=["-i", tmp_path / "a.png"])
     assert code == 0
     assert [message.parts for message in last_request(gateway).messages] == [(TextPart("Two"),)]
 
 
-def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> None:
+def test_a_conversation_shows_the_timeline_of_its_last_answer(gateway: Stub) -> None:
     _, out, _ = converse(gateway, "/timeline", "Hi", "/timeline", "/help")
     assert "there is no answer yet" in out
     assert "encoder-1" in out
@@ -364,15 +364,15 @@ def test_a_conversation_shows_where_its_last_answer_was_made(gateway: Stub) -> N
         ('/image "a', "No closing quotation"),
     ],
 )
-def test_a_mistake_does_not_end_a_conversation(gateway: Stub, line: str, said: str) -> None:
+def test_an_invalid_command_does_not_end_a_conversation(gateway: Stub, line: str, said: str) -> None:
     code, out, _ = converse(gateway, line, "Hi")
     assert code == 0
     assert said in out
     assert "Hello" in out
 
 
-def test_a_failed_turn_leaves_the_conversation_as_it_was(gateway: Stub) -> None:
-    gateway.says([Overloaded("full")])
+def test_a_failed_turn_does_not_change_the_conversation(gateway: Stub) -> None:
+    gateway.plays([Overloaded("full")])
     code, out, _ = converse(gateway, "One", "Two")
     assert code == 0
     assert out.count("429: full") == 2
@@ -387,7 +387,7 @@ class RefusesImages(FakeRouter):
         yield HELLO
 
 
-def test_a_bad_image_is_taken_out_of_the_conversation_again(tmp_path: Path) -> None:
+def test_a_refused_image_is_removed_from_the_conversation(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     with Stub(RefusesImages()) as gateway:
         code, out, _ = converse(gateway, f"/image {tmp_path}/a.png", "What?", "And now?")
@@ -399,14 +399,14 @@ def test_a_bad_image_is_taken_out_of_the_conversation_again(tmp_path: Path) -> N
         assert [message.parts for message in last_request(gateway).messages] == [(TextPart("And now?"),)]
 
 
-def test_files_are_kept_for_when_a_full_server_has_room(gateway: Stub, tmp_path: Path) -> None:
+def test_attached_files_are_kept_after_an_overload_error(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
-    gateway.says([Overloaded("full")])
+    gateway.plays([Overloaded("full")])
     converse(gateway, f"/image {tmp_path}/a.png", "What?", "What?")
     assert [part.data for part in last_request(gateway).media] == [b"pixels"]
 
 
-def test_a_file_that_went_away_is_refused_once(gateway: Stub, tmp_path: Path) -> None:
+def test_a_deleted_file_is_reported_once(gateway: Stub, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"pixels")
     lines = iter([f"/image {tmp_path}/a.png", "What?", "And now?"])
     said = StringIO()
@@ -424,13 +424,13 @@ def test_a_file_that_went_away_is_refused_once(gateway: Stub, tmp_path: Path) ->
     assert "Hello" in said.getvalue()
 
 
-def test_a_full_context_tells_how_to_begin_anew(gateway: Stub) -> None:
-    gateway.says([ContextTooLong("the prompt has 600 tokens, the model's context is 512")])
+def test_a_full_context_explains_how_to_reset(gateway: Stub) -> None:
+    gateway.plays([ContextTooLong("the prompt has 600 tokens, the model's context is 512")])
     _, out, _ = converse(gateway, "What?")
     assert "/clear begins a new one" in out
 
 
-def test_a_conversation_with_nobody_does_not_begin() -> None:
+def test_a_conversation_without_a_server_does_not_start() -> None:
     code, _, err = triptych("chat", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "nothing answers" in err
@@ -439,14 +439,14 @@ def test_a_conversation_with_nobody_does_not_begin() -> None:
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_what_is_there(gateway: Stub) -> None:
+def test_status_lists_the_instances(gateway: Stub) -> None:
     code, out, _ = triptych("status", "--url", gateway.url)
     assert code == 0
     for said in (f"{gateway.url}  ready", "models     demo", "instance   encoder-1", "instance   text-1"):
         assert said in out
 
 
-def test_status_is_for_scripts_too(gateway: Stub) -> None:
+def test_status_can_print_json(gateway: Stub) -> None:
     assert gateway.router is not None
     code, out, _ = triptych("status", "--url", gateway.url, "--json", "--admin", "http://127.0.0.1:1")
     assert code == 0
@@ -462,7 +462,7 @@ def test_status_is_for_scripts_too(gateway: Stub) -> None:
     assert "http://127.0.0.1:1  does not answer" in out
 
 
-def test_status_says_who_is_missing_not_which_stage(gateway: Stub) -> None:
+def test_status_names_the_missing_instances(gateway: Stub) -> None:
     assert gateway.router is not None
     gateway.router.readiness_answer = Readiness(ready=False, missing=("encode", "prefill", "decode"))
     try:
@@ -496,7 +496,7 @@ def test_bench_loads_an_endpoint_and_reports(gateway: Stub, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("pace", [("--rate", 20), ("--sweep", "20,30")])
-def test_bench_that_is_interrupted_tells_what_had_ended(
+def test_an_interrupted_bench_reports_the_finished_requests(
     pace: tuple[object, ...], gateway: Stub, tmp_path: Path
 ) -> None:
     out_file = tmp_path / "out.json"
@@ -523,7 +523,7 @@ def test_bench_finds_the_goodput_of_a_sweep(gateway: Stub) -> None:
     assert "goodput 10 requests/s" in out
 
 
-def test_bench_that_does_not_keep_up_says_so(gateway: Stub, tmp_path: Path) -> None:
+def test_a_bench_that_cannot_keep_up_reports_it(gateway: Stub, tmp_path: Path) -> None:
     options = ["--rate", 1000, "--duration", 0.1, "--images", 0, "--max-in-flight", 1, "--json", tmp_path / "out.json"]
     _, out, _ = triptych("bench", "--url", gateway.url, *options)
     assert re.search(r"offered +\S+\* req/s", out)
@@ -544,9 +544,9 @@ def test_bench_replays_a_trace(gateway: Stub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [(), ("--model", "m")])
-def test_a_key_that_is_missing_is_said_by_every_command(model: tuple[str, ...]) -> None:
+def test_every_command_explains_a_missing_key(model: tuple[str, ...]) -> None:
     answer = b'{"error": {"message": "no API key was given", "code": "invalid_api_key"}}'
-    with stranger(answer, 401, "application/json") as port:
+    with foreign_server(answer, 401, "application/json") as port:
         for command in (("chat", "Hi", *model), ("bench", "--rate", "1", *model)):
             code, _, err = triptych(*command, "--url", f"http://127.0.0.1:{port}")
             assert (code, err) == (
@@ -555,14 +555,14 @@ def test_a_key_that_is_missing_is_said_by_every_command(model: tuple[str, ...]) 
             )
 
 
-def test_bench_does_not_load_a_model_that_is_not_served(gateway: Stub) -> None:
+def test_bench_refuses_a_model_that_is_not_served(gateway: Stub) -> None:
     code, out, err = triptych("bench", "--rate", 1, "--model", "nope", "--url", gateway.url)
     assert (code, out) == (2, "")
     assert err == f"triptych: {gateway.url} does not serve 'nope'; it serves demo\n"
 
 
-def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
-    gateway.says([Overloaded("full")])
+def test_bench_reports_failed_requests(gateway: Stub) -> None:
+    gateway.plays([Overloaded("full")])
     code, out, _ = triptych("bench", "--url", gateway.url, "--rate", 20, "--duration", 0.3, "--images", 0)
     assert code == 1
     assert "HTTP 429" in out
@@ -597,7 +597,7 @@ def test_bench_counts_what_fails_and_says_so(gateway: Stub) -> None:
         (["--rate", "1", "--url", "http://127.0.0.1:1"], 1, "nothing answers"),
     ],
 )
-def test_mistakes_in_a_bench_are_said_before_it_starts(arguments: list[str], code: int, said: str) -> None:
+def test_invalid_bench_options_are_refused_before_the_start(arguments: list[str], code: int, said: str) -> None:
     got, out, err = triptych("bench", *arguments)
     assert (got, out) == (code, "")
     assert said in err.replace("\n", " ")
@@ -608,7 +608,7 @@ def test_mistakes_in_a_bench_are_said_before_it_starts(arguments: list[str], cod
 
 
 @pytest.mark.process
-def test_help_needs_nothing_that_takes_time() -> None:
+def test_help_imports_no_slow_module() -> None:
     script = (
         "import sys, triptych.cli.main\n"
         "print([name for name in ('httpx', 'grpc', 'pydantic', 'torch', 'rich.console', 'matplotlib') if name in sys.modules])"
@@ -621,7 +621,7 @@ def test_help_needs_nothing_that_takes_time() -> None:
 
 
 @pytest.mark.process
-def test_a_terminal_without_the_characters_is_no_reason_to_fail() -> None:
+def test_a_terminal_without_unicode_works() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "triptych.cli.main", "status", "--url", "http://127.0.0.1:1/é"],
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)},
@@ -634,7 +634,7 @@ def test_a_terminal_without_the_characters_is_no_reason_to_fail() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_shells_can_complete_commands() -> None:
+def test_shell_completion_works() -> None:
     environment = {"_TRIPTYCH_COMPLETE": "complete_bash", "COMP_WORDS": "triptych st", "COMP_CWORD": "1"}
     result = CliRunner().invoke(app, [], prog_name="triptych", env=environment)
     assert "status" in result.stdout

@@ -1,5 +1,3 @@
-"""Rendered timelines, compared with their data."""
-
 import re
 from io import StringIO
 from typing import Any
@@ -41,7 +39,7 @@ def seen(part: RenderableType, width: int = 200) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_what_was_not_encoded_or_pulled_has_no_times_for_it() -> None:
+def test_an_item_without_encode_or_pull_has_no_such_times() -> None:
     header, encoded, cached, held, _ = seen(show.timeline(document(ITEM, CACHED, HELD)))
     assert "decode, wait" in header
     assert encoded.split() == [
@@ -63,7 +61,7 @@ def test_what_was_not_encoded_or_pulled_has_no_times_for_it() -> None:
     assert held.split() == ["image", "3", "56x56", "16", "encoder-2", "-", "cached", "cached", "-", "-"]
 
 
-def test_what_has_no_size_is_shown_without() -> None:
+def test_an_item_without_a_size_is_shown() -> None:
     _, row, _ = seen(show.timeline(document({**ITEM, "modality": "audio", "width": 0, "height": 0})))
     assert row.split()[:4] == ["audio", "1", "-", "16"]
 
@@ -76,14 +74,14 @@ def test_line_and_bars_have_the_same_stages_in_the_same_order() -> None:
     assert tuple(bars) == STAGES
 
 
-def test_a_stage_that_there_was_not_is_not_shown() -> None:
+def test_a_skipped_stage_is_not_shown() -> None:
     of_text = document(encode_s=0.0, pull_s=0.0)
     (line,) = seen(show.timeline(of_text))
     assert "encode" not in line
     assert [row.split()[0] for row in seen(show.bars(of_text))] == ["prepare", "queue", "prefill", "decode"]
 
 
-def test_bars_tell_encoding_from_asking() -> None:
+def test_bars_mark_items_that_were_encoded_before() -> None:
     rows = seen(show.bars(document(ITEM, CACHED, encode_s=0.04)))
     encode, first, second = rows[1:4]
     assert "until the last item had its embedding" in encode
@@ -95,7 +93,7 @@ def test_bars_tell_encoding_from_asking() -> None:
 
 
 def test_an_image_is_drawn_within_its_stage() -> None:
-    """Its wait and the call's way there and back are measured by different clocks' owners."""
+    """The item's times come from another clock than the stage's."""
     late = {**ITEM, "queue_s": 0.9, "encode_s": 0.03}
     stage, image = seen(show.bars(document(late, encode_s=0.04, total_s=0.1)))[1:3]
     assert len(image.split("30.0 ms")[0].rstrip()) <= len(stage.split("40.0 ms")[0].rstrip())
@@ -107,7 +105,7 @@ def test_many_images_are_summed_up() -> None:
     assert any("and 4 more" in row for row in rows)
 
 
-def test_the_parts_of_an_item_have_a_line_each() -> None:
+def test_each_shard_of_an_item_has_its_own_line() -> None:
     parts = [{**ITEM, "modality": "video", "shard": shard} for shard in ("1-2/4", "3-4/4")]
     _, first, second, _ = seen(show.timeline(document(*parts)))
     assert first.startswith("video 1 1-2/4")
@@ -115,7 +113,7 @@ def test_the_parts_of_an_item_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_bars_fit_the_terminal_and_cut_no_name_and_no_time(width: int) -> None:
+def test_bars_fit_the_terminal_without_truncated_names_or_times(width: int) -> None:
     asked = document({**ITEM, "encode_s": 12.3456}, CACHED, encode_s=23.4567, total_s=24.0)
     rows = seen(show.bars(asked), width)
     assert all(len(row) <= width for row in rows)
@@ -131,7 +129,7 @@ def test_bars_fit_the_terminal_and_cut_no_name_and_no_time(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_items_fit_the_terminal_and_cut_no_name_and_no_time(width: int) -> None:
+def test_items_fit_the_terminal_without_truncated_names_or_times(width: int) -> None:
     rows = seen(show.timeline(document({**ITEM, "encode_s": 12.3456, "pull_bytes": 12_345_678}, CACHED)), width)
     assert all(len(row) <= width for row in rows)
     (first,) = (row for row in rows if row.startswith("image 1"))

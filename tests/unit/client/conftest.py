@@ -1,5 +1,3 @@
-"""A router behind gRPC, in another thread."""
-
 import asyncio
 import threading
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ def router() -> ScriptedRouter:
 
 @pytest.fixture
 def target(router: ScriptedRouter) -> Iterator[str]:
-    """A router on a loop in another thread."""
+    """The address of a router that runs on a loop in another thread."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:

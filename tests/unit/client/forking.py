@@ -1,6 +1,7 @@
-"""A process that forks while, before or after it uses the SDK.
+"""A process that forks before, during or after its use of the SDK.
 
-``python -m tests.unit.client.forking SCENARIO TARGET`` prints what parent and child say; its status is the child's.
+``python -m tests.unit.client.forking SCENARIO TARGET`` prints the output of parent and child and exits with the child's
+status.
 """
 
 import os
@@ -24,7 +25,7 @@ def ask(target: str) -> str:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a forked child that does the work and ends as the interpreter does."""
+    """The exit status of a forked child that runs the work and exits as the interpreter does."""
     pid = os.fork()
     if pid == 0:
         work()

@@ -22,7 +22,7 @@ Step = ChatEvent | Exception | asyncio.Event
 
 
 class ScriptedRouter:
-    """Request i plays script i, and the last one from there on: events, errors to raise, and events to wait for."""
+    """Request i plays script i, later ones the last: events to yield, errors to raise, asyncio events to wait for."""
 
     def __init__(self, *scripts: Sequence[Step]) -> None:
         self.scripts = scripts or (HELLO,)

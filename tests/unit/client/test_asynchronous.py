@@ -1,4 +1,4 @@
-"""The SDK against a router in this process (under virtual time where it waits), and over gRPC."""
+"""The SDK against a router in this process (partly under virtual time), and over gRPC."""
 
 import asyncio
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.stranger import stranger
+from tests.unit.cli.foreign_server import foreign_server
 from tests.unit.client.scripted import END, HELLO, MODEL, USAGE, ScriptedRouter, behind_grpc
 from triptych import AsyncClient
 from triptych.client import RawPrompt, RetryPolicy, ToolCall, ToolChoice, assistant, system, tool, user
@@ -66,7 +66,7 @@ async def test_a_client_in_a_second_event_loop_gets_an_error_of_the_tree() -> No
         await client.close()
 
 
-def test_a_client_whose_event_loop_has_ended_can_only_be_closed(target: str) -> None:
+def test_a_client_of_a_closed_event_loop_can_only_be_closed(target: str) -> None:
     client = AsyncClient(target)
     assert asyncio.run(client.models()) == (MODEL,)
     with pytest.raises(InvalidRequest, match="belongs to the event loop"):
@@ -74,7 +74,7 @@ def test_a_client_whose_event_loop_has_ended_can_only_be_closed(target: str) -> 
     asyncio.run(client.close())
 
 
-async def test_an_answer_streams_as_it_comes() -> None:
+async def test_an_answer_is_streamed_as_it_is_generated() -> None:
     more = asyncio.Event()
     router = ScriptedRouter((HELLO[0], more, *HELLO[1:]))
     async with (
@@ -90,7 +90,7 @@ async def test_an_answer_streams_as_it_comes() -> None:
     assert router.model_lookups == 0
 
 
-async def test_leaving_a_stream_cancels_the_request() -> None:
+async def test_closing_a_stream_cancels_the_request() -> None:
     router = ScriptedRouter((HELLO[0], asyncio.Event()))
     async with behind_grpc(router) as target, AsyncClient(target) as client:
         async with client.stream("Hi") as stream:
@@ -100,7 +100,7 @@ async def test_leaving_a_stream_cancels_the_request() -> None:
             await router.closed.wait()
 
 
-async def test_a_stream_that_was_left_says_so() -> None:
+async def test_reading_a_closed_stream_is_an_error() -> None:
     async with AsyncClient(ScriptedRouter()) as client:
         async with client.stream("Hi") as stream:
             await anext(stream)
@@ -110,7 +110,7 @@ async def test_a_stream_that_was_left_says_so() -> None:
             await stream.collect()
 
 
-async def test_a_stream_that_was_read_to_its_end_stays_at_its_end() -> None:
+async def test_a_finished_stream_stays_finished() -> None:
     async with AsyncClient(ScriptedRouter()) as client:
         async with client.stream("Hi") as stream:
             assert [chunk.text async for chunk in stream] == ["Hel", "lo"]
@@ -122,7 +122,7 @@ async def refused(stream: ChatStream) -> None:
         await stream.collect()
 
 
-async def test_closing_the_client_ends_what_waits_on_it() -> None:
+async def test_closing_the_client_ends_pending_requests() -> None:
     router = ScriptedRouter((HELLO[0], asyncio.Event()))
     async with behind_grpc(router) as target:
         client = AsyncClient(target, model="demo")
@@ -137,7 +137,7 @@ async def test_closing_the_client_ends_what_waits_on_it() -> None:
                 pass
 
 
-async def test_cancelling_who_waits_cancels_the_request() -> None:
+async def test_cancelling_the_calling_task_cancels_the_request() -> None:
     router = ScriptedRouter((asyncio.Event(),))
     async with behind_grpc(router) as target, AsyncClient(target, model="demo") as client:
         with pytest.raises(TimeoutError):
@@ -156,7 +156,7 @@ async def test_a_conversation_is_sent_in_order() -> None:
     assert [part.data for part in request.media] == [b"x"]
 
 
-async def test_choices_are_kept_apart() -> None:
+async def test_choices_are_assembled_separately() -> None:
     script = (
         TokenChunk((1,), "a", choice=1),
         TokenChunk((2,), "b"),
@@ -169,7 +169,7 @@ async def test_choices_are_kept_apart() -> None:
     assert [(choice.text, choice.finish_reason.value) for choice in answer.choices] == [("bc", "stop"), ("a", "length")]
 
 
-async def test_calls_of_tools_are_told_from_text() -> None:
+async def test_tool_calls_are_separated_from_text() -> None:
     first, second, other = (ToolCall(f"c{number}", "look", "{}") for number in range(3))
     script = (
         TokenChunk((1,), "I look."),
@@ -204,7 +204,7 @@ def test_every_sampling_field_is_an_option() -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_may_succeed_is_tried_again_until_it_does() -> None:
+def test_a_retryable_error_is_retried() -> None:
     router = ScriptedRouter((Unavailable("x"),), (Overloaded("x", retry_after_s=2.0),), HELLO)
 
     async def scenario() -> float:
@@ -220,7 +220,7 @@ def test_what_may_succeed_is_tried_again_until_it_does() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidMedia("image 1 is none"), Unavailable("down")])
-def test_an_error_is_raised_as_it_is(error: TriptychError) -> None:
+def test_an_error_is_raised_unchanged(error: TriptychError) -> None:
     router = ScriptedRouter((error,))
 
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_an_error_is_raised_as_it_is(error: TriptychError) -> None:
     assert len(router.requests) == (4 if error.retryable else 1)
 
 
-def test_nothing_is_repeated_after_the_first_token() -> None:
+def test_no_retry_after_the_first_token() -> None:
     router = ScriptedRouter((HELLO[0], InstanceLost("text-1 is gone")))
 
     async def scenario() -> None:
@@ -244,7 +244,7 @@ def test_nothing_is_repeated_after_the_first_token() -> None:
     assert len(router.requests) == 1
 
 
-def test_a_stream_without_an_end_is_an_error() -> None:
+def test_a_truncated_stream_is_an_error() -> None:
     async def scenario() -> None:
         with pytest.raises(InstanceLost, match="broke off"):
             await AsyncClient(ScriptedRouter(HELLO[:2])).chat("Hi")
@@ -264,7 +264,7 @@ def test_a_call_ends_with_its_deadline() -> None:
     assert router.closed.is_set()
 
 
-async def test_nobody_listening_is_unavailable_within_the_deadline() -> None:
+async def test_a_refused_connection_is_unavailable_within_the_deadline() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(Unavailable, match=r"nothing answers at 127\.0\.0\.1:1: is a router's gRPC there") as caught:
             await client.ready(timeout_s=1)
@@ -272,14 +272,14 @@ async def test_nobody_listening_is_unavailable_within_the_deadline() -> None:
     assert caught.value.retryable
 
 
-async def test_a_port_that_speaks_something_else_is_named() -> None:
-    with stranger() as port:
+async def test_a_port_without_grpc_is_named() -> None:
+    with foreign_server() as port:
         async with AsyncClient(f"127.0.0.1:{port}", retry=RetryPolicy(max_attempts=1)) as client:
             with pytest.raises(Unavailable, match=f"nothing answers at 127.0.0.1:{port}"):
                 await client.chat("Hi", timeout_s=5)
 
 
-async def test_a_host_that_says_nothing_is_named() -> None:
+async def test_an_unresponsive_host_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         target = f"127.0.0.1:{server.getsockname()[1]}"
         async with AsyncClient(target) as client:
@@ -289,7 +289,7 @@ async def test_a_host_that_says_nothing_is_named() -> None:
                 await client.models(timeout_s=0.3)
 
 
-async def test_a_raw_prompt_and_tools_are_sent_as_they_are() -> None:
+async def test_a_raw_prompt_and_tools_are_sent_unchanged() -> None:
     router = ScriptedRouter()
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     async with behind_grpc(router) as target, AsyncClient(target, model="demo") as client:
@@ -311,7 +311,7 @@ async def test_a_raw_prompt_and_tools_are_sent_as_they_are() -> None:
         ("Hi", {"tools": [{"a": b"x"}]}, "cannot be written as JSON"),
     ],
 )
-async def test_what_cannot_be_asked_is_refused_here(prompt: Any, options: dict[str, Any], said: str) -> None:
+async def test_an_invalid_request_is_refused_by_the_client(prompt: Any, options: dict[str, Any], said: str) -> None:
     router = ScriptedRouter()
     async with AsyncClient(router) as client:
         with pytest.raises(InvalidRequest, match=said):
@@ -319,7 +319,7 @@ async def test_what_cannot_be_asked_is_refused_here(prompt: Any, options: dict[s
     assert router.requests == []
 
 
-async def test_mistakes_of_the_caller_are_said_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_arguments_are_refused_before_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     router = ScriptedRouter()
     with pytest.raises(InvalidRequest, match="HOST:PORT"):
         AsyncClient("http://127.0.0.1:8000")
@@ -343,7 +343,7 @@ async def test_mistakes_of_the_caller_are_said_before_anything_is_sent(monkeypat
     assert router.requests == []
 
 
-async def test_an_answer_without_choices_is_a_defect() -> None:
+async def test_an_answer_without_choices_is_an_internal_error() -> None:
     async with AsyncClient(ScriptedRouter((ChatFinished(USAGE),))) as client, client.stream("Hi") as stream:
         assert isinstance(stream, ChatStream)
         with pytest.raises(TriptychError, match="without any choice"):
@@ -352,7 +352,7 @@ async def test_an_answer_without_choices_is_a_defect() -> None:
 
 @pytest.mark.process
 def test_the_base_install_is_enough() -> None:
-    """Neither the package nor the SDK brings in what a service, an engine or the command needs."""
+    """The SDK imports nothing that only services, engines or the command need."""
     heavy = [
         "pydantic",
         "torch",

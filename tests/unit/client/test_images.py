@@ -15,7 +15,7 @@ BYTES = DIGIT.read_bytes()
 
 
 @pytest.mark.parametrize("image", [DIGIT, str(DIGIT), BYTES, bytearray(BYTES), memoryview(BYTES)], ids=type)
-def test_a_file_and_its_bytes_are_sent_as_they_are(image: Image) -> None:
+def test_a_file_and_raw_bytes_are_sent_unchanged(image: Image) -> None:
     assert image_bytes(image) == BYTES
 
 
@@ -45,7 +45,7 @@ def test_a_pillow_image_is_sent_losslessly() -> None:
         (None, "not NoneType"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_by_its_name(image: Image, said: str) -> None:
+def test_an_invalid_image_is_refused_by_name(image: Image, said: str) -> None:
     with pytest.raises(InvalidMedia, match=said):
         image_bytes(image)
 
@@ -70,12 +70,12 @@ def test_a_turn_may_have_videos_and_audio(tmp_path: Path) -> None:
         (7, "video is a path, bytes or a data URL, not int"),
     ],
 )
-def test_a_video_that_cannot_be_sent_is_refused_by_its_name(video: Media, said: str) -> None:
+def test_an_invalid_video_is_refused_by_name(video: Media, said: str) -> None:
     with pytest.raises(InvalidMedia, match=said):
         user("What?", videos=[video])
 
 
 @pytest.mark.parametrize("name", ["videos", "audio"])
-def test_one_clip_is_no_list_of_them(name: str) -> None:
+def test_a_single_clip_in_place_of_a_list_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is a list, not one of them"):
         user("What?", **{name: "a.mp4"})

@@ -1,4 +1,4 @@
-"""What callers get wrong: each is an error of the tree that names the argument, before anything is sent."""
+"""Invalid arguments: each is an error of the tree that names the argument, before anything is sent."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ WEATHER = ToolCall("c1", "weather", "{}")
 
 
 @pytest.mark.parametrize("name", [*ChatOptions.__annotations__])
-async def test_nothing_that_is_said_is_taken_unseen(name: str) -> None:
+async def test_every_option_is_validated(name: str) -> None:
     router = ScriptedRouter()
     options: dict[str, Any] = {name: object()}
     async with AsyncClient(router) as client:
@@ -127,7 +127,7 @@ async def test_a_prompt_that_cannot_be_sent_is_refused(prompt: Any, said: str) -
         ("images", lambda: user("Hi", Path("a.png"))),  # type: ignore[arg-type]
     ],
 )
-def test_a_turn_is_checked_where_it_is_made(name: str, make: Any) -> None:
+def test_a_message_is_validated_when_it_is_constructed(name: str, make: Any) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:
         make()
     assert caught.value.param == name
@@ -145,13 +145,13 @@ def test_a_turn_is_checked_where_it_is_made(name: str, make: Any) -> None:
         ("tls", "cert.pem"),
     ],
 )
-def test_a_client_that_cannot_be_is_refused(name: str, value: Any) -> None:
+def test_invalid_client_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         AsyncClient(**{"target": "127.0.0.1:1", name: value})
     assert caught.value.param == name
 
 
-async def test_looks_are_checked_as_well() -> None:
+async def test_arguments_of_other_calls_are_validated() -> None:
     async with AsyncClient(ScriptedRouter()) as client:
         for name, call in (
             ("timeout_s", lambda: client.models(timeout_s=0)),
@@ -164,7 +164,7 @@ async def test_looks_are_checked_as_well() -> None:
             assert caught.value.param == name
 
 
-async def test_the_forms_of_the_openai_api_are_taken() -> None:
+async def test_values_in_openai_form_are_accepted() -> None:
     router = ScriptedRouter()
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     async with behind_grpc(router) as target, AsyncClient(target) as client:
@@ -184,7 +184,7 @@ async def test_the_forms_of_the_openai_api_are_taken() -> None:
     assert third == SamplingParams(logit_bias=((5, 1.0),))
 
 
-async def test_none_is_what_is_left_out() -> None:
+async def test_none_means_the_default() -> None:
     router = ScriptedRouter()
     async with behind_grpc(router) as target, AsyncClient(target) as client:
         await client.chat("Hi", **dict.fromkeys(ChatOptions.__annotations__))  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ async def test_none_is_what_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "item"), [("images", "no/such.png"), ("videos", "no/such.mp4"), ("audio", "no/a")])
-def test_a_file_that_cannot_be_read_is_named_as_it_was_given(name: str, item: str) -> None:
+def test_an_unreadable_file_is_named_by_its_given_path(name: str, item: str) -> None:
     with pytest.raises(InvalidMedia, match=f"cannot read the (image|video|audio) {item}: No such file") as caught:
         user("What?", **{name: [item]})
     assert caught.value.param == name

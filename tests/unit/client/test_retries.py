@@ -21,13 +21,13 @@ class Always:
         return 0
 
 
-def test_only_what_may_succeed_is_tried_again() -> None:
+def test_only_retryable_errors_are_retried() -> None:
     for error in tree().values():
         wait_s = Retries(RetryPolicy(), Always(0.5)).wait_s(error("x"), 1, 60)
         assert (wait_s is not None) == error.retryable, error
 
 
-def test_waits_double_up_to_their_bound_and_are_spread_over_it() -> None:
+def test_backoff_doubles_up_to_its_bound_with_jitter() -> None:
     policy = RetryPolicy(max_attempts=9, initial_backoff_s=0.1, max_backoff_s=0.5)
     retries = Retries(policy, Always(1.0))
     waits = [retries.wait_s(Unavailable("x"), attempt, 60) for attempt in range(1, 6)]
@@ -35,12 +35,12 @@ def test_waits_double_up_to_their_bound_and_are_spread_over_it() -> None:
     assert Retries(policy, Always(0.0)).wait_s(Unavailable("x"), 1, 60) == 0
 
 
-def test_what_the_server_says_is_waited_in_full() -> None:
+def test_retry_after_is_respected() -> None:
     retries = Retries(RetryPolicy(), Always(0.5))
     assert retries.wait_s(Overloaded("x", retry_after_s=3.0), 1, 60) == pytest.approx(3.05)
 
 
-def test_no_wait_outlasts_the_deadline() -> None:
+def test_no_wait_exceeds_the_deadline() -> None:
     assert Retries(RetryPolicy(), Always(0.5)).wait_s(Overloaded("x", retry_after_s=3.0), 1, 3.0) is None
 
 
@@ -50,7 +50,7 @@ def test_attempts_are_bounded() -> None:
     assert retries.wait_s(Unavailable("x"), 2, 60) is None
 
 
-def test_a_spent_budget_comes_back_with_successes() -> None:
+def test_successes_refill_the_retry_budget() -> None:
     retries = Retries(RetryPolicy(budget=2, refill=0.5), Always(0.5))
     assert [retries.wait_s(Unavailable("x"), 1, 60) is None for _ in range(3)] == [False, False, True]
     retries.succeeded()
@@ -72,7 +72,7 @@ def test_retries_never_exceed_what_the_budget_allows(outcomes: list[bool], seed:
         assert spent <= policy.budget + policy.refill * (index + 1)
 
 
-def test_a_policy_is_checked() -> None:
+def test_an_invalid_retry_policy_is_refused() -> None:
     for bad in ({"max_attempts": 0}, {"budget": -1.0}):
         with pytest.raises(ValueError, match=r"max_attempts|negative"):
             RetryPolicy(**bad)

@@ -1,4 +1,4 @@
-"""The facade, over gRPC from threads without a loop."""
+"""The synchronous client, over gRPC from threads without an event loop."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from triptych.errors import Cancelled, InvalidMedia
 ROOT = Path(__file__).parents[3]
 
 
-def test_whole_answers_streams_and_looks(target: str) -> None:
+def test_answers_streams_and_read_calls(target: str) -> None:
     with Client(target) as client:
         answer = client.chat("What?", images=[b"x"], max_tokens=5)
         assert answer.text == "Hello"
@@ -42,7 +42,7 @@ def test_whole_answers_streams_and_looks(target: str) -> None:
         client.chat("What?")
 
 
-def test_errors_are_those_of_the_tree(target: str, router: ScriptedRouter) -> None:
+def test_errors_are_of_the_error_tree(target: str, router: ScriptedRouter) -> None:
     router.scripts = ((InvalidMedia("image 1 is none", param="messages[0]"),),)
     with Client(target) as client, pytest.raises(InvalidMedia, match="image 1 is none") as caught:
         client.chat("What?")
@@ -55,7 +55,7 @@ def test_threads_share_one_client(target: str) -> None:
     assert answers == ["Hello"] * 32
 
 
-def test_leaving_a_stream_early_cancels_the_request(target: str, router: ScriptedRouter) -> None:
+def test_closing_a_stream_early_cancels_the_request(target: str, router: ScriptedRouter) -> None:
     router.scripts = ((HELLO[0], asyncio.Event()),)
     with Client(target) as client:
         with client.stream("What?") as stream:
@@ -117,7 +117,7 @@ def test_a_forked_child_gets_an_error_of_the_tree(target: str, scenario: str, ch
 
 
 @pytest.mark.process
-def test_ctrl_c_ends_a_call_that_waits(target: str, router: ScriptedRouter) -> None:
+def test_ctrl_c_ends_a_pending_call(target: str, router: ScriptedRouter) -> None:
     router.scripts = ((asyncio.Event(),),)
     script = (
         "import sys\nfrom triptych import Client\n"

@@ -1,4 +1,4 @@
-"""The demo model is complete, small, safe to load, and reads digits that it was not trained on."""
+"""The demo model is complete, small, safe to load, and reads digits outside its training set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def converse(reader: Reader, messages: list[dict[str, Any]], images: list[Image.
     return text
 
 
-def test_the_files_are_these_small_and_without_pickles() -> None:
+def test_the_files_are_few_small_and_without_pickles() -> None:
     files = list(MODEL_DIR.iterdir())
     assert {file.name for file in files} == FILES
     assert sum(file.stat().st_size for file in files) <= SIZE_LIMIT_BYTES
@@ -105,7 +105,7 @@ def test_it_reads_heldout_digits(reader: Reader, images: int, least: float) -> N
     assert sum(right) / len(right) >= least
 
 
-def test_the_pictures_are_heldout_digits_of_the_kind_they_are_named_after() -> None:
+def test_the_example_images_show_heldout_digits_named_in_their_file_names() -> None:
     digits = data.load()
     written = write_digits.chosen()
     assert {path.name for path in PICTURES.glob("*.png")} == set(written)
@@ -115,7 +115,7 @@ def test_the_pictures_are_heldout_digits_of_the_kind_they_are_named_after() -> N
         assert picture(name).tobytes() == data.render(digits.pixels[index], write_digits.SIZE_PX).tobytes()
 
 
-def test_it_reads_every_picture_in_several_orders(reader: Reader) -> None:
+def test_it_reads_every_example_image_in_several_orders(reader: Reader) -> None:
     names = sorted(write_digits.chosen())
     rng = Random(0)
     orders = [rng.sample(names, len(names)) for _ in range(3)]
@@ -125,7 +125,7 @@ def test_it_reads_every_picture_in_several_orders(reader: Reader) -> None:
         assert [answer.text for answer in answers] == [" ".join(name[0] for name in group) for group in groups]
 
 
-def test_the_order_of_images_is_the_order_of_the_answer(reader: Reader) -> None:
+def test_the_answer_follows_the_order_of_images(reader: Reader) -> None:
     for order in permutations(["3_a.png", "7_a.png", "1_a.png"]):
         assert ask(reader, QUESTION, *map(picture, order)) == " ".join(name[0] for name in order)
 

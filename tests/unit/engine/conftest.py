@@ -8,7 +8,7 @@ from triptych.engine.encoder import TransformersEncoderEngine
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by all tests: read it, never write to it."""
+    """Shared by all tests; read-only."""
     return make_model(tmp_path_factory.mktemp("tiny"))
 
 

@@ -1,7 +1,7 @@
-"""What runs on a GPU alone, as far as it can run without one: paged attention, and decoding by CUDA graphs.
+"""The CUDA code paths, as far as they run without a GPU: paged attention, and decoding by CUDA graphs.
 
-The kernel is written out in torch, with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a replay is
-the same Python run again on the same buffers. What CUDA itself makes of both is for ``tests/gpu``.
+The kernel is written in torch with the arguments of ``torch.nn.attention.varlen.varlen_attn``; a replay runs the same
+Python again on the same buffers. ``tests/gpu`` tests both on a GPU.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class FakeGraphs:
 
 
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch, *, block_tokens: int) -> FakeGraphs:
-    """From now on engines take the way that they take on CUDA in half precision."""
+    """From now on engines take the code paths of CUDA in half precision."""
     graphs = FakeGraphs()
     monkeypatch.setattr(paged, "_kernel", lambda: varlen_attn)
     monkeypatch.setattr(setup, "has_paged_kernel", lambda device, dtype: True)

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's rotary positions of videos as all releases of transformers but one compute them."""
+"""Qwen2.5-VL's rotary positions of videos as every release of transformers but 5.17 computes them."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -12,15 +12,15 @@ RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def whole_seconds_only() -> bool:
-    """Whether transformers cuts the seconds between patches before it multiplies them, as 5.17 does: later releases cut
-    the product, as the model's authors did.
+    """Whether transformers truncates the seconds between patches before multiplying, as 5.17 does; later releases
+    truncate the product, as the model's authors did.
     """
     version: str = transformers.__version__
     return version.startswith("5.17.")
 
 
 def with_parts_of_seconds(rope_index: RopeIndex, merge: int, tokens_per_second: int) -> RopeIndex:
-    """``get_rope_index`` of transformers 5.17, with the times that later releases give to the tokens of videos.
+    """``get_rope_index`` of transformers 5.17 with the video token times of later releases.
 
     ``merge`` is the encoder's; prompts are taken one by one, without padding.
     """

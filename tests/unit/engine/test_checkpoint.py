@@ -2,7 +2,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DECIDING_FILES, open_checkpoint
 from triptych.families.model_files import BadModel
 
@@ -39,13 +42,13 @@ def test_the_model_is_described_without_torch(model_dir: Path) -> None:
     )
 
 
-def test_equal_files_have_equal_revisions_wherever_they_lie(model_dir: Path, copy: Path) -> None:
+def test_equal_files_have_equal_revisions_in_any_directory(model_dir: Path, copy: Path) -> None:
     (copy / "README.md").write_text("decides nothing")
     assert open_checkpoint(copy).revision() == open_checkpoint(model_dir).revision()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", *DECIDING_FILES])
-def test_every_deciding_file_changes_the_revision(copy: Path, name: str) -> None:
+def test_every_relevant_file_changes_the_revision(copy: Path, name: str) -> None:
     before = open_checkpoint(copy).revision()
     file = copy / name
     if name == "model.safetensors":
@@ -61,7 +64,7 @@ def test_every_deciding_file_changes_the_revision(copy: Path, name: str) -> None
     assert open_checkpoint(copy).revision() != before
 
 
-def test_shards_are_found_through_their_index(copy: Path) -> None:
+def test_weight_shards_are_found_by_their_index(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     names = sorted(tensors)
     halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -90,7 +93,7 @@ def test_pickled_weights_are_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 4, 100, -1])
-def test_a_cut_off_file_is_refused(copy: Path, cut: int) -> None:
+def test_a_truncated_file_is_refused(copy: Path, cut: int) -> None:
     file = copy / "model.safetensors"
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(BadModel, match="not a whole safetensors file"):
@@ -98,7 +101,7 @@ def test_a_cut_off_file_is_refused(copy: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("header", [b"[1]", b"{}x", b'{"a": {}}', b'{"a": {"data_offsets": ["x", "y"]}}', b"\xff\xff"])
-def test_a_header_that_makes_no_sense_is_refused(copy: Path, header: bytes) -> None:
+def test_an_invalid_header_is_refused(copy: Path, header: bytes) -> None:
     (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(BadModel, match="not a whole safetensors file"):
         open_checkpoint(copy)
@@ -120,3 +123,27 @@ def test_a_configuration_without_architecture_is_refused(copy: Path, names: obje
     edit_config(copy, architectures=names)
     with pytest.raises(BadModel, match="no architecture"):
         _ = open_checkpoint(copy).architecture
+
+
+def test_a_part_digest_is_of_the_part_alone(model_dir: Path, tmp_path: Path) -> None:
+    def digests(name: str, change: Callable[[dict[str, Any]], object]) -> tuple[str, str]:
+        directory = tmp_path / name
+        shutil.copytree(model_dir, directory)
+        config = json.loads((directory / "config.json").read_text())
+        change(config)
+        (directory / "config.json").write_text(json.dumps(config))
+        checkpoint = open_checkpoint(directory)
+        return checkpoint.part_digest(ModelPart.ENCODER), checkpoint.part_digest(ModelPart.DECODER)
+
+    plain = digests("plain", lambda _: None)
+    assert len(set(plain)) == 2
+    assert (
+        digests("renamed", lambda one: one.update(transformers_version="9", architectures=one["architectures"]))
+        == plain
+    )
+    longer = digests("longer", lambda one: one["text_config"].update(num_hidden_layers=9))
+    assert longer[0] == plain[0]
+    assert longer[1] != plain[1]
+    other = digests("other", lambda one: one["vision_config"].update(num_hidden_layers=9))
+    assert other[0] != plain[0]
+    assert other[1] == plain[1]

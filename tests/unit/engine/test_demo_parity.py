@@ -1,4 +1,4 @@
-"""The demo model through the split engines answers what ``generate`` answers, and answers right."""
+"""The demo model in separate encoder and text engines gives ``generate``'s answers, and they are right."""
 
 from pathlib import Path
 from random import Random

@@ -81,8 +81,8 @@ def test_every_kind_of_image_is_embedded_as_transformers_does(
     assert torch.allclose(embed(encoder, media, fmt), reference_embeds(reference, media), atol=1e-4)
 
 
-def test_a_grey_image_of_16_bits_is_embedded_as_the_same_of_8(encoder: TransformersEncoderEngine) -> None:
-    """Pillow would saturate what is brighter than a 256th, and so would the processors of transformers."""
+def test_a_16_bit_grey_image_has_the_embedding_of_its_8_bit_version(encoder: TransformersEncoderEngine) -> None:
+    """Pillow, and transformers' processors with it, would saturate nearly all of its values."""
     grey = photo().convert("L")
     values = np.asarray(grey).astype(np.uint16) * 257
     assert torch.equal(embed(encoder, png(Image.fromarray(values))), embed(encoder, png(grey)))
@@ -111,7 +111,7 @@ def test_a_batch_of_different_images_equals_each_alone(encoder: TransformersEnco
         assert torch.allclose(from_bytes(tensor, CPU), embed(encoder, item), atol=1e-4)
 
 
-def test_what_is_announced_is_what_comes(encoder: TransformersEncoderEngine) -> None:
+def test_outputs_match_their_announced_specs(encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     prepared = encoder.prepare(media, info_of(media))
     assert prepared.tokens == TOKENS_PER_IMAGE
@@ -123,7 +123,7 @@ def test_what_is_announced_is_what_comes(encoder: TransformersEncoderEngine) -> 
     assert encoder.encode([]) == []
 
 
-def test_bfloat16_embeddings_cross_as_bfloat16(model_dir: Path, encoder: TransformersEncoderEngine) -> None:
+def test_bfloat16_embeddings_stay_bfloat16(model_dir: Path, encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     half = encoder_engine(model_dir, dtype="bfloat16")
     ((tensor,),) = half.encode([half.prepare(media, info_of(media))])
@@ -132,7 +132,7 @@ def test_bfloat16_embeddings_cross_as_bfloat16(model_dir: Path, encoder: Transfo
     assert half.model.dtype is DType.BF16
 
 
-def test_images_are_prepared_on_many_threads_at_once(encoder: TransformersEncoderEngine) -> None:
+def test_images_are_preprocessed_by_several_threads_at_once(encoder: TransformersEncoderEngine) -> None:
     media = [random_image(random.Random(seed), 30 + seed, 50 - seed) for seed in range(24)]
     with ThreadPoolExecutor(8) as pool:
         prepared = list(pool.map(lambda item: encoder.prepare(item, info_of(item)), media))
@@ -155,7 +155,7 @@ def damaged_images() -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("kind", damaged_images())
-def test_a_damaged_image_is_refused_in_general_words(encoder: TransformersEncoderEngine, kind: str) -> None:
+def test_the_error_for_a_damaged_image_has_no_details(encoder: TransformersEncoderEngine, kind: str) -> None:
     media, fmt = damaged_images()[kind]
     info = replace(info_of(png(photo(60, 60))), format=fmt)
     with pytest.raises(InvalidMedia) as caught:
@@ -166,14 +166,14 @@ def test_a_damaged_image_is_refused_in_general_words(encoder: TransformersEncode
     }
 
 
-def test_an_image_of_another_size_than_its_header_said_is_refused(encoder: TransformersEncoderEngine) -> None:
+def test_an_image_of_another_size_than_its_header_is_refused(encoder: TransformersEncoderEngine) -> None:
     media = png(photo(60, 40))
     for width, height in ((40, 60), (60, 41), (1, 1)):
         with pytest.raises(InvalidMedia, match="60x40"):
             encoder.prepare(media, replace(info_of(media), width=width, height=height))
 
 
-def test_a_size_that_differs_is_found_before_pixels_are_decoded(encoder: TransformersEncoderEngine) -> None:
+def test_a_differing_size_is_found_before_decoding(encoder: TransformersEncoderEngine) -> None:
     bomb = png(Image.new("1", (16000, 16000)))
     small = info_of(png(photo(4, 4)))
     with pytest.raises(InvalidMedia):
@@ -186,7 +186,7 @@ def test_other_modalities_are_refused(encoder: TransformersEncoderEngine) -> Non
         encoder.prepare(media, replace(info_of(media), modality=Modality.AUDIO))
 
 
-def test_an_embedding_that_is_not_finite_never_leaves(encoder: TransformersEncoderEngine) -> None:
+def test_a_non_finite_embedding_is_an_error(encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     good = encoder.prepare(media, info_of(media))
     bad = PreparedMedia({"pixel_values": torch.full((1, 3, 32, 32), float("nan"))}, good.tokens, good.outputs)
@@ -195,7 +195,7 @@ def test_an_embedding_that_is_not_finite_never_leaves(encoder: TransformersEncod
     assert len(encoder.encode([good])) == 1
 
 
-def test_a_pass_that_fails_is_an_engine_failure(encoder: TransformersEncoderEngine) -> None:
+def test_a_failing_forward_pass_is_an_engine_failure(encoder: TransformersEncoderEngine) -> None:
     media = png(photo())
     good = encoder.prepare(media, info_of(media))
     bad = PreparedMedia({"pixel_values": torch.zeros(1, 3, 31, 32)}, good.tokens, good.outputs)
@@ -204,7 +204,7 @@ def test_a_pass_that_fails_is_an_engine_failure(encoder: TransformersEncoderEngi
     assert "31" not in str(caught.value)
 
 
-def test_identity_names_software_and_processor(
+def test_the_identity_has_software_and_processor(
     model_dir: Path, encoder: TransformersEncoderEngine, tmp_path: Path
 ) -> None:
     assert all(name in encoder.version for name in ("triptych/", "transformers/", "torch/", "pillow/"))

@@ -1,4 +1,4 @@
-"""The image budget is what the encoder was measured to do in the time that decodes leave."""
+"""The image budget is the largest batch that the encoder was measured to finish beside the decodes."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from triptych.engine.image_budget import measured_image_budget
 
 
 @pytest.mark.parametrize(("tpot_slo_s", "items"), [(0.1, 5), (0.06, 1), (0.001, 1), (9.0, 8)])
-def test_the_largest_batch_is_found_that_fits_beside_the_decodes(
+def test_the_largest_batch_that_fits_beside_the_decodes_is_found(
     encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch, tpot_slo_s: float, items: int
 ) -> None:
     """With an encoder that takes 10 ms for each item, and decodes that take 50 ms."""
@@ -32,10 +32,10 @@ def test_the_largest_batch_is_found_that_fits_beside_the_decodes(
     assert budget.tokens == items * TOKENS_PER_IMAGE
     assert budget.nbytes == items * 3 * 32 * 32 * 4
     assert iteration_s == pytest.approx(0.05 + 0.01 * items)
-    assert max(batches) <= max(2 * items, 2), "no batch is tried that is far beyond the objective"
+    assert max(batches) <= max(2 * items, 2), "no batch far beyond the objective is measured"
 
 
-def test_a_real_tower_is_measured(encoder: TransformersEncoderEngine) -> None:
+def test_a_real_vision_encoder_is_measured(encoder: TransformersEncoderEngine) -> None:
     budget, iteration_s = measured_image_budget(encoder, decode_s=0.001, tpot_slo_s=60.0, most_items=4)
     assert budget.tokens == 4 * TOKENS_PER_IMAGE
     assert 0.001 < iteration_s < 60.0

@@ -1,4 +1,4 @@
-"""Two thousand random requests, with cancellations, errors and preemptions: nothing is left over, and nothing grows."""
+"""Two thousand random requests, with cancellations, errors and preemptions: no leaks and no growth."""
 
 import gc
 import logging
@@ -29,14 +29,14 @@ REQUESTS = 2000
 EARLY = 200
 
 
-class Lucky:
+class FailingGrammar:
     """A grammar that allows everything, or fails after a while."""
 
     def __init__(self, left: int) -> None:
         self._left = left
 
-    def fork(self) -> "Lucky":
-        return Lucky(self._left)
+    def fork(self) -> "FailingGrammar":
+        return FailingGrammar(self._left)
 
     def allowed(self) -> bytes:
         self._left -= 1
@@ -72,7 +72,7 @@ def random_request(rng: random.Random, name: str) -> EngineRequest:
         n=rng.choice([1, 1, 1, 2, 3]),
         logprobs=rng.choice([None, None, 2]),
     )
-    grammar = Lucky(rng.randrange(30)) if rng.random() < 0.1 else None
+    grammar = FailingGrammar(rng.randrange(30)) if rng.random() < 0.1 else None
     return EngineRequest(name, tuple(prompt), embeddings, sampling, grammar)
 
 
@@ -91,7 +91,7 @@ def break_bad_token(engine: TransformersTextEngine) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of all requests, and what the engine holds after ``EARLY`` of them and after all."""
+    """The results of all requests, and the engine's memory after ``EARLY`` of them and after all."""
 
     outcomes: dict[str, int]
     preemptions: int
@@ -106,7 +106,7 @@ class Served:
 
 
 def serve(model_dir: Path, contiguous: bool) -> Served:
-    """In a separate process, whose memory is the engine's alone."""
+    """Runs in a separate process, so that its memory is the engine's."""
     logging.disable(logging.CRITICAL)
     rng = random.Random(int(contiguous))
     engine = text_engine(
@@ -161,7 +161,7 @@ def serve(model_dir: Path, contiguous: bool) -> Served:
 
 
 @pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "scattered"])
-def test_nothing_is_left_over_and_nothing_grows(model_dir: Path, contiguous: bool) -> None:
+def test_many_requests_leak_nothing_and_memory_does_not_grow(model_dir: Path, contiguous: bool) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         served = process.submit(serve, model_dir, contiguous).result()
     assert set(served.outcomes) == {"done", "cancelled", EngineFailure.__name__, InvalidRequest.__name__}

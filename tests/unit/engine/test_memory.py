@@ -38,7 +38,7 @@ def make(reference: Reference, encoder: TransformersEncoderEngine) -> Make:
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_answers_of_those_that_were_preempted_equal_generate(
+def test_answers_of_preempted_sequences_equal_generate(
     model_dir: Path, reference: Reference, make: Make, kv: KvOptions
 ) -> None:
     questions = {f"r{seed}": random_question(random.Random(seed), (0, 1, 2, 0)[seed % 4]) for seed in range(6)}
@@ -55,7 +55,7 @@ def test_answers_of_those_that_were_preempted_equal_generate(
 
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
-def test_a_sample_stays_the_same_when_it_is_preempted(model_dir: Path, kv: KvOptions) -> None:
+def test_preemption_does_not_change_samples(model_dir: Path, kv: KvOptions) -> None:
     sampling = SamplingParams(temperature=1.5, seed=11, max_tokens=20, ignore_eos=True, n=3, frequency_penalty=0.4)
     prompt = tuple(range(4, 13))
 
@@ -79,7 +79,7 @@ def test_a_sample_stays_the_same_when_it_is_preempted(model_dir: Path, kv: KvOpt
 
 @pytest.mark.parametrize("kv", LAYOUTS, ids=["contiguous", "scattered"])
 @pytest.mark.parametrize("token_budget", [7, 64])
-def test_known_beginnings_are_taken_over(
+def test_cached_prefixes_are_reused(
     model_dir: Path, reference: Reference, make: Make, kv: KvOptions, token_budget: int
 ) -> None:
     question = random_question(random.Random(2), 2)
@@ -100,7 +100,7 @@ def test_known_beginnings_are_taken_over(
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_other_images_other_tenants_and_items_without_identity_share_nothing_of_theirs(
+def test_prefixes_with_other_images_other_tenants_or_without_identity_are_not_shared(
     model_dir: Path, make: Make
 ) -> None:
     question = random_question(random.Random(1), 1)
@@ -121,7 +121,7 @@ def test_other_images_other_tenants_and_items_without_identity_share_nothing_of_
     assert (engine.prefix_hits_tokens, engine.prefix_queries_tokens) == (item.start, before)
 
 
-def test_what_a_failed_request_computed_is_not_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_failed_request_are_not_cached(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = text_engine(model_dir, kv=KvOptions(1))
     embed_tokens = engine._adapter.decoder.get_input_embeddings()
     whole = embed_tokens.forward
@@ -145,7 +145,7 @@ def with_item(name: str, tokens: int) -> EngineRequest:
     return EngineRequest(name, (5, *(2,) * tokens, 6), (EmbeddingInput(1, tokens, embeds(tokens)),), greedy(2))
 
 
-def test_copies_of_embeddings_are_bounded_and_go_with_their_request(model_dir: Path) -> None:
+def test_copies_of_embeddings_are_bounded_and_freed_with_their_request(model_dir: Path) -> None:
     engine = text_engine(model_dir, max_embedding_bytes=10 * 256)
     with pytest.raises(InvalidRequest, match="2816"):
         engine.add(with_item("large", 11))
@@ -159,6 +159,6 @@ def test_copies_of_embeddings_are_bounded_and_go_with_their_request(model_dir: P
     assert engine.embedding_nbytes == 0
 
 
-def test_a_step_is_as_large_as_the_objective_lets_it_be(model_dir: Path) -> None:
+def test_the_token_budget_follows_the_latency_objective(model_dir: Path) -> None:
     assert text_engine(model_dir, tpot_slo_s=1e-9, max_sequences=3, token_budget=64).token_budget == 3
     assert text_engine(model_dir, tpot_slo_s=60.0, max_sequences=3, token_budget=64).token_budget == 64

@@ -27,7 +27,7 @@ from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.weight_loading import load_part
 
 
-def test_encoder_and_decoder_of_one_checkpoint_are_the_model_once_and_its_files_are_hashed_once(
+def test_encoder_and_decoder_share_one_model_and_files_are_hashed_once(
     model_dir: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[PreTrainedModel] = []
@@ -52,7 +52,7 @@ def test_encoder_and_decoder_of_one_checkpoint_are_the_model_once_and_its_files_
     assert len(hashed) == len(set(hashed)) > 3
 
 
-def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_prompts_wait(
+def test_answers_do_not_depend_on_encodes_between_steps_or_delayed_prefills(
     model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
 ) -> None:
     rng = random.Random(3)
@@ -70,7 +70,7 @@ def test_answers_are_the_same_whatever_is_encoded_between_steps_and_whenever_pro
             held_back += engine.prefill_ready
             decoding = {name for name, tokens in answers.items() if 0 < len(tokens) < 12}
             outputs = engine.decode_step()
-            assert {output.request_id for output in outputs} == decoding, "every decode goes on, and nothing else"
+            assert {output.request_id for output in outputs} == decoding, "every decode continues, and no prefill"
             encoder.encode(others)
         else:
             outputs = engine.step()

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.engine.tiny import Reference, parameter_nbytes
 from triptych.domain.embedding import DType
+from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.families.registry import ADAPTERS
-from triptych.engine.weight_loading import ModelPart, load_part
+from triptych.engine.weight_loading import load_part
 from triptych.families.model_files import BadModel
 from triptych.families.registry import FAMILIES
 
@@ -57,7 +58,7 @@ def test_half_precision_takes_half_the_bytes(model_dir: Path) -> None:
 
 
 def test_key_names_of_older_checkpoints_are_understood(copy: Path, reference: Reference) -> None:
-    """Published LLaVA checkpoints have one module more in the names of their encoder."""
+    """Published LLaVA checkpoints have one more module in the names of their encoder."""
     file = copy / "model.safetensors"
     renamed = {
         name.replace("model.", "", 1)

@@ -1,4 +1,4 @@
-"""A tiny LLaVA with random weights, and what transformers itself makes of it: the reference of the engine tests."""
+"""A tiny LLaVA with random weights, and transformers' results for it: the reference of the engine tests."""
 
 import random
 from dataclasses import dataclass, fields
@@ -47,9 +47,9 @@ def text_config(kind: Any = transformers.LlamaConfig, **changes: Any) -> Any:
 
 
 def make_model(directory: Path, *, seed: int = 0, eos: int | list[int] = EOS, text: Any = None) -> Path:
-    """Save a model whose weights are large enough that its answers are varied and its choices clear.
+    """Saves a model with weights large enough that its answers vary and its argmax is clear.
 
-    ``text`` is the configuration of another language model than a Llama of full attention.
+    ``text`` is the configuration of a language model other than a Llama with full attention.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -112,7 +112,7 @@ def png(image: Image.Image, **options: Any) -> bytes:
 
 
 def info_of(media: bytes, fmt: str = "png") -> MediaInfo:
-    """What the router would have read from the header."""
+    """The metadata that the router would read from the header."""
     with Image.open(BytesIO(media)) as image:
         width, height = ImageOps.exif_transpose(image).size
     digest = digest_of(media)
@@ -135,7 +135,7 @@ def random_question(rng: random.Random, images: int) -> Question:
 
 
 class Reference:
-    """The whole model under ``generate``, fed by the checkpoint's own processor."""
+    """The whole model under ``generate``, with the checkpoint's own processor."""
 
     def __init__(self, directory: Path) -> None:
         self.model: Any = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
@@ -151,7 +151,7 @@ class Reference:
         return tuple(self.inputs(question)["input_ids"][0].tolist())
 
     def answer(self, question: Question, max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-        """Greedy; asserts that every choice was clear, so that rounding cannot change it."""
+        """Greedy; asserts that every argmax is clear, so that rounding cannot change it."""
         inputs = self.inputs(question)
         options: dict[str, Any] = {"eos_token_id": None} if ignore_eos else {}
         out = self.model.generate(
@@ -163,7 +163,7 @@ class Reference:
             **options,
         )
         best = torch.stack(out.logits)[:, 0].topk(2).values
-        assert float((best[:, 0] - best[:, 1]).min()) > MARGIN, "choose another seed: the reference is not clear"
+        assert float((best[:, 0] - best[:, 1]).min()) > MARGIN, "choose another seed: the argmax is not clear"
         tokens: list[int] = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 
@@ -206,7 +206,7 @@ def greedy(max_tokens: int, *, ignore_eos: bool = False) -> SamplingParams:
 
 
 def run(engine: TransformersTextEngine, outputs: list[EngineOutput] | None = None) -> dict[str, list[int]]:
-    """Step until nothing is left; per request its tokens. Raises the first error."""
+    """Steps until no work is left; returns the tokens of each request. Raises the first error."""
     answers: dict[str, list[int]] = {}
     collected = list(outputs or [])
     while engine.has_work:

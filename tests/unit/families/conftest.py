@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def one_torch_thread() -> Iterator[None]:
-    """Processors are asked a thousand times about little: threads that wait for each other take most of the time."""
+    """Processors get a thousand tiny inputs: synchronizing threads would take most of the time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

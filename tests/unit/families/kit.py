@@ -1,4 +1,4 @@
-"""Model files and media as families are asked about them."""
+"""Model files and media for the tests of families."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def model_files(
     image_processor: dict[str, Any] | None = None,
     tokenizer_config: dict[str, Any] | None = None,
 ) -> ModelFiles:
-    """``image_processor`` stands for ``preprocessor_config.json``, whatever is in it."""
+    """``image_processor`` is written to ``preprocessor_config.json``, whatever it contains."""
     return ModelFiles(
         directory=Path(),
         config=config,
@@ -33,9 +33,9 @@ def image(width: int, height: int, modality: Modality = Modality.IMAGE) -> Media
 
 
 def random_sizes(longest: int, count: int = 1000) -> Iterator[tuple[int, int]]:
-    """Widths and heights, the same ones every time: ``count`` random ones, then very narrow and square ones.
+    """Widths and heights, the same on every run: ``count`` random ones, then very narrow and square ones.
 
-    A loop where hypothesis would take most of the time: the processors behind it are asked about pixels.
+    A loop, since hypothesis would take most of the time: the processors are run on pixels.
     """
     rng = Random(longest)
     for _ in range(count):

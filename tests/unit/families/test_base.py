@@ -1,5 +1,3 @@
-"""The position of an item in a prompt, for any family."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ PLACEHOLDERS = frozenset({1, 2})
 
 
 @given(before=st.lists(st.integers(3, 9), max_size=5), item=st.lists(st.integers(1, 5), max_size=20), data=st.data())
-def test_an_item_fills_its_placeholders_and_skips_what_stands_between(
+def test_an_item_fills_its_placeholders_and_skips_tokens_between_them(
     before: list[int], item: list[int], data: st.DataObject
 ) -> None:
     prompt = [*before, 1, *item, 2]

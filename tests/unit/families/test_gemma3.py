@@ -1,5 +1,3 @@
-"""Gemma 3: the processor's count, whatever the size, and models whose parts do not agree are refused."""
-
 from functools import cache
 from typing import Any
 
@@ -44,7 +42,7 @@ def processor_of_transformers() -> Any:
     return transformers.Gemma3Processor(images, tokenizer(named=NAMES), image_seq_length=256)
 
 
-def test_prompt_replacements_are_those_of_transformers() -> None:
+def test_prompt_replacements_equal_those_of_transformers() -> None:
     """A processor turns pan-and-scan off, whatever its image processor says."""
     family, processor = Gemma3.load(published()), processor_of_transformers()
     for width, height in random_sizes(300):
@@ -57,7 +55,7 @@ def test_prompt_replacements_are_those_of_transformers() -> None:
         assert processor.tokenizer("".join(written))["input_ids"] == made
 
 
-def test_what_published_files_leave_out_is_known() -> None:
+def test_missing_values_of_published_files_have_defaults() -> None:
     family = Gemma3.load(published())
     assert (family.begin_id, family.placeholder_id) == (255_999, 262_144)
     assert (family.hidden_size, family.context_length) == (2560, 131072)
@@ -77,7 +75,7 @@ def test_what_published_files_leave_out_is_known() -> None:
         ),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         Gemma3.load(model)
 

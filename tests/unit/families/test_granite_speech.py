@@ -19,7 +19,7 @@ AUDIO_ID = 49_155
 
 
 def files(config: dict[str, Any] | None = None, extractor: dict[str, Any] | None = None) -> ModelFiles:
-    """Files as Granite Speech 3.3 2B is published with; much is transformers' default."""
+    """The files of Granite Speech 3.3 2B; most values are transformers' defaults."""
     return model_files(
         config={
             "model_type": "granite_speech",
@@ -53,18 +53,18 @@ def real() -> Any:
 @example(257)
 @example(4_799)
 @example(4_800)
-def test_counts_equal_the_processors(real: Any, samples: int) -> None:
+def test_counts_equal_those_of_the_processor(real: Any, samples: int) -> None:
     assert count_tokens(FAMILY, clip(samples)) == real._get_num_audio_features([samples])[0]
 
 
 @pytest.mark.parametrize("samples", [257, 1_000, 2_399, 2_400, 12_345])
-def test_counts_equal_what_the_spectrum_has(real: Any, samples: int) -> None:
+def test_counts_equal_the_frames_of_the_spectrogram(real: Any, samples: int) -> None:
     frames = real(np.zeros(samples, dtype=np.float32))["input_features"].shape[1]
     assert count_tokens(FAMILY, clip(samples)) == -(-frames // 15) * 3
 
 
 @pytest.mark.parametrize("samples", [0, 159, 256])
-def test_a_clip_shorter_than_a_transform_is_refused(samples: int) -> None:
+def test_a_clip_shorter_than_one_transform_is_refused(samples: int) -> None:
     with pytest.raises(InvalidMedia, match="too short"):
         FAMILY.prompt_replacement(clip(samples))
 

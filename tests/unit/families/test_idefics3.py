@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: the image processor's tiles, from the size alone, laid out as their processors do it."""
+"""Idefics3 and SmolVLM: the image processor's tiles, computed from the size alone."""
 
 import re
 from functools import cache
@@ -21,7 +21,7 @@ from triptych.families.model_files import BadModel, ModelFiles
 
 transformers: Any = untyped_transformers
 IMAGE_ID = 128257
-# The proportions of what is published, at a fourteenth and a sixty-fourth of the size: real pixels are resized below.
+# The published proportions at a fourteenth and a sixty-fourth of the size: real pixels are resized below.
 SIZES: dict[str, dict[str, Any]] = {
     "idefics3": {"size": {"longest_edge": 104}, "max_image_size": {"longest_edge": 26}},
     "smolvlm": {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 8}},
@@ -81,14 +81,14 @@ def written(family: Idefics3, width: int, height: int) -> str:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_prompt_replacements_are_those_of_transformers(name: str) -> None:
+def test_prompt_replacements_equal_those_of_transformers(name: str) -> None:
     family = Idefics3.load(published(name))
     for width, height in (*random_sizes(300), (26, 26), (8, 8)):
         assert written(family, width, height) == written_by_transformers(name, True, width, height)
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_an_image_that_is_not_split_is_one_tile(name: str) -> None:
+def test_an_unsplit_image_is_one_tile(name: str) -> None:
     family = Idefics3.load(published(name, images={"do_image_splitting": False}))
     assert written(family, 90, 30) == written_by_transformers(name, False, 90, 30)
     (spec,) = family.outputs(image(90, 30), DType.F32)
@@ -102,7 +102,7 @@ def test_there_is_a_row_for_every_position() -> None:
     assert "<row_2_col_4>" in text
 
 
-def test_what_published_files_leave_out_is_known() -> None:
+def test_missing_values_of_published_files_have_defaults() -> None:
     vision = {"model_type": "idefics3_vision", "image_size": 364, "patch_size": 14}
     text = {"model_type": "llama", "hidden_size": 4096, "max_position_embeddings": 10240}
     family = Idefics3.load(model_files(config={"model_type": "idefics3", "text_config": text, "vision_config": vision}))
@@ -123,7 +123,7 @@ def test_what_published_files_leave_out_is_known() -> None:
         (published(text_config=None), "has no text_config"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         Idefics3.load(model)
 

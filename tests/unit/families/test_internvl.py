@@ -1,5 +1,3 @@
-"""InternVL: the processor's count, from the size alone, and models whose parts do not agree are refused."""
-
 from functools import cache
 from typing import Any
 
@@ -49,16 +47,16 @@ def processor_of_transformers(max_tiles: int) -> Any:
 
 
 @pytest.mark.parametrize("max_tiles", [1, 6, 12])
-def test_counts_are_those_of_transformers(max_tiles: int) -> None:
+def test_counts_equal_those_of_transformers(max_tiles: int) -> None:
     family = InternVl.load(published(images={"max_patches": max_tiles}))
     sizes = [*random_sizes(6000), (448, 448), (896, 448)]
     processor = processor_of_transformers(max_tiles)
     counted = processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in sizes])
-    # Without the two of begin and end.
+    # Without the begin and end tokens.
     assert [count_tokens(family, image(*size)) for size in sizes] == [one - 2 for one in counted.num_image_tokens]
 
 
-def test_an_image_stands_between_its_marks() -> None:
+def test_an_image_is_between_its_begin_and_end_tokens() -> None:
     family = InternVl.load(published())
     assert family.prompt_replacement(image(448, 448)) == ("<img>", Placeholders(151667, 256), "</img>")
     assert family.outputs(image(896, 448), DType.BF16) == (TensorSpec("embeds", DType.BF16, (3 * 256, 896)),)
@@ -80,7 +78,7 @@ def test_an_image_stands_between_its_marks() -> None:
         (model_files(config=CONFIG, image_processor=IMAGES), "names no start_image_token"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         InternVl.load(model)
 

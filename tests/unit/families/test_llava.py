@@ -1,5 +1,3 @@
-"""LLaVA: the processor's count, from the size alone, and models whose parts do not agree are refused."""
-
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ def files(
     processor: dict[str, Any] | None = None,
     image_processor: dict[str, Any] | None = None,
 ) -> ModelFiles:
-    """Files as LLaVA 1.5 is published with, at the size of a toy."""
+    """The files of LLaVA 1.5 at a tiny size."""
     return ModelFiles(
         directory=Path(),
         config={
@@ -86,13 +84,13 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(width=st.integers(1, 300), height=st.integers(1, 300))
 @settings(max_examples=15)
-def test_counts_are_those_of_transformers(variant: str, width: int, height: int) -> None:
+def test_counts_equal_those_of_transformers(variant: str, width: int, height: int) -> None:
     model = VARIANTS[variant]
     family = Llava.load(model)
     assert count_tokens(family, info(width, height)) == count_of_transformers(model, width, height)
 
 
-def test_what_published_files_leave_out_is_known() -> None:
+def test_missing_values_of_published_files_have_defaults() -> None:
     family = Llava.load(files())
     assert (family.placeholder_id, family.hidden_size, family.context_length) == (IMAGE_ID, 4096, 4096)
 
@@ -113,7 +111,7 @@ def test_what_published_files_leave_out_is_known() -> None:
         (files(config={"text_config": {"model_type": "unheard-of"}}), "has no hidden_size"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         Llava.load(model)
 
@@ -123,7 +121,7 @@ def test_other_media_are_refused() -> None:
         Llava.load(files()).prompt_replacement(info(modality=Modality.VIDEO))
 
 
-def test_what_crosses_the_boundary_has_a_row_for_each_position() -> None:
+def test_the_embedding_has_a_row_for_each_position() -> None:
     family = Llava.load(files())
     tokens = count_tokens(family, info())
     assert family.outputs(info(), DType.F16) == (TensorSpec("embeds", DType.F16, (tokens, 4096)),)

@@ -1,5 +1,3 @@
-"""LLaVA-NeXT: the processor's count, from the size alone, and models whose parts do not agree are refused."""
-
 from functools import cache
 from typing import Any
 
@@ -45,14 +43,14 @@ def processor_of_transformers() -> Any:
     )
 
 
-def test_counts_are_those_of_transformers() -> None:
+def test_counts_equal_those_of_transformers() -> None:
     family, processor = LlavaNext.load(published()), processor_of_transformers()
     for width, height in (*random_sizes(6000), (336, 336)):
         counted = processor._get_number_of_features(height, width, 336, 336) - 1  # the class token
         assert count_tokens(family, image(width, height)) == counted
 
 
-def test_what_published_files_leave_out_is_known() -> None:
+def test_missing_values_of_published_files_have_defaults() -> None:
     family = LlavaNext.load(published())
     assert (family.hidden_size, family.context_length) == (4096, 131072)
     assert family.outputs(image(672, 672), DType.F16) == (TensorSpec("embeds", DType.F16, (576 + 48 * 49, 4096)),)
@@ -75,7 +73,7 @@ def test_what_published_files_leave_out_is_known() -> None:
         (published(images={"do_resize": False}), "do_resize .* is false"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         LlavaNext.load(model)
 

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: the processor's count, from the size and the company, and models whose parts do not agree are refused."""
+"""LLaVA-OneVision: counts depend on the image's size and on the number of images."""
 
 from functools import cache
 from typing import Any
@@ -42,7 +42,7 @@ def processor_of_transformers(anyres: str) -> Any:
 
 
 @pytest.mark.parametrize("anyres", ["anyres_max_9", "anyres_max_4"])
-def test_counts_of_one_image_are_those_of_transformers(anyres: str) -> None:
+def test_counts_of_one_image_equal_those_of_transformers(anyres: str) -> None:
     family = LlavaOneVision.load(published(vision_aspect_ratio=anyres, processor={"vision_aspect_ratio": anyres}))
     processor = processor_of_transformers(anyres)
     for width, height in (*random_sizes(6000), (384, 384)):
@@ -50,7 +50,7 @@ def test_counts_of_one_image_are_those_of_transformers(anyres: str) -> None:
         assert count_tokens(family, info) == processor._get_number_of_features(height, width, 384, 384)
 
 
-def test_several_images_are_seen_whole_only() -> None:
+def test_several_images_are_not_tiled() -> None:
     family = LlavaOneVision.load(published())
     infos = as_in_request(family, [image(900, 400), image(20, 20)])
     text = processor_of_transformers("anyres_max_9").replace_image_token({"batch_num_images": [2]}, 0)
@@ -76,7 +76,7 @@ def test_several_images_are_seen_whole_only() -> None:
         (published(images={"do_resize": False}), "do_resize .* is false"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         LlavaOneVision.load(model)
 

@@ -19,7 +19,7 @@ IMAGE_ID = 128_256
 
 
 def files(vision: dict[str, Any] | None = None, image_processor: dict[str, Any] | None = None) -> ModelFiles:
-    """Files as Llama 3.2 11B Vision is published with."""
+    """The files of Llama 3.2 11B Vision."""
     return model_files(
         config={
             "model_type": "mllama",
@@ -61,7 +61,7 @@ def test_tiles_equal_those_of_the_processor(width: int, height: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 5))
-def test_tiles_equal_what_the_processor_makes(width: int, height: int, most: int) -> None:
+def test_tiles_equal_the_processors_output(width: int, height: int, most: int) -> None:
     ratios = [list(ratio) for ratio in arrangements(most)]
     vision = SMALL[0] | {"max_num_tiles": most, "supported_aspect_ratios": ratios}
     family = Mllama.load(files(vision, SMALL[1] | {"max_image_tiles": most}))
@@ -73,7 +73,7 @@ def test_tiles_equal_what_the_processor_makes(width: int, height: int, most: int
     assert tiles.shape[1] == 5
 
 
-def test_aspect_ratios_are_numbered_as_the_processor_numbers_them() -> None:
+def test_aspect_ratio_ids_equal_those_of_the_processor() -> None:
     assert all(arrangements(most) == reference.get_all_supported_aspect_ratios(most) for most in range(1, 9))
 
 
@@ -87,7 +87,7 @@ def test_aspect_ratios_are_numbered_as_the_processor_numbers_them() -> None:
         ({"patch_size": 0}, {}, "patch_size"),
     ],
 )
-def test_files_that_contradict_each_other_are_refused(
+def test_contradictory_configurations_are_refused(
     vision: dict[str, Any], image_processor: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(BadModel, match=named):

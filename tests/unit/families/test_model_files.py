@@ -1,4 +1,4 @@
-"""Model directories: what is read from where, and clear words for what is wrong."""
+"""Files of model directories: precedence, and errors for malformed ones."""
 
 import json
 from pathlib import Path
@@ -15,21 +15,21 @@ def write(root: Path, **files: object) -> Path:
     return root
 
 
-def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
+def test_missing_files_are_empty(tmp_path: Path) -> None:
     files = ModelFiles.load(write(tmp_path))
     assert files.model_type == "llava"
     assert files.processor == files.image_processor == files.tokenizer_config == files.generation_config == {}
     assert files.chat_template is None
 
 
-def test_the_nested_image_processor_comes_first(tmp_path: Path) -> None:
+def test_the_nested_image_processor_takes_precedence(tmp_path: Path) -> None:
     write(tmp_path, preprocessor_config={"size": 1})
     assert ModelFiles.load(tmp_path).image_processor == {"size": 1}
     write(tmp_path, processor_config={"image_processor": {"size": 2}})
     assert ModelFiles.load(tmp_path).image_processor == {"size": 2}
 
 
-def test_what_holds_for_videos_is_looked_for_in_transformers_order(tmp_path: Path) -> None:
+def test_video_settings_are_found_in_transformers_order(tmp_path: Path) -> None:
     write(tmp_path, preprocessor_config={"size": 3})
     assert ModelFiles.load(tmp_path).video_processor == {"size": 3}
     write(tmp_path, video_preprocessor_config={"size": 2})
@@ -39,7 +39,7 @@ def test_what_holds_for_videos_is_looked_for_in_transformers_order(tmp_path: Pat
     assert ModelFiles.load(tmp_path).image_processor == {"size": 3}
 
 
-def test_the_chat_template_is_looked_for_in_transformers_order(tmp_path: Path) -> None:
+def test_the_chat_template_is_found_in_transformers_order(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_config={"chat_template": [{"name": "default", "template": "4"}]})
     assert ModelFiles.load(tmp_path).chat_template == "4"
     (tmp_path / "chat_template.jinja").write_text("3")
@@ -50,12 +50,12 @@ def test_the_chat_template_is_looked_for_in_transformers_order(tmp_path: Path) -
     assert ModelFiles.load(tmp_path).chat_template == "1"
 
 
-def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_special_tokens_may_be_in_a_separate_file(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_config={"eos_token": "a"}, special_tokens_map={"eos_token": "b", "bos_token": "c"})
     assert ModelFiles.load(tmp_path).tokenizer_config == {"eos_token": "a", "bos_token": "c"}
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="'nowhere' does not exist"):
         ModelFiles.load(tmp_path / "nowhere")
     with pytest.raises(BadModel, match=r"has no config\.json"):
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ModelFiles.load(tmp_path)
 
 
-def test_an_unknown_architecture_is_told_what_is_known_and_how_to_add_one(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
     files = ModelFiles.load(write(tmp_path, config={"model_type": "qwen9"}))
     with pytest.raises(BadModel, match=r"'qwen9' is not known; known are: .*\bllava\b.*\. To add one, write a class"):
         load_family(files)

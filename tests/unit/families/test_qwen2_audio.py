@@ -20,7 +20,7 @@ AUDIO_ID = 151_646
 
 
 def files(audio: dict[str, Any] | None = None, extractor: dict[str, Any] | None = None) -> ModelFiles:
-    """Files as Qwen2-Audio 7B is published with; ``audio_token_index`` and sizes are transformers' defaults."""
+    """The files of Qwen2-Audio 7B; ``audio_token_index`` and sizes are transformers' defaults."""
     return model_files(
         config={
             "model_type": "qwen2_audio",
@@ -44,7 +44,7 @@ def test_published_files() -> None:
     assert family.outputs(clip(16_000), DType.BF16) == (TensorSpec("embeds", DType.BF16, (25, 4096)),)
 
 
-def test_what_is_beyond_the_window_is_not_heard() -> None:
+def test_audio_beyond_the_window_is_not_counted() -> None:
     family = Qwen2Audio.load(files())
     assert count_tokens(family, clip(2_000_000)) == count_tokens(family, clip(480_000)) == 750
 
@@ -57,7 +57,7 @@ def test_clips_are_counted_at_the_rate_of_the_model() -> None:
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(321, 20_000))
 @example(16_000)
-def test_counts_equal_the_processors(samples: int) -> None:
+def test_counts_equal_those_of_the_processor(samples: int) -> None:
     made, _ = _REAL._process_audio([np.zeros(samples, dtype=np.float32)], sampling_rate=16_000)
     assert count_tokens(_ONE_SECOND, clip(samples)) == made["num_audio_tokens"][0]
 
@@ -67,7 +67,7 @@ _REAL = _processor(_extractor(feature_size=8, chunk_length=1), tokenizer("<|AUDI
 
 
 @pytest.mark.parametrize("samples", [1, 160, 320])
-def test_a_clip_of_which_nothing_would_be_heard_is_refused(samples: int) -> None:
+def test_a_clip_without_any_token_is_refused(samples: int) -> None:
     with pytest.raises(InvalidMedia, match="too short"):
         Qwen2Audio.load(files()).prompt_replacement(clip(samples))
 
@@ -86,14 +86,12 @@ def test_other_media_are_refused() -> None:
         ({}, {"hop_length": 0}, "hop_length"),
     ],
 )
-def test_files_that_contradict_each_other_are_refused(
-    audio: dict[str, Any], extractor: dict[str, Any], named: str
-) -> None:
+def test_contradictory_configurations_are_refused(audio: dict[str, Any], extractor: dict[str, Any], named: str) -> None:
     with pytest.raises(BadModel, match=named):
         Qwen2Audio.load(files(audio, extractor))
 
 
-def test_a_feature_extractor_nested_in_the_processor_counts_first() -> None:
+def test_a_feature_extractor_nested_in_the_processor_takes_precedence() -> None:
     nested = {"feature_extractor": {"feature_size": 128, "chunk_length": 30}}
     outer = files(extractor={"chunk_length": 1})
     assert Qwen2Audio.load(model_files(config=dict(outer.config), processor=nested)).window.samples == 480_000

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: counts, prompt replacements and sampling are transformers', from what headers say alone."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: counts, prompt replacements and sampling equal transformers', from headers alone."""
 
 from dataclasses import replace
 from functools import cache
@@ -40,7 +40,7 @@ def files(
     images: Json | None = None,
     videos: Json | None = None,
 ) -> ModelFiles:
-    """Files as the smallest models of each family are published with."""
+    """The files of the smallest model of each family."""
     made, patch = {"qwen2_vl": ({"hidden_size": 1536}, 14), "qwen2_5_vl": ({"out_hidden_size": 1536}, 14)}.get(
         model_type, ({"out_hidden_size": 1536}, 16)
     )
@@ -107,14 +107,16 @@ def video(width: int, height: int, frames: int, fps: float = 30.0) -> MediaInfo:
 
 @cache
 def image_processor(name: str) -> Any:
-    """Of a class of its own: transformers 5.17 writes ``min_pixels`` and ``max_pixels`` into the default of the class."""
+    """Each call makes its own class: transformers 5.17 writes ``min_pixels`` and ``max_pixels`` into the class's
+    defaults.
+    """
     own = type("OwnDefaults", (_image_processor,), {"size": dict(_image_processor.size)})
     return own(**VARIANTS[name].image_processor)
 
 
 @cache
 def video_processor(name: str) -> Any:
-    """What transformers itself has, with the settings that it takes of the model's."""
+    """The processor of transformers, with the settings that it reads from the model's."""
     given = {key: value for key, value in VARIANTS[name].video_processor.items() if value is not None}
     if name.startswith("qwen3_vl"):
         return sizing_processor("Qwen3VLVideoProcessor", **given)
@@ -125,7 +127,7 @@ def sampled_by_transformers(name: str, info: MediaInfo) -> list[int]:
     processor = video_processor(name)
     metadata = _metadata(total_num_frames=info.frames, fps=info.frames / info.duration_s)
     sampled = [int(index) for index in processor.sample_frames(metadata, fps=processor.fps)]
-    if sampled[-1] >= info.frames:  # a step too far, by rounding: transformers then fails to read that frame
+    if sampled[-1] >= info.frames:  # one step too far by rounding: transformers then fails to read that frame
         sampled.pop()
     return sampled
 
@@ -166,7 +168,7 @@ def test_images_have_as_many_tokens_as_in_transformers(name: str, width: int, he
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(width=sides, height=sides, frames=lengths, fps=rates)
 @settings(max_examples=1000)
-def test_videos_are_sampled_and_sized_as_in_transformers(
+def test_videos_are_sampled_and_resized_as_in_transformers(
     name: str, width: int, height: int, frames: int, fps: float
 ) -> None:
     check_video(name, width, height, frames, fps)
@@ -183,7 +185,7 @@ def test_other_settings_count_as_in_transformers(name: str, width: int, height: 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 @given(width=st.integers(20, 90), height=st.integers(20, 90))
 @settings(max_examples=5)
-def test_the_processor_itself_makes_so_many_patches(name: str, width: int, height: int) -> None:
+def test_patch_counts_equal_those_of_the_processor(name: str, width: int, height: int) -> None:
     made = image_processor(name)(images=Image.new("RGB", (width, height)), return_tensors="np")
     grid = family_of(name).grid(image(width, height))
     assert made["image_grid_thw"].tolist() == [list(grid)]
@@ -193,7 +195,7 @@ def test_the_processor_itself_makes_so_many_patches(name: str, width: int, heigh
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl, capped"])
 @given(frames=st.integers(2, 900), fps=st.sampled_from([7.5, 25, 29.97]))
 @settings(max_examples=100)
-def test_times_in_a_prompt_are_those_of_transformers(name: str, frames: int, fps: float) -> None:
+def test_timestamps_in_a_prompt_equal_those_of_transformers(name: str, frames: int, fps: float) -> None:
     family, info = family_of(name), video(64, 48, frames, fps)
     grid = family.grid(info)
     processor = _processor3.__new__(_processor3)
@@ -214,8 +216,8 @@ def test_times_in_a_prompt_are_those_of_transformers(name: str, frames: int, fps
     assert {part.token_id for part in replacement if isinstance(part, Placeholders)} == {VIDEO_ID}
 
 
-def test_times_between_patches_are_those_of_transformers() -> None:
-    """What Qwen2.5-VL's processor calls ``second_per_grid_ts``."""
+def test_seconds_between_patches_equal_those_of_transformers() -> None:
+    """``second_per_grid_ts`` of Qwen2.5-VL's processor."""
     family = family_of("qwen2_5_vl")
     assert isinstance(family, Qwen2VL)
     for info in (video(64, 48, 100, 24), video(64, 48, 901, 29.97), video(64, 48, 3, 12.5)):
@@ -225,7 +227,7 @@ def test_times_between_patches_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_an_item_is_one_run_of_its_own_placeholder(name: str) -> None:
+def test_an_item_is_one_run_of_its_placeholder(name: str) -> None:
     family = family_of(name)
     assert family.prompt_replacement(image(280, 140)) == (Placeholders(IMAGE_ID, 50),)
     assert family.prompt_replacement(video(280, 140, 60)) == (
@@ -235,7 +237,7 @@ def test_an_item_is_one_run_of_its_own_placeholder(name: str) -> None:
     assert family.placeholder_ids == {IMAGE_ID, VIDEO_ID}
 
 
-def test_what_crosses_the_boundary() -> None:
+def test_the_tensors_of_an_embedding() -> None:
     info = image(280, 140)
     rows = (TensorSpec("embeds", DType.BF16, (50, 1536)), TensorSpec("rotary", DType.I32, (50, 3)))
     assert family_of("qwen2_vl").outputs(info, DType.BF16) == rows
@@ -249,7 +251,7 @@ def test_what_crosses_the_boundary() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_what_published_files_leave_out_is_known(model_type: str) -> None:
+def test_missing_values_of_published_files_have_defaults(model_type: str) -> None:
     wide = {"qwen2_vl": "hidden_size"}.get(model_type, "out_hidden_size")
     hidden = 4096 if model_type == "qwen3_vl" else 8192
     model = files(model_type, vision={wide: hidden})
@@ -282,7 +284,7 @@ def test_what_published_files_leave_out_is_known(model_type: str) -> None:
         (files("qwen2_5_vl", config={"image_token_id": "x"}), "image_token_id is 'x', not a positive integer"),
     ],
 )
-def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) -> None:
+def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         load_family(model)
 
@@ -301,14 +303,14 @@ def test_parts_that_do_not_agree_are_refused(model: ModelFiles, message: str) ->
         (image(0, 0), "an item of 0x0 has no pixels"),
     ],
 )
-def test_what_the_processor_would_refuse_is_refused(name: str, info: MediaInfo, message: str) -> None:
+def test_images_that_the_processor_refuses_are_refused(name: str, info: MediaInfo, message: str) -> None:
     with pytest.raises(InvalidMedia, match=message):
         family_of(name).prompt_replacement(info)
     with pytest.raises(InvalidMedia, match=message):
         family_of(name).outputs(info, DType.F32)
 
 
-def test_a_duration_beyond_all_measure_is_a_long_video() -> None:
+def test_an_extreme_duration_is_a_long_video() -> None:
     for name in VARIANTS:
         info = replace(video(64, 64, 2000), duration_s=1e308)
         assert len(family_of(name).sampled_frames(info)) <= 768

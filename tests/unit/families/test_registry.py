@@ -1,5 +1,3 @@
-"""The page on models lists exactly the families that are served."""
-
 import re
 from pathlib import Path
 
@@ -8,6 +6,6 @@ from triptych.families.registry import FAMILIES
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
-def test_the_page_on_models_names_every_family() -> None:
+def test_the_models_page_lists_exactly_the_served_families() -> None:
     table = PAGE.read_text().partition("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(FAMILIES)

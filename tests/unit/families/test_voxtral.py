@@ -20,7 +20,7 @@ AUDIO_ID = 24
 
 
 def files(audio: dict[str, Any] | None = None, extractor: dict[str, Any] | None = None) -> ModelFiles:
-    """Files as Voxtral Mini 3B is published with."""
+    """The files of Voxtral Mini 3B."""
     return model_files(
         config={
             "model_type": "voxtral",
@@ -50,7 +50,7 @@ _REAL = _processor(_extractor(feature_size=8, chunk_length=1), tokenizer("[AUDIO
 @given(st.integers(1, 48_000))
 @example(16_000)
 @example(16_001)
-def test_counts_equal_the_processors(samples: int) -> None:
+def test_counts_equal_those_of_the_processor(samples: int) -> None:
     windows = _REAL._retrieve_input_features(
         [np.zeros(samples, dtype=np.float32)],
         100,
@@ -78,8 +78,6 @@ def test_other_media_are_refused() -> None:
         ({}, {"feature_size": 80}, "feature_size"),
     ],
 )
-def test_files_that_contradict_each_other_are_refused(
-    audio: dict[str, Any], extractor: dict[str, Any], named: str
-) -> None:
+def test_contradictory_configurations_are_refused(audio: dict[str, Any], extractor: dict[str, Any], named: str) -> None:
     with pytest.raises(BadModel, match=named):
         Voxtral.load(files(audio, extractor))

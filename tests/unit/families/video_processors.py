@@ -1,7 +1,7 @@
-"""transformers' own video processors, which ask for torchvision, without it.
+"""transformers' own video processors without torchvision, which they require.
 
-Of torchvision they take one import, resizing and normalizing: the last two are done by Pillow and torch here. Sampling,
-sizes, patches and metadata are transformers' code.
+They use one import of it, resizing and normalizing; Pillow and torch do the last two here. Sampling, sizes, patches and
+metadata are transformers' code.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _base: Any = video_processing_utils.BaseVideoProcessor
 
 
 class _OnPillow(_base):  # type: ignore[misc]
-    """Stands between a processor's class and transformers' base class."""
+    """Inserted between a processor's class and transformers' base class."""
 
     def convert_to_rgb(self, video: torch.Tensor) -> torch.Tensor:
         return video
@@ -36,7 +36,7 @@ class _OnPillow(_base):  # type: ignore[misc]
 
 
 class _Sizes(_base):  # type: ignore[misc]
-    """Tells the size that frames would be brought to."""
+    """Records the size to which frames would be resized."""
 
     def resize(self, image: torch.Tensor, size: Any, **options: Any) -> tuple[int, int]:
         return size.height, size.width
@@ -53,7 +53,7 @@ def sizing_processor(name: str, **settings: Any) -> Any:
 
 
 def processed_size(processor: Any, frames: int, height: int, width: int) -> tuple[int, int]:
-    """Height and width after a processor resizes ``frames`` frames. Raises ValueError for what it refuses."""
+    """Height and width after a processor resizes ``frames`` frames. Raises ValueError for refused sizes."""
     video = torch.empty(1, dtype=torch.uint8).expand(1, frames, 3, height, width)
     size: tuple[int, int] = processor.resize(
         video,

@@ -1,4 +1,6 @@
-"""Videos and audio judged by their containers: how long they are, to the frame and the sample, and InvalidMedia for all else."""
+"""Durations and frame or sample counts of videos and audio, read from their containers; InvalidMedia for everything
+else.
+"""
 
 import struct
 from contextlib import suppress
@@ -46,7 +48,7 @@ def test_the_fragments_of_a_video_are_added_up() -> None:
     assert (info.frames, info.duration_s) == (20, 2.5)
 
 
-def test_frames_that_nobody_sees_are_not_counted() -> None:
+def test_hidden_frames_are_not_counted() -> None:
     data = clips.video(
         frames=60, form="webm", codec="libvpx", encoder={"auto-alt-ref": "1", "lag-in-frames": "16", "b": "200k"}
     )
@@ -57,7 +59,7 @@ MATRICES = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1
 
 
 def turned(data: bytes, degrees: int) -> bytes:
-    """The same file with another matrix in the header of its track (ISO/IEC 14496-12, 8.3.2)."""
+    """The same file with another matrix in its track header (ISO/IEC 14496-12, 8.3.2)."""
     place = data.index(b"tkhd") + 4 + 40
     a, b, c, d = (value << 16 for value in MATRICES[degrees])
     return data[:place] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[place + 36 :]
@@ -78,7 +80,7 @@ def test_audio_is_described(form: str, channels: int, seconds: float, rate_hz: i
     info = inspect_media(audio(seconds, rate_hz, form=form, channels=channels), LIMITS)
     assert (info.modality, info.format) == (Modality.AUDIO, form)
     assert (info.sample_rate_hz, info.width, info.height, info.frames) == (rate_hz, 0, 0, 1)
-    slack = {"wav": 0, "flac": 0, "ogg": 400}.get(form, 60)  # Opus files end with the delay of their encoder
+    slack = {"wav": 0, "flac": 0, "ogg": 400}.get(form, 60)  # Opus files include the delay of their encoder
     assert abs(info.samples - seconds * rate_hz) <= slack
     assert info.duration_s == info.samples / rate_hz
 
@@ -90,7 +92,7 @@ def test_samples_at_another_rate() -> None:
     assert info.samples_at(44_100) == 44_100
 
 
-def test_a_wav_whose_length_was_not_known_ends_with_the_file() -> None:
+def test_a_wav_of_unknown_length_ends_with_the_file() -> None:
     data = audio()
     place = data.index(b"data") + 4
     for said in (0, 0xFFFFFFFF):
@@ -98,7 +100,7 @@ def test_a_wav_whose_length_was_not_known_ends_with_the_file() -> None:
         assert inspect_media(streamed, LIMITS).samples == 16_000
 
 
-def test_an_mp3_may_start_with_tags_and_end_with_some() -> None:
+def test_an_mp3_may_start_and_end_with_tags() -> None:
     data = audio(form="mp3")
     bare = data[data.index(b"\xff\xf3") :]
     tagged = b"ID3\x04\x00\x00\x00\x00\x02\x00" + bytes(256) + bare + b"TAG" + bytes(125)
@@ -123,7 +125,7 @@ def test_an_mp3_may_start_with_tags_and_end_with_some() -> None:
         (audio()[:36] + b"data\x00\x00\x00\x00", "the wav audio is empty"),
     ],
 )
-def test_what_is_no_whole_clip_is_refused(data: bytes, message: str) -> None:
+def test_incomplete_and_foreign_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidMedia, match=message):
         inspect_media(data, LIMITS)
 
@@ -154,7 +156,7 @@ def with_frames(data: bytes, count: int) -> bytes:
     return data[: stts + 8] + struct.pack(">I", count) + data[stts + 12 :]
 
 
-def test_a_header_that_lies_about_its_tables_costs_nothing() -> None:
+def test_a_header_with_false_table_sizes_costs_nothing() -> None:
     huge = with_frames(video(), 0xFFFFFFFF)
     began_s = perf_counter()
     with pytest.raises(InvalidMedia, match="4294967295 frames"):
@@ -165,7 +167,7 @@ def test_a_header_that_lies_about_its_tables_costs_nothing() -> None:
     assert perf_counter() - began_s < 1.0
 
 
-def test_the_parts_of_a_file_are_bounded() -> None:
+def test_the_number_of_parts_of_a_file_is_bounded() -> None:
     for data in (
         video()[:40] + b"\x00\x00\x00\x08free" * 300_000,
         video(form="webm") + b"\xec\x80" * 300_000,
@@ -183,7 +185,7 @@ WHOLE += [audio(0.1, 48_000, form=form) for form in SOUNDS]
 @given(
     data=st.sampled_from(WHOLE), changes=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6)
 )
-def test_damage_raises_nothing_else(data: bytes, changes: list[tuple[int, int]]) -> None:
+def test_damaged_files_raise_only_invalid_media(data: bytes, changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(data)
     for place, value in changes:
         damaged[place % min(len(damaged), 1500)] = value
@@ -192,7 +194,7 @@ def test_damage_raises_nothing_else(data: bytes, changes: list[tuple[int, int]])
 
 
 @given(data=st.sampled_from(WHOLE), share=st.floats(0, 1))
-def test_a_cut_off_file_raises_nothing_else(data: bytes, share: float) -> None:
+def test_truncated_files_raise_only_invalid_media(data: bytes, share: float) -> None:
     with suppress(InvalidMedia):
         inspect_media(data[: int(len(data) * share)], LIMITS)
 
@@ -209,6 +211,6 @@ MAGIC = (
 
 
 @given(magic=st.sampled_from(MAGIC), rest=st.binary(max_size=200))
-def test_random_bytes_raise_nothing_else(magic: bytes, rest: bytes) -> None:
+def test_random_bytes_raise_only_invalid_media(magic: bytes, rest: bytes) -> None:
     with suppress(InvalidMedia):
         inspect_media(magic + rest, LIMITS)

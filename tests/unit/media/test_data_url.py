@@ -1,5 +1,3 @@
-"""``data:`` URLs: strict, and bounded before anything is decoded."""
-
 import base64
 
 import pytest
@@ -11,14 +9,14 @@ from triptych.media.data_url import decode_data_url
 
 
 @given(data=st.binary(min_size=1, max_size=100))
-def test_bytes_come_back(data: bytes) -> None:
+def test_bytes_are_decoded(data: bytes) -> None:
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     assert decode_data_url(url, max_bytes=len(data)) == ("image/png", data)
     with pytest.raises(InvalidMedia, match=f"holds {len(data)} bytes, the limit is {len(data) - 1}"):
         decode_data_url(url, max_bytes=len(data) - 1)
 
 
-def test_the_type_is_in_lower_case_and_parameters_are_passed_over() -> None:
+def test_the_media_type_is_lower_case_and_parameters_are_ignored() -> None:
     assert decode_data_url("DATA:Image/JPEG;name=a.jpg;BASE64,AAAA", 3) == ("image/jpeg", bytes(3))
 
 
@@ -39,7 +37,7 @@ def test_the_type_is_in_lower_case_and_parameters_are_passed_over() -> None:
         " data:image/png;base64,AAAA",
     ],
 )
-def test_what_is_no_base64_data_url_is_refused(url: str) -> None:
+def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidMedia, match="does not have the form"):
         decode_data_url(url, 100)
 
@@ -52,13 +50,13 @@ def test_broken_base64_is_refused(data: str) -> None:
         decode_data_url("data:image/png;base64," + data, 100)
 
 
-def test_an_empty_one_is_refused() -> None:
+def test_an_empty_data_url_is_refused() -> None:
     with pytest.raises(InvalidMedia, match="no data"):
         decode_data_url("data:image/png;base64,", 100)
 
 
 @given(url=st.text(max_size=60))
-def test_nothing_else_is_raised(url: str) -> None:
+def test_any_text_raises_only_invalid_media(url: str) -> None:
     for text in (url, "data:image/png;base64," + url):
         try:
             decode_data_url(text, 30)

@@ -1,6 +1,6 @@
-"""What decoding an item costs is bounded by its bytes alone, before a decoder sees them, and so is finding that out.
+"""The cost of decoding an item, and of computing that cost, is bounded by its bytes before a decoder reads them.
 
-Each file here is small; a decoder, or the reader of its header, would be busy with it for seconds or hours.
+Each file here is small, but would keep a decoder or header parser busy for seconds or hours.
 """
 
 import struct
@@ -58,19 +58,19 @@ def test_fill_bytes_in_front_of_a_scan_hide_nothing() -> None:
 
 @pytest.mark.parametrize("size", [(8000, 8000), (640, 480)])
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_a_progressive_jpeg_as_encoders_write_it_is_taken(size: tuple[int, int], mode: str) -> None:
+def test_an_ordinary_progressive_jpeg_is_accepted(size: tuple[int, int], mode: str) -> None:
     data = saved(Image.new(mode, size), "jpeg", progressive=True)
     assert inspect_media(data, LIMITS).width == size[0]
 
 
-def test_marker_bytes_in_a_thumbnail_are_no_scans() -> None:
+def test_marker_bytes_in_a_thumbnail_are_not_counted_as_scans() -> None:
     comment = b"\xff\xda" * 30_000
     data = saved(photo(64, 64), "jpeg", progressive=True, comment=comment)
     assert inspect_media(data, LIMITS).width == 64
 
 
 @pytest.mark.parametrize("frame", [0xC3, 0xC5, 0xC9, 0xCA])
-def test_kinds_of_jpeg_without_a_bound_are_refused(frame: int) -> None:
+def test_jpeg_processes_without_a_cost_bound_are_refused(frame: int) -> None:
     data = saved(photo(64, 64), "jpeg").replace(b"\xff\xc0", bytes((0xFF, frame)))
     refused(data, "lossless, hierarchical or arithmetic-coded, which is not supported")
 
@@ -100,15 +100,15 @@ def test_very_many_fill_bytes_are_refused() -> None:
         (b"iTXt", b"name\0\1\0\0\0"),
     ],
 )
-def test_metadata_of_a_png_that_unpacks_to_too_much_is_refused(content: tuple[bytes, bytes]) -> None:
+def test_png_metadata_that_inflates_too_much_is_refused(content: tuple[bytes, bytes]) -> None:
     kind, prefix = content
-    bomb = chunk(kind, prefix + zlib.compress(bytes((1 << 20) - 1), 9)[:-4])  # damaged at its end: Pillow forgets it
+    bomb = chunk(kind, prefix + zlib.compress(bytes((1 << 20) - 1), 9)[:-4])  # damaged at its end: Pillow ignores it
     refused(with_chunks(png(8, 8), bomb * 200), "metadata may unpack to more than 67108864 bytes")
     assert inspect_media(with_chunks(png(8, 8), bomb), LIMITS).width == 8
 
 
 @pytest.mark.parametrize("mode", ["P", "L"])
-def test_run_lengths_of_bmp_are_bounded_by_pixels_and_by_bytes(mode: str) -> None:
+def test_bmp_run_lengths_are_bounded_by_pixels_and_by_bytes(mode: str) -> None:
     data = bytearray(saved(Image.new(mode, (100, 100)), "bmp"))
     data[30:34] = struct.pack("<I", 1)
     assert inspect_media(bytes(data), LIMITS).width == 100
@@ -117,7 +117,7 @@ def test_run_lengths_of_bmp_are_bounded_by_pixels_and_by_bytes(mode: str) -> Non
     refused(bytes(data), "goes 256 times over its 9000000 pixels")
 
 
-def test_blocks_of_all_extensions_of_a_gif_count_together() -> None:
+def test_blocks_of_all_gif_extensions_are_counted_together() -> None:
     gif = saved(Image.new("L", (8, 8)), "gif")
     extension = b"\x21\xfe" + b"\1\0" * 60_000 + b"\0"
     refused(gif[:13] + gif[13 : gif.index(b"\x2c")] + extension * 100, "more than 65536 parts")
@@ -150,7 +150,7 @@ def test_samples_of_audio_are_bounded() -> None:
     refused(b"fLaC\x80" + header + bytes(16), "has 1073741824 samples, the limit is 200000000")
 
 
-def test_every_limit_can_be_set() -> None:
+def test_every_limit_is_a_setting() -> None:
     data = jpeg_of_many_scans(8000, 8000, scans=30)
     refused(data, "counts as 1984000000 scanned pixels")
     assert inspect_media(data, MediaLimits(max_scanned_pixels=10**12)).width == 8000

@@ -1,4 +1,4 @@
-"""Fetching by URL, against misbehaving servers on loopback and a scripted resolver."""
+"""Downloads by URL, with misbehaving servers on loopback and a scripted resolver."""
 
 import asyncio
 import ssl
@@ -17,7 +17,7 @@ Script = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """Answers each connection's first request as its script does, and remembers the requests."""
+    """Answers each connection's first request by its script, and records the requests."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -59,7 +59,7 @@ def ok(body: bytes) -> Script:
 
 
 def resolves(**hosts: Sequence[str]) -> Callable[[str, int], Awaitable[Sequence[str]]]:
-    """A resolver that knows these names (with ``_`` for the dot); addresses resolve to themselves."""
+    """A resolver for these names (with ``_`` for the dot); addresses resolve to themselves."""
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return hosts.get(host.replace(".", "_"), [host])
@@ -81,7 +81,7 @@ async def refused(fetcher: Fetcher, url: str, match: str) -> None:
     assert LOOPBACK not in caught.value.message or LOOPBACK in url
 
 
-async def test_what_is_at_the_url_comes_back_and_every_piece_is_told() -> None:
+async def test_the_content_of_a_url_is_returned_and_its_progress_reported() -> None:
     told: list[int] = []
     async with serving(ok(b"pixels")) as server:
         data = await fetcher(server).fetch(f"http://img.example:{server.port}/a.png?b=1#c", told.append)
@@ -133,7 +133,7 @@ async def test_a_redirect_into_a_private_network_is_refused(target: str) -> None
         assert inner.requests == []
 
 
-async def test_a_redirect_is_followed_and_checked_like_a_first_hop() -> None:
+async def test_a_redirect_is_followed_and_validated_like_the_first_hop() -> None:
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         answer = ok(b"moved") if b"/there" in request else says("307 T", "Location: /there", "Content-Length: 0")
         await answer(request, writer)
@@ -152,8 +152,8 @@ async def test_redirects_are_bounded() -> None:
         assert len(server.requests) == 3
 
 
-async def test_a_name_is_resolved_once_per_hop_and_the_answer_is_what_is_connected_to() -> None:
-    """DNS rebinding: a second lookup would give loopback, but there is none."""
+async def test_a_name_is_resolved_once_per_hop_and_that_address_is_used() -> None:
+    """DNS rebinding: a second lookup would give loopback."""
     answers = [["203.0.113.9"], [LOOPBACK]]
     asked: list[str] = []
 
@@ -190,12 +190,12 @@ async def test_a_name_is_resolved_once_per_hop_and_the_answer_is_what_is_connect
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_answers_that_are_no_good_are_refused(script: Script, match: str) -> None:
+async def test_invalid_responses_are_refused(script: Script, match: str) -> None:
     async with serving(script) as server:
         await refused(fetcher(server), f"http://img.example:{server.port}/", match)
 
 
-async def test_a_server_that_drips_is_cut_off_in_time() -> None:
+async def test_a_server_that_sends_slowly_times_out() -> None:
     async def drip(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -207,7 +207,7 @@ async def test_a_server_that_drips_is_cut_off_in_time() -> None:
         await refused(fetcher(server, fetch_timeout_s=0.2), f"http://img.example:{server.port}/", "within 0.2 s")
 
 
-async def test_a_server_that_keeps_silent_is_cut_off_in_time() -> None:
+async def test_a_server_that_sends_nothing_times_out() -> None:
     gate = asyncio.Event()
 
     async def silent(_: bytes, writer: asyncio.StreamWriter) -> None:
@@ -218,13 +218,13 @@ async def test_a_server_that_keeps_silent_is_cut_off_in_time() -> None:
         gate.set()
 
 
-async def test_nothing_there_to_connect_to_is_refused() -> None:
+async def test_a_refused_connection_is_invalid_media() -> None:
     async with serving(ok(b"x")) as server:
         pass
     await refused(fetcher(server), f"http://img.example:{server.port}/", "cannot be connected to")
 
 
-async def test_a_resolver_that_fails_is_no_server_error() -> None:
+async def test_a_failing_resolver_is_not_a_server_error() -> None:
     async def failing(host: str, port: int) -> Sequence[str]:
         raise OSError("resolver is down")
 
@@ -232,7 +232,7 @@ async def test_a_resolver_that_fails_is_no_server_error() -> None:
     await refused(subject, "https://img.example/", "does not resolve")
 
 
-async def test_transfers_at_the_same_time_are_bounded() -> None:
+async def test_concurrent_transfers_are_bounded() -> None:
     running = most = 0
 
     async def counted(request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -250,7 +250,7 @@ async def test_transfers_at_the_same_time_are_bounded() -> None:
     assert most == 2
 
 
-async def test_whoever_counts_the_bytes_may_stop_them() -> None:
+async def test_the_progress_callback_can_abort_the_download() -> None:
     def full(nbytes: int) -> None:
         raise Overloaded("no room")
 
@@ -259,14 +259,14 @@ async def test_whoever_counts_the_bytes_may_stop_them() -> None:
             await fetcher(server).fetch(f"http://img.example:{server.port}/", full)
 
 
-async def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(ok(b"direct")) as server, serving(ok(b"proxied")) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://{LOOPBACK}:{proxy.port}")
         assert await fetcher(server).fetch(f"http://img.example:{server.port}/") == b"direct"
 
 
-async def test_tls_verifies_the_name_although_an_address_is_connected_to() -> None:
+async def test_tls_verifies_the_host_name_although_it_connects_to_an_address() -> None:
     authority = trustme.CA()
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("img.example").configure_cert(server_tls)

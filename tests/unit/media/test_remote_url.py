@@ -17,7 +17,7 @@ from triptych.media.remote_url import HostRules, RemoteUrl, is_public, parse_rem
         ("https://xn--bcher-kva.example?q", RemoteUrl("https", "xn--bcher-kva.example", 443, "/?q")),
     ],
 )
-def test_a_url_is_taken_apart(url: str, parts: RemoteUrl) -> None:
+def test_a_url_is_parsed(url: str, parts: RemoteUrl) -> None:
     assert parse_remote_url(url) == parts
 
 
@@ -60,14 +60,14 @@ def test_a_url_is_taken_apart(url: str, parts: RemoteUrl) -> None:
     ],
     ids=lambda url: url[:40],
 )
-def test_urls_with_a_second_reading_are_refused(url: str) -> None:
+def test_ambiguous_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidMedia) as caught:
         parse_remote_url(url)
     assert "secret" not in caught.value.message
 
 
 @given(st.text())
-def test_no_text_does_worse_than_being_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for url in (text, "https://" + text):
         try:
             parsed = parse_remote_url(url)
@@ -117,16 +117,16 @@ def test_no_text_does_worse_than_being_refused(text: str) -> None:
         "",
     ],
 )
-def test_addresses_that_are_not_of_the_public_internet(address: str) -> None:
+def test_non_public_addresses_are_refused(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
-def test_addresses_of_the_public_internet(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_public(address)
 
 
-def test_lists_of_hosts_and_ports() -> None:
+def test_allowed_hosts_and_ports_are_parsed() -> None:
     def taken(rules: HostRules, url: str) -> bool:
         try:
             rules.check(parse_remote_url(url))

@@ -1,4 +1,4 @@
-"""Images judged by their bytes: what Pillow would see, without asking it, and InvalidMedia for all else."""
+"""Image headers parsed without Pillow, with the same results; InvalidMedia for everything else."""
 
 import struct
 import zlib
@@ -33,7 +33,7 @@ def image(form: str, width: int = 7, height: int = 3, orientation: int = 1, *, m
     return out.getvalue()
 
 
-def as_pillow_sees_it(data: bytes) -> tuple[int, int]:
+def described_by_pillow(data: bytes) -> tuple[int, int]:
     with Image.open(BytesIO(data)) as picture:
         return ImageOps.exif_transpose(picture).size
 
@@ -58,10 +58,10 @@ def test_an_image_is_described(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @given(width=st.integers(1, 600), height=st.integers(3, 40))
-def test_sizes_are_those_that_pillow_sees(form: str, width: int, height: int) -> None:
+def test_sizes_equal_those_of_pillow(form: str, width: int, height: int) -> None:
     data = image(form, width, height)
     info = inspect_media(data, LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(data) == (width, height)
+    assert (info.width, info.height) == described_by_pillow(data) == (width, height)
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
@@ -69,17 +69,17 @@ def test_sizes_are_those_that_pillow_sees(form: str, width: int, height: int) ->
 def test_the_orientation_is_applied(form: str, orientation: int) -> None:
     data = image(form, 7, 3, orientation)
     info = inspect_media(data, LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(data)
+    assert (info.width, info.height) == described_by_pillow(data)
     assert (info.width < info.height) == (5 <= orientation <= 8)
 
 
-def test_an_orientation_that_stands_behind_the_pixels_is_applied() -> None:
+def test_an_orientation_after_the_pixels_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     chunk = png_chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\x00\x00"))
     data = with_chunk(image("png"), chunk, before=b"IEND")
     info = inspect_media(data, LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(data) == (3, 7)
+    assert (info.width, info.height) == described_by_pillow(data) == (3, 7)
 
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
@@ -91,7 +91,7 @@ def test_both_byte_orders_and_integer_types_of_exif_are_read(byte_order: str, ki
     exif = magic + struct.pack(byte_order + "IH", 8, 1) + field
     data = with_chunk(image("png"), png_chunk(b"eXIf", exif + bytes(4)), before=b"IDAT")
     info = inspect_media(data, LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(data) == (3, 7)
+    assert (info.width, info.height) == described_by_pillow(data) == (3, 7)
 
 
 @pytest.mark.parametrize("text", [b'tiff:Orientation="6"', b"<tiff:Orientation>6</tiff:Orientation>"])
@@ -105,10 +105,10 @@ def test_the_orientation_in_xmp_is_applied(form: str, text: bytes) -> None:
         Image.new("RGB", (7, 3)).save(out, form, xmp=text)
         data = out.getvalue()
     info = inspect_media(data, LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(data) == (3, 7)
+    assert (info.width, info.height) == described_by_pillow(data) == (3, 7)
 
 
-def test_broken_exif_says_nothing() -> None:
+def test_broken_exif_is_ignored() -> None:
     for exif in (b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff", b"nonsense"):
         data = with_chunk(image("png"), png_chunk(b"eXIf", exif), before=b"IDAT")
         assert inspect_media(data, LIMITS).width == 7
@@ -130,7 +130,7 @@ def test_a_progressive_jpeg_is_read() -> None:
 
 
 @pytest.mark.parametrize("form", ["gif", "webp"])
-def test_of_an_animation_the_first_frame_counts(form: str) -> None:
+def test_the_first_frame_of_an_animation_counts(form: str) -> None:
     out = BytesIO()
     frames = [Image.new("RGB", (9, 5), (shade, 0, 0)) for shade in (0, 100, 200)]
     frames[0].save(out, form, save_all=True, append_images=frames[1:])
@@ -138,17 +138,17 @@ def test_of_an_animation_the_first_frame_counts(form: str) -> None:
     assert (info.width, info.height) == (9, 5)
 
 
-def test_a_gif_whose_frame_reaches_beyond_its_screen_is_as_large_as_pillow_says() -> None:
+def test_a_gif_frame_beyond_its_screen_has_pillows_size() -> None:
     data = bytearray(image("gif"))
     data[6:10] = struct.pack("<HH", 2, 2)
     info = inspect_media(bytes(data), LIMITS)
-    assert (info.width, info.height) == as_pillow_sees_it(bytes(data)) == (7, 3)
+    assert (info.width, info.height) == described_by_pillow(bytes(data)) == (7, 3)
 
 
-def test_a_bmp_that_is_stored_from_the_top_is_read() -> None:
+def test_a_top_down_bmp_is_read() -> None:
     data = bytearray(image("bmp"))
     data[22:26] = struct.pack("<i", -3)
-    assert inspect_media(bytes(data), LIMITS).height == as_pillow_sees_it(bytes(data))[1] == 3
+    assert inspect_media(bytes(data), LIMITS).height == described_by_pillow(bytes(data))[1] == 3
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_bmp_that_is_stored_from_the_top_is_read() -> None:
         (b"\xff\xd8\xff\xd9", "jpeg image has no frame header"),
     ],
 )
-def test_what_is_no_whole_image_is_refused(data: bytes, message: str) -> None:
+def test_incomplete_and_foreign_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(InvalidMedia, match=message):
         inspect_media(data, LIMITS)
 
@@ -208,7 +208,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_known_format_that_is_not_taken_is_refused_by_its_name(name: str) -> None:
+def test_a_known_but_unsupported_format_is_refused_by_name(name: str) -> None:
     for data in FOREIGN[name]:
         with pytest.raises(InvalidMedia) as caught:
             inspect_media(data, LIMITS)
@@ -216,7 +216,7 @@ def test_a_known_format_that_is_not_taken_is_refused_by_its_name(name: str) -> N
 
 
 def _with_size(form: str, width: int, height: int) -> bytes:
-    """A header that claims another size than the pixels behind it have."""
+    """A header that claims another size than that of its pixels."""
     data = bytearray(image(form))
     if form == "png":
         data[16:24] = struct.pack(">II", width, height)
@@ -252,7 +252,7 @@ def test_an_extreme_aspect_ratio_is_refused() -> None:
             inspect_media(image("png", *size), LIMITS)
 
 
-def test_an_image_of_one_pixel_is_taken() -> None:
+def test_an_image_of_one_pixel_is_accepted() -> None:
     assert inspect_media(image("png", 1, 1), LIMITS).pixels == 1
 
 
@@ -262,7 +262,7 @@ def test_too_many_bytes_are_refused() -> None:
         inspect_media(data, MediaLimits(max_image_bytes=10))
 
 
-def test_limits_have_to_be_positive() -> None:
+def test_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match="max_image_pixels is 0"):
         MediaLimits(max_image_pixels=0)
 
@@ -281,14 +281,14 @@ def _inspect(data: bytes) -> None:
         info = inspect_media(data, LIMITS)
     except InvalidMedia:
         return
-    if info.modality is not Modality.IMAGE:  # what random bytes can begin like is for test_clips
+    if info.modality is not Modality.IMAGE:  # prefixes of clips are tested in test_clips
         return
     assert 1 <= info.width <= LIMITS.max_image_side_px
     assert 1 <= info.height <= LIMITS.max_image_side_px
 
 
 @given(data=st.binary(max_size=300))
-def test_random_bytes_raise_nothing_else(data: bytes) -> None:
+def test_random_bytes_raise_only_invalid_media(data: bytes) -> None:
     _inspect(data)
     for magic in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"RIFF\x20\0\0\0WEBPVP8X", b"GIF89a", b"BM"):
         _inspect(magic + data)
@@ -311,5 +311,5 @@ def _mutate(data: bytes, draw: Callable[..., int]) -> bytes:
 
 
 @given(draw=st.data(), form=st.sampled_from(FORMATS), orientation=st.sampled_from([1, 6]))
-def test_mutations_of_real_images_raise_nothing_else(draw: st.DataObject, form: str, orientation: int) -> None:
+def test_mutations_of_real_images_raise_only_invalid_media(draw: st.DataObject, form: str, orientation: int) -> None:
     _inspect(_mutate(image(form, 20, 10, orientation), draw.draw))

@@ -1,5 +1,3 @@
-"""Answers of a peer on their way to the caller."""
-
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -9,8 +7,8 @@ from triptych.errors import InternalError, InvalidRequest
 from triptych.rpc.calls import stream
 
 
-class _Answers:
-    """A streaming call that yields what it is given."""
+class FakeCall:
+    """A streaming call that yields the given responses."""
 
     def __init__(self, *messages: int) -> None:
         self._messages = messages
@@ -25,13 +23,13 @@ class _Answers:
         return True
 
 
-async def test_an_invalid_answer_in_a_stream_is_not_the_fault_of_the_caller() -> None:
+async def test_an_invalid_response_in_a_stream_is_not_the_callers_error() -> None:
     def convert(message: int) -> int:
         if message > 1:
             raise InvalidRequest("reason is not set to a known value")
         return message
 
-    call = _Answers(1, 2)
+    call = FakeCall(1, 2)
     async with aclosing(stream(call, convert)) as answers:  # type: ignore[arg-type]
         assert await anext(answers) == 1
         with pytest.raises(InternalError, match="a peer sent an invalid answer: reason"):

@@ -1,4 +1,4 @@
-"""Metadata of calls is short, well formed, and reveals nothing else."""
+"""Metadata of calls: request id and trace context, short and well formed."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from triptych.runtime.tracing import Tracing
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-async def in_a_task_of_its_own(work: object) -> object:
+async def in_separate_task(work: object) -> object:
     return await asyncio.create_task(work)  # type: ignore[arg-type]  # noqa: TID251 - each call has its own context
 
 
@@ -23,16 +23,16 @@ def test_without_request_and_trace_nothing_is_sent() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "new\nline", "ü"])
-def test_what_is_no_request_id_is_neither_sent_nor_taken(bad: str) -> None:
+def test_malformed_request_ids_are_neither_sent_nor_accepted(bad: str) -> None:
     assert outgoing(bad) == ()
     assert incoming([(REQUEST_ID, bad), ("other", "x")]) == {}
 
 
-def test_binary_metadata_is_no_request_id() -> None:
+def test_binary_metadata_is_not_a_request_id() -> None:
     assert incoming([(REQUEST_ID, b"r")]) == {}
 
 
-async def test_a_call_takes_on_its_callers_request_and_trace_and_hands_them_on() -> None:
+async def test_a_call_propagates_the_request_id_and_trace_of_its_caller() -> None:
     telemetry = Telemetry(tracing=Tracing(TracerProvider()))
     observer = CallObserver(telemetry)
 
@@ -43,7 +43,7 @@ async def test_a_call_takes_on_its_callers_request_and_trace_and_hands_them_on()
         observed.end()
         return handed_on
 
-    handed_on = await in_a_task_of_its_own(call())
+    handed_on = await in_separate_task(call())
     assert isinstance(handed_on, dict)
     assert handed_on[REQUEST_ID] == "r-1"
     version, trace_id, span_id, flags = handed_on["traceparent"].split("-")
@@ -55,7 +55,7 @@ async def test_a_call_takes_on_its_callers_request_and_trace_and_hands_them_on()
     assert 'triptych_rpc_server_seconds_count{code="OK",method="Encoder/Encode"} 1.0' in text
 
 
-async def test_background_calls_and_watches_begin_no_trace() -> None:
+async def test_background_calls_and_watches_start_no_trace() -> None:
     observer = CallObserver(Telemetry(tracing=Tracing(TracerProvider())))
 
     async def span_of(method: str, *metadata: tuple[str, str]) -> tracing.Span | None:
@@ -63,12 +63,12 @@ async def test_background_calls_and_watches_begin_no_trace() -> None:
         return tracing.current()
 
     traced = {
-        method: await in_a_task_of_its_own(span_of(method)) is not None
+        method: await in_separate_task(span_of(method)) is not None
         for method in ("/triptych.v1.Router/Chat", "/triptych.v1.Router/Readiness", "/grpc.health.v1.Health/Check")
     }
     assert traced == dict.fromkeys(traced, False) | {"/triptych.v1.Router/Chat": True}
     for method in ("/triptych.v1.Encoder/Release", "/triptych.v1.Text/WatchLoad"):
-        assert await in_a_task_of_its_own(span_of(method, ("traceparent", TRACEPARENT))) is None
+        assert await in_separate_task(span_of(method, ("traceparent", TRACEPARENT))) is None
 
 
 def test_a_watch_is_not_timed() -> None:

@@ -1,4 +1,4 @@
-"""Videos and clips out of nothing are the same wherever and whenever they are made: tests depend on what is in them."""
+"""Generated videos and clips are the same in every process."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from triptych.testing import clips
 
 
 def leave_in_memory(value: int) -> None:
-    """What the next allocations find."""
+    """Fills the memory of the next allocations."""
     blocks = [np.full(size, value, np.uint8) for size in (1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16) * 8]
     del blocks
 

@@ -1,5 +1,3 @@
-"""Fake engines keep the engines' contract, and their answers show every mistake on the way."""
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +52,7 @@ def ask(*items: EmbeddingInput, request_id: str = "r", prompt: tuple[int, ...] =
     return EngineRequest(request_id, prompt, items, SAMPLING)
 
 
-def test_an_embedding_is_what_its_outputs_announce() -> None:
+def test_an_embedding_matches_its_announced_outputs() -> None:
     engine = encoder()
     prepared = engine.prepare(png(28, 28), info_of(png(28, 28)))
     (tensors,) = engine.encode([prepared])
@@ -63,12 +61,12 @@ def test_an_embedding_is_what_its_outputs_announce() -> None:
     assert engine.encoded_items == 1
 
 
-def test_what_cannot_be_decoded_is_invalid_media() -> None:
+def test_undecodable_media_is_invalid() -> None:
     with pytest.raises(InvalidMedia):
         encoder().prepare(png(28, 28) + BROKEN_MEDIA, info_of(png(28, 28)))
 
 
-def test_the_answer_is_the_one_foreseen_from_the_media_alone() -> None:
+def test_the_answer_is_a_function_of_the_media() -> None:
     engine = FakeTextEngine(VOCABULARY)
     engine.add(ask(embed(encoder(), 2, png(28, 28, seed=1)), embed(encoder(), 9, png(28, 28, seed=2))))
     hidden = engine.model.hidden_size
@@ -87,7 +85,9 @@ def test_the_answer_is_the_one_foreseen_from_the_media_alone() -> None:
     ],
     ids=["lost", "swapped", "mixed up", "misplaced", "other prompt"],
 )
-def test_every_mistake_changes_the_answer(spoil: Callable[[EmbeddingInput, EmbeddingInput], EngineRequest]) -> None:
+def test_every_wrong_embedding_changes_the_answer(
+    spoil: Callable[[EmbeddingInput, EmbeddingInput], EngineRequest],
+) -> None:
     first, second = embed(encoder(), 2, png(28, 28, seed=1)), embed(encoder(), 9, png(28, 28, seed=2))
     right, wrong = FakeTextEngine(VOCABULARY), FakeTextEngine(VOCABULARY)
     right.add(ask(first, second))
@@ -107,7 +107,7 @@ def test_sequences_join_and_leave_between_steps() -> None:
     assert engine.pending_tokens == 0
 
 
-def test_length_ends_an_answer() -> None:
+def test_max_tokens_ends_an_answer() -> None:
     engine = FakeTextEngine(VOCABULARY)
     engine.add(replace(ask(), sampling=SamplingParams(max_tokens=2)))
     outputs = engine.step() + engine.step()
@@ -135,7 +135,7 @@ def test_a_prompt_over_the_context_is_refused() -> None:
         engine.add(ask(prompt=(1,) * 4097))
 
 
-def test_steps_take_virtual_time_and_adding_during_one_is_found() -> None:
+def test_steps_take_virtual_time_and_concurrent_adds_are_detected() -> None:
     engine = FakeTextEngine(VOCABULARY)
 
     async def main() -> float:

@@ -1,5 +1,3 @@
-"""Links do to calls what networks and dying processes do."""
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ REQUEST = EncodeRequest(
 
 @dataclass
 class SlowEncoder:
-    """Takes 1 s for everything."""
+    """Every call takes 1 s."""
 
     log: list[str] = field(default_factory=list)
 
@@ -72,7 +70,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_calls_take_their_way_there_and_back() -> None:
+def test_calls_have_latency_in_both_directions() -> None:
     async def main() -> float:
         _, _, encoder = make()
         assert (await encoder.encode(REQUEST)).ticket == TICKET
@@ -81,7 +79,7 @@ def test_calls_take_their_way_there_and_back() -> None:
     assert run(main) == pytest.approx(1.2)
 
 
-def test_streams_pass_on_everything_and_are_closed() -> None:
+def test_streams_forward_everything_and_are_closed() -> None:
     async def main() -> None:
         target, link, encoder = make()
         assert [load.at(Stage.ENCODE).pending_tokens async for load in encoder.watch_load()] == [0, 1, 2]
@@ -102,7 +100,7 @@ def test_closing_a_stream_early_reaches_the_instance() -> None:
     run(main)
 
 
-def test_a_kill_loses_what_is_in_flight_and_refuses_what_comes_later() -> None:
+def test_a_kill_loses_calls_in_flight_and_refuses_later_ones() -> None:
     async def main() -> None:
         target, link, encoder = make()
         asyncio.get_running_loop().call_later(0.5, link.kill)
@@ -119,7 +117,7 @@ def test_a_kill_loses_what_is_in_flight_and_refuses_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_stream_to_a_killed_instance_is_lost_even_if_another_took_its_place(restarted: bool) -> None:
+def test_a_stream_to_a_killed_instance_is_lost_after_its_replacement(restarted: bool) -> None:
     async def main() -> None:
         _, link, encoder = make()
         loads = encoder.watch_load()
@@ -133,7 +131,7 @@ def test_a_stream_to_a_killed_instance_is_lost_even_if_another_took_its_place(re
     run(main)
 
 
-def test_a_caller_that_is_cancelled_is_not_told_of_a_loss() -> None:
+def test_a_cancelled_caller_gets_no_instance_lost() -> None:
     async def main() -> None:
         target, link, encoder = make()
         with pytest.raises(TimeoutError):
@@ -171,7 +169,7 @@ def test_lost_requests_and_replies_are_unavailable(fault: Fault, done: bool) -> 
 
 @dataclass
 class ZeroTransport:
-    """A transport and peer that 'pull' by writing zeros."""
+    """A transport and peer that writes zeros."""
 
     arena: HostArena
     backend: str = "own"
@@ -191,7 +189,7 @@ class ZeroTransport:
     async def close(self) -> None: ...
 
 
-def test_pulls_are_damaged_as_told() -> None:
+def test_pulls_are_damaged_on_request() -> None:
     async def main() -> None:
         arena = HostArena(8192, instance_id="own", epoch=1)
         own, at = ZeroTransport(arena), arena.base

@@ -1,5 +1,3 @@
-"""The images that tests ask about are images."""
-
 from io import BytesIO
 
 import pytest
@@ -9,7 +7,7 @@ from triptych.testing.media import png, png_header
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (28, 28), (30, 100)])
-def test_a_png_is_valid_and_depends_on_its_seed_alone(width: int, height: int) -> None:
+def test_a_png_is_valid_and_depends_only_on_its_seed(width: int, height: int) -> None:
     with Image.open(BytesIO(png(width, height, seed=1))) as image:
         image.load()
         assert image.size == (width, height)

@@ -1,5 +1,3 @@
-"""The fake model fits the real prompt builder."""
-
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -8,7 +6,7 @@ from triptych.testing.media import png
 from triptych.testing.model import SPECIAL, WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 
 
-def test_images_take_positions_by_their_size() -> None:
+def test_images_take_positions_according_to_their_size() -> None:
     images = [png(14, 14), png(30, 28)]
     message = Message("user", (TextPart("w5 w6"), *(MediaPart(Modality.IMAGE, image) for image in images)))
     infos = [inspect_media(image, MediaLimits()) for image in images]
@@ -21,7 +19,7 @@ def test_images_take_positions_by_their_size() -> None:
     assert SPECIAL.index("<unk>") not in prompt.token_ids
 
 
-def test_every_word_of_the_vocabulary_has_its_text() -> None:
+def test_every_token_of_the_vocabulary_has_text() -> None:
     tokenizer = fake_tokenizer()
     assert tokenizer.vocab_size == len(SPECIAL) + len(WORDS)
     assert tokenizer.decode([WORDS[0], WORDS[-1]]) == "w5w1004"

@@ -1,5 +1,3 @@
-"""Work that costs virtual time, on a bounded number of workers."""
-
 import asyncio
 
 import pytest
@@ -13,7 +11,7 @@ def work(cost_s: float) -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_work_takes_the_time_that_it_costs() -> None:
+def test_work_takes_its_cost_in_virtual_time() -> None:
     async def main() -> tuple[float, float]:
         started_s = await InlineOffload().run(work, 1.5)
         return started_s, asyncio.get_running_loop().time()
@@ -22,7 +20,7 @@ def test_work_takes_the_time_that_it_costs() -> None:
 
 
 @pytest.mark.parametrize(("workers", "starts_s"), [(1, [0, 1, 2, 3]), (2, [0, 0, 1, 1])])
-def test_workers_bound_how_much_runs_at_a_time(workers: int, starts_s: list[float]) -> None:
+def test_workers_bound_the_concurrency(workers: int, starts_s: list[float]) -> None:
     async def main() -> list[float]:
         offload = InlineOffload(workers)
         return list(await asyncio.gather(*(offload.run(work, 1.0) for _ in range(4))))
@@ -30,7 +28,7 @@ def test_workers_bound_how_much_runs_at_a_time(workers: int, starts_s: list[floa
     assert virtual_time.run(main()) == starts_s
 
 
-def test_a_failure_takes_its_time_too() -> None:
+def test_failing_work_takes_its_cost_in_virtual_time() -> None:
     def fail() -> None:
         spend(2)
         raise ValueError("on purpose")
@@ -53,7 +51,7 @@ def test_cancelling_the_caller_does_not_free_its_worker() -> None:
     assert virtual_time.run(main()) == 10
 
 
-def test_overlapping_calls_of_what_is_not_thread_safe_are_found() -> None:
+def test_overlapping_calls_of_guarded_objects_are_detected() -> None:
     guard = OneAtATime("engine")
 
     def guarded(cost_s: float) -> None:
@@ -83,6 +81,6 @@ def test_overlapping_calls_of_what_is_not_thread_safe_are_found() -> None:
         virtual_time.run(on_the_loop_while_it_runs())
 
 
-def test_without_an_offload_nothing_is_spent() -> None:
+def test_without_an_offload_no_time_is_spent() -> None:
     spend(5)
     OneAtATime("engine").enter()

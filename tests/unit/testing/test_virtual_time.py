@@ -1,5 +1,3 @@
-"""The virtual-time loop: time jumps, order is kept, and what is stuck is an error."""
-
 import asyncio
 import random
 from collections.abc import AsyncGenerator
@@ -27,7 +25,7 @@ def test_an_hour_of_sleep_takes_no_time(debug: bool) -> None:
     assert perf_counter() - before < 5
 
 
-def test_timers_fire_in_order_of_their_time_not_of_their_setting() -> None:
+def test_timers_fire_in_order_of_their_time() -> None:
     async def main() -> list[tuple[float, int]]:
         seen: list[tuple[float, int]] = []
 
@@ -43,7 +41,7 @@ def test_timers_fire_in_order_of_their_time_not_of_their_setting() -> None:
     assert virtual_time.run(main()) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_timeouts_and_wait_for_expire_at_their_time() -> None:
+def test_timeouts_and_wait_for_expire_on_time() -> None:
     async def main() -> tuple[float, float]:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
@@ -116,7 +114,7 @@ def test_busy_polling_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         virtual_time.run(polls())
 
 
-def test_a_timer_that_repeats_does_not_keep_a_stuck_program_alive() -> None:
+def test_a_repeating_timer_does_not_hide_a_deadlock() -> None:
     async def sweep() -> None:
         while True:  # noqa: ASYNC110  # a sweeper's way
             await asyncio.sleep(1)
@@ -129,7 +127,7 @@ def test_a_timer_that_repeats_does_not_keep_a_stuck_program_alive() -> None:
         virtual_time.run(main(), limit_s=100)
 
 
-def test_an_exception_that_nobody_has_seen_is_an_error() -> None:
+def test_an_unretrieved_exception_is_an_error() -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 
@@ -165,13 +163,13 @@ def race(seed: int | None) -> list[int]:
     return virtual_time.run(main(), seed=seed)
 
 
-def test_seeds_decide_who_wins_a_race() -> None:
+def test_seeds_decide_races() -> None:
     assert race(None) == race(None)
     assert race(1) == race(1)
     assert len({tuple(race(seed)) for seed in range(5)}) > 1
 
 
-def test_sets_of_tasks_keep_one_order() -> None:
+def test_sets_of_tasks_have_a_reproducible_order() -> None:
     async def main() -> list[str]:
         async def wait() -> None:
             await asyncio.sleep(1)
@@ -187,7 +185,7 @@ def test_sets_of_tasks_keep_one_order() -> None:
     assert virtual_time.run(main()) == first
 
 
-def test_the_clock_starts_at_zero_and_stands_still_without_timers() -> None:
+def test_the_clock_starts_at_zero_and_only_timers_advance_it() -> None:
     async def main() -> float:
         for _ in range(100):
             await asyncio.sleep(0)

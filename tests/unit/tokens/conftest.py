@@ -25,7 +25,7 @@ PARTS_OR_STRINGS = (
     "{% for c in m.content %}{% if c.type == 'image' %}<image>\n{% else %}{{ c.text }}{% endif %}{% endfor %}"
     "{% endif %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# As published with LLaVA 1.5: images first, role names in capitals, and a tag that only training needs.
+# As published with LLaVA 1.5: images first, role names in capitals, and a tag used in training only.
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}"
     "{# Render all images first #}{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
@@ -54,7 +54,7 @@ def _byte_level() -> Any:
 
 
 def _llama_style() -> Any:
-    """The pipeline that LLaVA 1.5 is published with: every stretch of text begins with a space, bytes fall back."""
+    """The pipeline of LLaVA 1.5's tokenizer: a space before every stretch of text, and byte fallback."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", *"abcdefghijklmnopqrstuvwxyzASINTUER:.?", "th", "the", "▁the", "▁a", "in", "an", "▁▁"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("i", "n"), ("a", "n"), ("▁", "▁")]

@@ -1,5 +1,3 @@
-"""Incremental detokenizing: the pieces add up to the text of the whole."""
-
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ def pieces(tokenizer: Tokenizer, token_ids: list[int], chunk: int = 1) -> list[s
 
 
 def byte_runs_are_all_valid_or_all_invalid(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
-    """False for the one exception that the detokenizer states: a broken run with valid characters in it."""
+    """False for the detokenizer's documented exception: a broken run that contains valid characters."""
     tokens = [tokenizer.id_to_token(token_id) for token_id in token_ids if token_id not in tokenizer.special_ids]
     run = b""
     for token in [*(token for token in tokens if token is not None), ""]:
@@ -54,26 +52,30 @@ anything = st.lists(st.integers(0, 330), max_size=30)
 
 
 @given(token_ids=anything, chunk=st.integers(1, 4))
-def test_any_ids_of_a_byte_level_vocabulary_add_up(byte_level: Tokenizer, token_ids: list[int], chunk: int) -> None:
+def test_pieces_of_any_byte_level_ids_add_up_to_the_decoded_text(
+    byte_level: Tokenizer, token_ids: list[int], chunk: int
+) -> None:
     assert "".join(pieces(byte_level, token_ids, chunk)) == byte_level.decode(token_ids)
 
 
 @given(token_ids=anything, chunk=st.integers(1, 4))
-def test_any_ids_of_a_vocabulary_with_byte_fallback_add_up(llama: Tokenizer, token_ids: list[int], chunk: int) -> None:
+def test_pieces_of_any_byte_fallback_ids_add_up_to_the_decoded_text(
+    llama: Tokenizer, token_ids: list[int], chunk: int
+) -> None:
     joined = "".join(pieces(llama, token_ids, chunk))
     if byte_runs_are_all_valid_or_all_invalid(llama, token_ids):
         assert joined == llama.decode(token_ids)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), special=st.booleans())
-def test_any_text_comes_back(byte_level: Tokenizer, llama: Tokenizer, text: str, special: bool) -> None:
+def test_any_text_survives_a_round_trip(byte_level: Tokenizer, llama: Tokenizer, text: str, special: bool) -> None:
     for tokenizer in (byte_level, llama):
         token_ids = tokenizer.encode(text, add_special_tokens=special)
         assert "".join(pieces(tokenizer, token_ids)) == tokenizer.decode(token_ids)
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama"])
-def test_a_character_appears_once_it_is_complete_and_not_later(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_character_is_emitted_as_soon_as_it_is_complete(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     token_ids = tokenizer.encode("🙂the")
     out = pieces(tokenizer, token_ids)
@@ -83,7 +85,7 @@ def test_a_character_appears_once_it_is_complete_and_not_later(name: str, reques
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama"])
-def test_an_answer_that_ends_within_a_character_ends_in_replacements(name: str, request: pytest.FixtureRequest) -> None:
+def test_an_incomplete_last_character_becomes_replacement_characters(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     token_ids = tokenizer.encode("the 🙂")[:-1]
     out = pieces(tokenizer, token_ids)
@@ -96,12 +98,12 @@ def test_spaces_survive_a_special_token_in_the_middle(llama: Tokenizer) -> None:
     assert "".join(pieces(llama, token_ids)) == "in the"
 
 
-def test_a_leading_space_is_dropped_even_when_it_is_spelled_as_a_byte(llama: Tokenizer) -> None:
+def test_a_leading_space_is_dropped_in_byte_spelling(llama: Tokenizer) -> None:
     token_ids = [llama.token_to_id("<0x20>") or 0, llama.token_to_id("<0x41>") or 0]
     assert "".join(pieces(llama, token_ids)) == llama.decode(token_ids) == "A"
 
 
-def test_endless_incomplete_bytes_are_not_hoarded(byte_level: Tokenizer) -> None:
+def test_endless_incomplete_bytes_take_bounded_memory(byte_level: Tokenizer) -> None:
     first_byte = byte_level.encode("é")[0] if len(byte_level.encode("é")) > 1 else byte_level.encode("ß")[0]
     detokenizer = IncrementalDetokenizer(byte_level)
     assert detokenizer.feed([first_byte] * 1000) == "\ufffd" * 999

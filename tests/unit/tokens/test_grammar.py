@@ -1,4 +1,4 @@
-"""Answers under a response format parse and validate, whatever a model would rather say."""
+"""Answers constrained by a response format parse and validate, for any logits."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def allowed(grammar: TokenMatcher) -> list[int]:
 
 
 def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, rng: Random, limit: int = 600) -> str | None:
-    """The output of a model with random logits; None when it does not end."""
+    """An answer sampled from random logits; None when it does not end."""
     token_ids: list[int] = []
     while len(token_ids) < limit:
         token_ids.append(rng.choice(allowed(grammar)))
@@ -62,7 +62,7 @@ def random_answer(grammar: TokenMatcher, tokenizer: Tokenizer, rng: Random, limi
 
 
 def check(answer: Any) -> None:
-    """By hand what ANSWER asks for."""
+    """Checks by hand what ANSWER requires."""
     assert set(answer) == {"digits", "word", "sure"}
     assert len(answer["digits"]) <= 3
     assert all(isinstance(digit, int) and 0 <= digit <= 9 for digit in answer["digits"])
@@ -103,7 +103,7 @@ TOOLS = (
 
 @pytest.mark.parametrize("syntax", CallSyntax)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_random_answers_held_to_calls_are_calls(
+def test_random_answers_constrained_to_tool_calls_are_tool_calls(
     grammars: Grammars, tokenizer: Tokenizer, syntax: CallSyntax, parallel: bool
 ) -> None:
     held = ResponseFormat(Grammar.LARK, call_grammar(syntax, TOOLS, parallel=parallel))
@@ -123,7 +123,7 @@ def test_random_answers_held_to_calls_are_calls(
     assert (most > 1) == parallel
 
 
-def test_a_tag_that_is_one_token_may_be_said_as_one(tokenizer: Tokenizer) -> None:
+def test_a_tag_may_be_generated_as_a_single_token(tokenizer: Tokenizer) -> None:
     """As in Qwen's vocabulary, where it is an added token and not a special one."""
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
@@ -132,7 +132,7 @@ def test_a_tag_that_is_one_token_may_be_said_as_one(tokenizer: Tokenizer) -> Non
     assert tagged.token_to_id("<tool_call>") in allowed(Grammars(tagged).start(held))
 
 
-def test_a_tool_whose_arguments_cannot_be_followed_is_refused_by_name(grammars: Grammars) -> None:
+def test_a_tool_with_an_unsupported_schema_is_refused_by_name(grammars: Grammars) -> None:
     held = call_grammar(CallSyntax.TAGGED, [Tool("f", {"type": "object", "not": {}})], parallel=False)
     with pytest.raises(InvalidRequest, match=r'supported: failed to compile .*\["not"\]$') as caught:
         grammars.start(ResponseFormat(Grammar.LARK, held))
@@ -146,7 +146,7 @@ def test_random_objects_parse(grammars: Grammars, tokenizer: Tokenizer) -> None:
     assert all(isinstance(json.loads(answer), dict) for answer in ended)
 
 
-def test_the_end_comes_only_where_the_grammar_accepts(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_end_tokens_are_allowed_only_in_accepting_states(grammars: Grammars, tokenizer: Tokenizer) -> None:
     (eos,) = tokenizer.eos_ids
     grammar = grammars.start(OBJECT)
     for token_id in tokenizer.encode('{"a": 1}'):
@@ -155,7 +155,7 @@ def test_the_end_comes_only_where_the_grammar_accepts(grammars: Grammars, tokeni
     assert allowed(grammar) == [eos]
 
 
-def test_forks_go_their_own_ways(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_forks_are_independent(grammars: Grammars, tokenizer: Tokenizer) -> None:
     first = grammars.start(OBJECT)
     second = first.fork()
     for token_id in tokenizer.encode("{}"):
@@ -163,7 +163,7 @@ def test_forks_go_their_own_ways(grammars: Grammars, tokenizer: Tokenizer) -> No
     assert allowed(second) == allowed(grammars.start(OBJECT))
 
 
-def test_a_recursive_schema_is_followed(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_recursive_schema_is_supported(grammars: Grammars, tokenizer: Tokenizer) -> None:
     tree = {
         "type": "object",
         "properties": {"left": {"$ref": "#"}, "value": {"type": "integer"}},
@@ -192,14 +192,14 @@ def test_a_recursive_schema_is_followed(grammars: Grammars, tokenizer: Tokenizer
         "[" * 30_000,
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(grammars: Grammars, text: str) -> None:
+def test_unsupported_schemas_are_refused_by_name(grammars: Grammars, text: str) -> None:
     with pytest.raises(InvalidRequest, match="the JSON schema is not supported") as caught:
         grammars.start(ResponseFormat(Grammar.JSON_SCHEMA, text))
     assert caught.value.param == "response_format"
     assert len(caught.value.message) < 400
 
 
-def test_a_schema_that_grows_too_large_ends_in_an_error_not_in_time_or_memory(
+def test_a_schema_that_grows_too_large_is_an_error_in_bounded_time_and_memory(
     grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
     deep = {"type": "string", "pattern": "^(.*a.{2000}|.*b.{1000}|.*c.{3000})$"}
@@ -210,19 +210,19 @@ def test_a_schema_that_grows_too_large_ends_in_an_error_not_in_time_or_memory(
             random_answer(grammars.start(schema(document)), tokenizer, Random(1), limit=3000)
 
 
-def test_the_last_grammars_are_kept(grammars: Grammars) -> None:
+def test_recent_grammars_are_cached(grammars: Grammars) -> None:
     for length in range(MAX_CACHED + 5):
         grammars.start(schema({"type": "string", "maxLength": length}))
     assert len(grammars._cached) == MAX_CACHED
 
 
 @pytest.mark.parametrize("response_format", [OBJECT, schema(ANSWER)])
-def test_a_tokenizer_without_bytes_takes_no_format(response_format: ResponseFormat) -> None:
+def test_a_tokenizer_without_token_bytes_supports_no_format(response_format: ResponseFormat) -> None:
     with pytest.raises(InvalidRequest, match="tokenizer"):
         Grammars(fake_tokenizer()).start(response_format)
 
 
-def test_a_sentencepiece_tokenizer_is_held_to_a_schema(llama_dir: Path) -> None:
+def test_a_sentencepiece_tokenizer_follows_a_schema(llama_dir: Path) -> None:
     tokenizer = Tokenizer.load(ModelFiles.load(llama_dir))
     answer = random_answer(Grammars(tokenizer).start(schema(ANSWER)), tokenizer, Random(1))
     assert answer is not None

@@ -1,5 +1,3 @@
-"""Prompts: what transformers would make of the conversation, or one clear refusal."""
-
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +70,13 @@ conversations = st.lists(
 
 @given(messages=conversations)
 @settings(max_examples=60)
-def test_ids_are_those_of_transformers(builders: list[tuple[PromptBuilder, Any]], messages: list[Message]) -> None:
+def test_token_ids_equal_those_of_transformers(
+    builders: list[tuple[PromptBuilder, Any]], messages: list[Message]
+) -> None:
     for builder, processor in builders:
         try:
             prompt = builder.build(messages, images_of(messages))
-        except InvalidRequest:  # texts that only together spell the placeholder
+        except InvalidRequest:  # texts that form the placeholder only together
             assume(False)
         assert list(prompt.token_ids) == reference(processor, messages)
         for run in prompt.runs:
@@ -141,7 +141,7 @@ def test_a_model_without_a_template_is_refused(byte_level_dir: Path, tmp_path: P
         PromptBuilder.load(ModelFiles.load(tmp_path))
 
 
-def test_a_raw_prompt_is_tokenized_as_it_stands(builders: list[tuple[PromptBuilder, Any]]) -> None:
+def test_a_raw_prompt_is_tokenized_unchanged(builders: list[tuple[PromptBuilder, Any]]) -> None:
     for builder, processor in builders:
         assert list(builder.build_raw("one two").token_ids) == processor.tokenizer("one two")["input_ids"]
         for wrong in ("<image>", "x " * builder.family.context_length):

@@ -1,5 +1,3 @@
-"""Stop strings: the same end however the text arrives, and nothing held back without need."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 
 
 def by_hand(stops: list[str], text: str) -> tuple[str, bool]:
-    """The definition: look at every prefix of the text."""
+    """The definition: looks at every prefix of the text."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if ending:
@@ -33,12 +31,12 @@ letters = st.text("ab", max_size=12)
 
 
 @given(stops=st.lists(st.text("ab", max_size=4), max_size=3), pieces=st.lists(letters, max_size=6))
-def test_pieces_do_not_matter(stops: list[str], pieces: list[str]) -> None:
+def test_the_result_does_not_depend_on_the_pieces(stops: list[str], pieces: list[str]) -> None:
     assert run(stops, pieces) == by_hand(stops, "".join(pieces))
 
 
 @given(stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), pieces=st.lists(letters, max_size=6))
-def test_only_a_possible_beginning_of_a_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
+def test_only_a_possible_prefix_of_a_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
     stop = StopStrings(stops)
     fed = sent = ""
     for piece in pieces:
@@ -56,7 +54,7 @@ def test_a_stop_string_over_several_pieces_is_found(pieces: list[str]) -> None:
     assert run(["stop"], pieces) == ("He said ", True)
 
 
-def test_without_stop_strings_everything_passes_at_once() -> None:
+def test_without_stop_strings_everything_is_emitted_at_once() -> None:
     assert StopStrings(()).feed("text") == ("text", False)
 
 
@@ -65,7 +63,7 @@ def test_without_stop_strings_everything_passes_at_once() -> None:
     early=st.lists(letters, max_size=4),
     late=st.lists(letters, max_size=4),
 )
-def test_what_is_complete_too_early_is_passed_over(stops: list[str], early: list[str], late: list[str]) -> None:
+def test_a_stop_string_before_min_tokens_is_ignored(stops: list[str], early: list[str], late: list[str]) -> None:
     stop = StopStrings(stops)
     out = "".join(stop.feed(piece, counts=False).text for piece in early)
     passed = len("".join(early))
@@ -78,7 +76,7 @@ def test_what_is_complete_too_early_is_passed_over(stops: list[str], early: list
         stopped = result.stopped
     if ends:
         starts = [ends[0] - len(one) for one in stops if text[: ends[0]].endswith(one)]
-        # Of what had been sent before nothing can be taken back.
+        # Text that was sent before cannot be retracted.
         assert stopped
         assert out == text[: min(starts)] or (
             min(starts) < passed and text[: min(starts)].startswith(out[: min(starts)])

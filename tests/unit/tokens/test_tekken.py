@@ -1,4 +1,4 @@
-"""Voxtral as it is published: its tokenizer is converted, and given a chat template, as docs/models.md says."""
+"""Published Voxtral files: the tokenizer is converted and gets a chat template as in docs/models.md."""
 
 import base64
 import json
@@ -49,7 +49,7 @@ def documented(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A directory as published, with a small vocabulary, after the guide's steps."""
+    """A published directory with a small vocabulary, after the guide's steps."""
     directory = tmp_path_factory.mktemp("voxtral")
     config = {"model_type": "voxtral", "audio_token_id": SPECIAL.index("[AUDIO]")}
     parts = {"text_config": {"model_type": "llama"}, "audio_config": {"model_type": "voxtral_encoder"}}
@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 
 def encoded(text: str) -> list[int]:
-    """As tekken: of each piece of the pattern, the pair of the lowest rank is joined first."""
+    """Tekken's rule: in each piece of the pattern, the pair of the lowest rank is merged first."""
     ids: list[int] = []
     for piece in re.findall(PATTERN, text):
         parts = [bytes([byte]) for byte in piece.encode()]
@@ -100,7 +100,7 @@ def encoded(text: str) -> list[int]:
     return ids
 
 
-def test_texts_have_the_ids_of_the_published_tokenizer(model: ModelFiles) -> None:
+def test_texts_have_the_token_ids_of_the_published_tokenizer(model: ModelFiles) -> None:
     tokenizer, rng = PromptBuilder.load(model).tokenizer, Random(0)
     assert tokenizer.encode("the thing") == encoded("the thing")
     assert len(encoded("the thing")) == len(("the", " ", "th", "ing"))
@@ -109,7 +109,7 @@ def test_texts_have_the_ids_of_the_published_tokenizer(model: ModelFiles) -> Non
         assert tokenizer.encode(text) == encoded(text)
 
 
-def test_a_conversation_is_written_as_the_model_knows_it(model: ModelFiles) -> None:
+def test_a_conversation_is_rendered_in_the_models_format(model: ModelFiles) -> None:
     builder = PromptBuilder.load(model)
     ids = {token: number for number, token in enumerate(SPECIAL)}
     info = MediaInfo(

@@ -1,5 +1,3 @@
-"""Chat templates: parts or strings, what a template may do, and what it may not."""
-
 from typing import Any
 
 import pytest
@@ -36,7 +34,7 @@ def as_transformers(source: str) -> str:
     return str(rendered[0][0])
 
 
-def test_parts_keep_the_clients_order() -> None:
+def test_content_parts_keep_the_clients_order() -> None:
     assert render(PARTS) == "a*b"
 
 
@@ -45,11 +43,11 @@ def test_a_template_for_strings_gets_strings(source: str) -> None:
     assert render(source) == "[a\n<image>\nb]"
 
 
-def test_a_template_that_trims_strings_gets_strings() -> None:
+def test_a_template_that_calls_string_methods_gets_strings() -> None:
     assert render("{% for m in messages %}{{ m.content | trim }}{% endfor %}") == "a\n<image>\nb"
 
 
-def test_special_tokens_and_the_generation_prompt_are_there() -> None:
+def test_special_tokens_and_the_generation_prompt_are_rendered() -> None:
     assert render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}") == "<s>go"
 
 
@@ -92,17 +90,17 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_what_a_template_cannot_do_is_an_invalid_request_without_details(source: str) -> None:
+def test_an_error_in_rendering_is_an_invalid_request_without_details(source: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot render these messages"):
         render(source)
 
 
-def test_output_is_bounded_while_it_is_made() -> None:
+def test_output_is_bounded_during_rendering() -> None:
     with pytest.raises(InvalidRequest, match="more than 1000 characters"):
         render("{% for x in range(99999) %}{% for y in range(99999) %}xxxx{% endfor %}{% endfor %}")
 
 
-def test_input_is_bounded_before_it_is_rendered() -> None:
+def test_input_is_bounded_before_rendering() -> None:
     with pytest.raises(InvalidRequest, match="the messages have 1002 characters, the limit is 1000"):
         render(PARTS, [Message("user", (TextPart("a" * 1000),))])
     with pytest.raises(InvalidRequest, match="the messages have 2000 characters"):
@@ -114,7 +112,7 @@ def test_a_template_with_an_error_is_a_bad_model() -> None:
         ChatTemplate("\n{% if %}", {})
 
 
-def test_tools_go_where_the_template_has_a_place_for_them() -> None:
+def test_tools_are_rendered_by_templates_that_support_them() -> None:
     source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
     template = ChatTemplate(source, {})
     tools = '[{"type": "function", "function": {"name": "f"}}]'
@@ -137,7 +135,7 @@ CALLED = [
 ]
 
 
-def test_calls_and_their_results_are_shown_to_the_model() -> None:
+def test_tool_calls_and_results_are_rendered() -> None:
     template = ChatTemplate(CALLING, {})
     assert (template.takes_calls, template.call_syntax) == (True, CallSyntax.TAGGED)
     shown = '[user]q[assistant]<tool_call>{"name": "f", "arguments": {"a": [1, "é"]}}</tool_call>[tool]42(f c1)'
@@ -145,7 +143,7 @@ def test_calls_and_their_results_are_shown_to_the_model() -> None:
 
 
 @pytest.mark.parametrize("source", [STRINGS, PARTS, CALLING.replace("{% for c in", "{% for c in [] and")])
-def test_calls_are_refused_where_the_template_would_drop_them(source: str) -> None:
+def test_tool_calls_are_refused_if_the_template_drops_them(source: str) -> None:
     template = ChatTemplate(source, {})
     assert not template.takes_calls
     for messages, param in ((CALLED, "messages[1].tool_calls"), (CALLED[2:], "messages[0].role")):
@@ -155,14 +153,14 @@ def test_calls_are_refused_where_the_template_would_drop_them(source: str) -> No
 
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{", "null", '{"a":' * 100_000])
-def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_are_named(arguments: str) -> None:
     broken = Message("assistant", (), (ToolCall("c", "f", "{}"), ToolCall("d", "g", arguments)))
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(CALLING, {}).render([*QUESTION, broken], 1_000_000)
     assert caught.value.param == "messages[1].tool_calls[1].function.arguments"
 
 
-def test_tools_are_refused_where_the_template_has_no_place_for_them() -> None:
+def test_tools_are_refused_if_the_template_does_not_support_them() -> None:
     with pytest.raises(InvalidRequest, match="does not support tools") as caught:
         ChatTemplate(PARTS, {}).render(QUESTION, 1000, "[{}]")
     assert caught.value.param == "tools"

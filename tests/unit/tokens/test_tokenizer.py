@@ -1,5 +1,3 @@
-"""Tokenizing: what transformers gives for the same directory."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +24,7 @@ def pairs(byte_level_dir: Path, llama_dir: Path) -> list[tuple[Tokenizer, PreTra
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("the <image></s>\n", max_size=30))
-def test_ids_and_text_are_those_of_transformers(
+def test_ids_and_text_equal_those_of_transformers(
     pairs: list[tuple[Tokenizer, PreTrainedTokenizerBase]], text: str
 ) -> None:
     for ours, theirs in pairs:
@@ -39,7 +37,7 @@ def test_ids_and_text_are_those_of_transformers(
 @pytest.mark.parametrize(
     "changes", [{"add_bos_token": False}, {"add_eos_token": True}, {"legacy": True}, {"add_prefix_space": False}]
 )
-def test_the_configurations_switches_count_as_little_as_in_transformers(
+def test_switches_of_the_configuration_are_ignored_as_in_transformers(
     llama_dir: Path, edit_json: Edit, changes: dict[str, bool]
 ) -> None:
     path = edit_json(llama_dir, "tokenizer_config.json", **changes)
@@ -48,7 +46,7 @@ def test_the_configurations_switches_count_as_little_as_in_transformers(
         assert load(path).encode(text, add_special_tokens=True) == theirs.encode(text)
 
 
-def test_tokens_that_only_the_configuration_names_are_added(byte_level_dir: Path, edit_json: Edit) -> None:
+def test_tokens_named_only_in_the_configuration_are_added(byte_level_dir: Path, edit_json: Edit) -> None:
     path = edit_json(byte_level_dir, "tokenizer_config.json", extra_special_tokens=["<|new|>"], sep_token=BEGIN)
     theirs = AutoTokenizer.from_pretrained(path)
     ours = load(path)
@@ -56,7 +54,7 @@ def test_tokens_that_only_the_configuration_names_are_added(byte_level_dir: Path
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
 
 
-def test_a_prompt_that_begins_with_the_begin_token_gets_no_second_one(llama_dir: Path) -> None:
+def test_the_begin_token_is_not_added_twice(llama_dir: Path) -> None:
     tokenizer = load(llama_dir)
     assert tokenizer.token_to_id("<s>") == 1
     assert tokenizer.encode_prompt("<s>the").count(1) == 1
@@ -73,7 +71,7 @@ def test_a_text_over_the_limit_is_refused(byte_level_dir: Path) -> None:
         load(byte_level_dir).encode("a" * 11, max_chars=10)
 
 
-def test_tokens_and_ids_find_each_other(byte_level_dir: Path) -> None:
+def test_tokens_and_ids_map_to_each_other(byte_level_dir: Path) -> None:
     tokenizer = load(byte_level_dir)
     image_id = tokenizer.token_to_id("<image>")
     assert image_id is not None
@@ -102,7 +100,7 @@ def test_the_bytes_of_tokens_add_up_to_the_text(model_dir: Path) -> None:
     assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
 
 
-def test_special_tokens_are_their_own_bytes(byte_level_dir: Path) -> None:
+def test_the_bytes_of_a_special_token_are_its_text(byte_level_dir: Path) -> None:
     tokenizer = Tokenizer.load(ModelFiles.load(byte_level_dir))
     end = tokenizer.token_to_id("<|end|>")
     assert end is not None

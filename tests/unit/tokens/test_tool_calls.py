@@ -1,4 +1,4 @@
-"""Tool calls are recognized however an answer is split; all else is text, unchanged."""
+"""Tool calls are recognized however an answer is split; other text is unchanged."""
 
 import json
 from random import Random
@@ -18,7 +18,7 @@ WEATHER = Call("get_weather", '{"city": "Zürich }</tool_call>{ \\" \\\\", "days
 
 
 def merged(told: list[str | Call]) -> list[str | Call]:
-    """The same with neighbouring text in one piece."""
+    """The same with adjacent texts joined."""
     out: list[str | Call] = []
     for one in told:
         if isinstance(one, str) and out and isinstance(out[-1], str):
@@ -77,9 +77,7 @@ CASES: list[tuple[CallSyntax, str, list[str | Call]]] = [
 
 
 @pytest.mark.parametrize(("syntax", "text", "right"), CASES)
-def test_calls_are_told_from_text_whole_and_cut_at_every_character(
-    syntax: CallSyntax, text: str, right: list[str | Call]
-) -> None:
+def test_calls_are_separated_from_text_for_any_split(syntax: CallSyntax, text: str, right: list[str | Call]) -> None:
     assert read(syntax, text) == right
     assert read(syntax, *text) == right
     for cut in range(1, len(text)):
@@ -117,7 +115,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(syntax=st.sampled_from(CallSyntax), fragments=st.lists(FRAGMENTS, max_size=12), data=st.data())
-def test_any_text_is_read_the_same_in_any_pieces_and_nothing_gets_lost(
+def test_any_text_is_parsed_the_same_in_any_pieces_without_losses(
     syntax: CallSyntax, fragments: list[str], data: st.DataObject
 ) -> None:
     text = "".join(fragments)
@@ -134,7 +132,7 @@ def test_any_text_is_read_the_same_in_any_pieces_and_nothing_gets_lost(
         assert "".join(map(str, whole)) == text
 
 
-def test_a_long_call_takes_time_in_proportion_to_its_length() -> None:
+def test_a_long_call_takes_linear_time() -> None:
     reader = CallReader(TAGGED, NAMES)
     told = reader.feed('<tool_call>{"name": "f", "arguments": {"a": "')
     for _ in range(100_000):
@@ -173,7 +171,7 @@ def test_the_syntax_is_found_in_the_template_s_own_text(template: str, syntax: C
         ),
     ],
 )
-def test_tools_that_are_none_are_named(tools: str, param: str) -> None:
+def test_invalid_tools_are_named(tools: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_tools(tools)
     assert caught.value.param == param
@@ -181,8 +179,8 @@ def test_tools_that_are_none_are_named(tools: str, param: str) -> None:
 
 @pytest.mark.parametrize("syntax", CallSyntax)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_grammar_is_one_that_llguidance_reads(syntax: CallSyntax, parallel: bool) -> None:
-    """That answers held to it are calls is shown with a tokenizer, in ``test_grammar``."""
+def test_the_grammar_is_accepted_by_llguidance(syntax: CallSyntax, parallel: bool) -> None:
+    """``test_grammar`` shows with a tokenizer that constrained answers are calls."""
     tools = [Tool('f"\n\u6570', {"type": "object", "x-guidance": {"lenient": True}}), Tool("g", {"$ref": "#/$defs/a"})]
     tools[1] = Tool("g", {**tools[1].parameters, "$defs": {"a": {"type": "object"}}})
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(call_grammar(syntax, tools, parallel=parallel)))

@@ -1,5 +1,3 @@
-"""Whose memory an arena is, as a reader finds it at its start."""
-
 import pytest
 
 from triptych.errors import TransferFailed
@@ -9,7 +7,7 @@ from triptych.transport.memory import MemoryNetwork, MemoryTransport
 NBYTES = HEADER_NBYTES + 4096
 
 
-def test_no_two_arenas_say_the_same_of_themselves() -> None:
+def test_every_arena_has_its_own_probe() -> None:
     arenas = [
         HostArena(NBYTES, instance_id=instance_id, epoch=epoch, part=part)
         for instance_id in ("a", "b")
@@ -19,7 +17,7 @@ def test_no_two_arenas_say_the_same_of_themselves() -> None:
     assert len({arena.probe for arena in arenas}) == len(arenas)
 
 
-async def test_two_arenas_of_one_instance_are_told_apart_in_one_process() -> None:
+async def test_two_arenas_of_one_instance_are_distinguished_in_one_process() -> None:
     network = MemoryNetwork()
     made, pulled = (HostArena(NBYTES, instance_id="a", epoch=1, part=part) for part in ("", "pulled"))
     holder = MemoryTransport(network, made, host="here", check=lambda *_: True)

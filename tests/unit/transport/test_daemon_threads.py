@@ -8,7 +8,7 @@ import pytest
 from triptych.transport.daemon_threads import DaemonThreadPool
 
 
-async def test_a_call_returns_or_raises_what_it_did() -> None:
+async def test_a_call_returns_or_raises_the_functions_result() -> None:
     pool = DaemonThreadPool("test", limit=1)
     assert await pool.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
@@ -16,7 +16,7 @@ async def test_a_call_returns_or_raises_what_it_did() -> None:
     assert pool.calls == 0
 
 
-async def test_a_call_whose_caller_left_keeps_its_turn_until_it_ends() -> None:
+async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
     pool, go_on = DaemonThreadPool("test", limit=1), threading.Event()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
@@ -31,7 +31,7 @@ async def test_a_call_whose_caller_left_keeps_its_turn_until_it_ends() -> None:
 
 
 @pytest.mark.process
-def test_a_call_that_hangs_does_not_keep_the_process() -> None:
+def test_a_hanging_call_does_not_block_the_exit() -> None:
     code = """if True:
         import asyncio, threading
         from triptych.transport.daemon_threads import DaemonThreadPool

@@ -1,4 +1,4 @@
-"""The driver over played bindings: what NIXL itself does is tested in the contract suite."""
+"""The driver over fake bindings; NIXL itself is tested in the contract suite."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from triptych.transport.nixl_driver import NixlDriver, Read, group_reads
 
 
 class Bindings:
-    """NIXL's module and agent in one. Transfers end when ``go_on`` is set."""
+    """NIXL's module and agent in one. Transfers finish when ``go_on`` is set."""
 
     DRAM_SEG, NIXL_READ, NIXL_IN_PROG, NIXL_SUCCESS = "dram", "read", 1, 0
 
@@ -66,13 +66,13 @@ async def ended(*reads: Read) -> list[str | None]:
         return list(await asyncio.gather(*(one.over for one in reads)))
 
 
-async def test_small_reads_of_one_peer_are_joined_and_go_first() -> None:
+async def test_small_reads_of_one_peer_are_merged_and_posted_first() -> None:
     large, a, b, c = read(nbytes=1 << 20), read("a"), read("b"), read("a")
     assert group_reads([large, a, b, c]) == [(a, c), (b,), (large,)]
     assert [len(group) for group in group_reads(read() for _ in range(40))] == [16, 16, 8]
 
 
-async def test_a_small_read_of_a_warm_peer_is_posted_at_once_when_nothing_else_runs(
+async def test_a_small_read_from_a_connected_peer_is_posted_at_once_when_idle(
     driver: NixlDriver, nixl: Bindings
 ) -> None:
     nixl.go_on.set()
@@ -86,9 +86,7 @@ async def test_a_small_read_of_a_warm_peer_is_posted_at_once_when_nothing_else_r
     assert [inline for _, _, inline in nixl.posted] == [True, False, False]
 
 
-async def test_a_read_posted_at_once_that_goes_on_is_looked_after_by_the_thread(
-    driver: NixlDriver, nixl: Bindings
-) -> None:
+async def test_an_unfinished_read_posted_at_once_is_polled_by_the_thread(driver: NixlDriver, nixl: Bindings) -> None:
     first, second = read(), read()
     driver.submit([first], warm={"a"})
     driver.submit([second], warm={"a"})
@@ -100,7 +98,7 @@ async def test_a_read_posted_at_once_that_goes_on_is_looked_after_by_the_thread(
 
 
 @pytest.mark.parametrize("warm", [True, False])
-async def test_a_failure_is_told_by_its_name(driver: NixlDriver, nixl: Bindings, warm: bool) -> None:
+async def test_a_failure_is_reported_by_name(driver: NixlDriver, nixl: Bindings, warm: bool) -> None:
     nixl.fails = True
     failing = read()
     driver.submit([failing], warm={"a"} if warm else set())
@@ -108,7 +106,7 @@ async def test_a_failure_is_told_by_its_name(driver: NixlDriver, nixl: Bindings,
     assert nixl.released == 1
 
 
-async def test_a_read_that_nobody_wants_is_not_begun(driver: NixlDriver, nixl: Bindings) -> None:
+async def test_a_cancelled_read_is_not_started(driver: NixlDriver, nixl: Bindings) -> None:
     abandoned = read()
     abandoned.wanted = False
     driver.submit([abandoned], warm=set())
@@ -116,7 +114,7 @@ async def test_a_read_that_nobody_wants_is_not_begun(driver: NixlDriver, nixl: B
     assert nixl.posted == []
 
 
-async def test_stop_says_when_transfers_are_left_or_nixl_does_not_return(nixl: Bindings) -> None:
+async def test_stop_reports_unfinished_transfers_and_hanging_calls(nixl: Bindings) -> None:
     left = NixlDriver(nixl, nixl, 0)
     left.submit([read()], warm=set())
     assert not await asyncio.to_thread(left.stop, 0.05)

@@ -1,4 +1,4 @@
-"""Pulls started together from one peer become few transfers, and each ends on its own.
+"""Pulls from one peer that start together become few transfers, and each ends separately.
 
 Over fake bindings that copy within this process, count calls, and fail on demand.
 """
@@ -6,7 +6,7 @@ Over fake bindings that copy within this process, count calls, and fail on deman
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ Parts = list[tuple[int, int, int]]
 
 @dataclass
 class Bindings:
-    """NIXL's module and agent in one. A transfer is done within the call that posts it, unless it is held back."""
+    """NIXL's module and agent in one. A transfer finishes in the call that posts it, unless it is held back."""
 
     DRAM_SEG = "dram"
     NIXL_READ, NIXL_IN_PROG, NIXL_SUCCESS = "read", 1, 0
@@ -87,7 +87,7 @@ class Bindings:
 
 
 class _Agent:
-    """What ``NixlAgent`` holds, of the played bindings."""
+    """The content of ``NixlAgent`` with the fake bindings."""
 
     rdma, ucx, metadata = False, 0, b"reader"
     errors: tuple[type[Exception], ...] = (ValueError,)
@@ -99,7 +99,7 @@ class _Agent:
 
 
 class Holder:
-    """An arena with an embedding of another size for each pull."""
+    """An arena with embeddings of different sizes, one per pull."""
 
     def __init__(self, name: str) -> None:
         self.arena = HostArena(8 << 20, instance_id=name, epoch=1)
@@ -189,6 +189,12 @@ def start(reader: Reader, peer: Peer, tickets: list[Ticket]) -> list[asyncio.Tas
     ]
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the driver's thread wakes no task
+            await asyncio.sleep(0.001)
+
+
 async def _pull(peer: Peer, ticket: Ticket, at: int) -> None:
     await peer.pull(ticket, at)
 
@@ -209,9 +215,9 @@ async def test_pulls_started_together_are_few_transfers_and_each_gets_its_own_by
 async def test_a_lone_pull_is_posted_by_the_event_loop_one_turn_later(reader: Reader, holder: Holder) -> None:
     peer = await reader.meet(holder)
     [pull] = start(reader, peer, holder.tickets[:1])
-    await asyncio.sleep(0)  # it begins
+    await asyncio.sleep(0)  # the pull starts
     assert not reader.bindings.transfers
-    await asyncio.sleep(0)  # it is posted and ends
+    await asyncio.sleep(0)  # it is posted and finishes
     assert pull.done()
     assert reader.bindings.on_loop == [True]
     reader.arrived(0, holder.tickets[0])
@@ -232,28 +238,32 @@ async def test_pulls_from_two_peers_are_a_transfer_each(reader: Reader, holder: 
     assert len({name for name, _, _ in reader.bindings.transfers}) == 2
 
 
-async def test_pulls_that_wait_for_others_are_joined_too(reader: Reader, holder: Holder) -> None:
+async def test_queued_pulls_are_merged(reader: Reader, holder: Holder) -> None:
     peer = await reader.meet(holder)
     reader.bindings.go_on.clear()
     before = start(reader, peer, holder.tickets[:1])
-    await asyncio.sleep(0.05)
+    await until(lambda: reader.bindings.transfers)
     pulls = start(reader, peer, holder.tickets[1:])
-    await asyncio.sleep(0.05)
+    for _ in range(3):  # the pulls start, and are queued
+        await asyncio.sleep(0)
     reader.bindings.go_on.set()
     assert await results(*before, *pulls) == [None] * PULLS
     assert len(reader.bindings.transfers) <= 1 + FEW
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_pull_that_is_cancelled_takes_no_other_with_it(reader: Reader, holder: Holder, begun: bool) -> None:
+async def test_a_cancelled_pull_does_not_affect_the_others(reader: Reader, holder: Holder, begun: bool) -> None:
     peer = await reader.meet(holder)
     reader.bindings.go_on.clear()
     pulls = start(reader, peer, holder.tickets[:8])
-    await asyncio.sleep(0.05 if begun else 0)
+    if begun:
+        await until(lambda: reader.bindings.transfers)
+    else:
+        await asyncio.sleep(0)
     pulls[0].cancel()
     pulls[5].cancel()
-    await asyncio.sleep(0.05)
-    assert {at for at, _ in reader.transport.quarantined()} == {reader.place(0), reader.place(5)}
+    kept = {reader.place(0), reader.place(5)}
+    await until(lambda: {at for at, _ in reader.transport.quarantined()} == kept)
     assert not any(pull.done() for index, pull in enumerate(pulls) if index not in (0, 5))
     reader.bindings.go_on.set()
     ended = await results(*pulls)
@@ -265,7 +275,7 @@ async def test_a_pull_that_is_cancelled_takes_no_other_with_it(reader: Reader, h
     assert len(reader.bindings.transfers) == 1
 
 
-async def test_each_pull_ends_by_its_own_deadline_and_its_destination_alone_is_kept(
+async def test_each_pull_has_its_own_deadline_and_only_its_destination_is_quarantined(
     reader: Reader, holder: Holder
 ) -> None:
     peer = await reader.meet(holder)
@@ -287,7 +297,7 @@ async def test_each_pull_ends_by_its_own_deadline_and_its_destination_alone_is_k
     assert len(reader.bindings.transfers) == 1
 
 
-async def test_wrong_tickets_spoil_no_other(reader: Reader, holder: Holder) -> None:
+async def test_invalid_tickets_do_not_affect_other_pulls(reader: Reader, holder: Holder) -> None:
     peer = await reader.meet(holder)
     tickets = list(holder.tickets)
     tickets[3] = replace(tickets[3], offset=holder.arena.nbytes)
@@ -301,9 +311,7 @@ async def test_wrong_tickets_spoil_no_other(reader: Reader, holder: Holder) -> N
     assert len(reader.bindings.transfers) <= FEW
 
 
-async def test_a_transfer_that_fails_fails_its_own_pulls_and_counts_as_one_failure(
-    reader: Reader, holder: Holder
-) -> None:
+async def test_a_failed_transfer_fails_its_pulls_and_counts_once(reader: Reader, holder: Holder) -> None:
     peer, bindings = await reader.meet(holder), reader.bindings
     bindings.fails = True
     ended = await results(*start(reader, peer, holder.tickets[:8]))
@@ -319,13 +327,11 @@ async def test_a_transfer_that_fails_fails_its_own_pulls_and_counts_as_one_failu
     await asyncio.sleep(0.6)
     assert reader.resets == [], "fewer transfers failed than an agent is replaced for"
     await results(*start(reader, peer, holder.tickets[:8]))
-    async with asyncio.timeout(10):
-        while not reader.resets:  # noqa: ASYNC110 - it is logged and counted, nobody is woken
-            await asyncio.sleep(0.02)
+    await until(lambda: reader.resets)
     assert reader.resets == ["failing"]
 
 
-async def test_a_transport_that_closes_fails_pulls_that_are_not_posted(reader: Reader, holder: Holder) -> None:
+async def test_closing_the_transport_fails_unposted_pulls(reader: Reader, holder: Holder) -> None:
     peer = await reader.meet(holder)
     pulls = start(reader, peer, holder.tickets)
     closing = asyncio.get_running_loop().create_task(reader.transport.close())

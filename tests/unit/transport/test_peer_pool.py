@@ -1,4 +1,4 @@
-"""Connections to the holders named by tickets: shared, bounded, replaced, and useless to forgers of tickets."""
+"""Connections to the holders named by tickets: shared, bounded, replaced, and safe against forged tickets."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -10,7 +10,7 @@ import pytest
 from triptych.domain.embedding import HolderRef, LeaseId, Ticket
 from triptych.domain.instance import InstanceInfo, TransportOffer
 from triptych.domain.stage import Role
-from triptych.errors import InternalError, LeaseLost, Overloaded, TransferFailed, Unavailable
+from triptych.errors import DeadlineExceeded, InternalError, LeaseLost, Overloaded, TransferFailed, Unavailable
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.virtual_time import run
 from triptych.transport.peer_pool import PeerPool
@@ -29,7 +29,7 @@ class Link:
 
 
 class Stub:
-    """A holder at an address. It answers after ``takes_s``, or raises ``error``."""
+    """A holder at an address. It responds after ``takes_s``, or raises ``error``."""
 
     def __init__(self, instance_id: str, epoch: int = 1) -> None:
         self.info = InstanceInfo(instance_id, epoch, Role.E, FAKE_MODEL, 0, ())
@@ -95,7 +95,7 @@ def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(scenario())
 
 
-def test_the_first_who_asks_connects_and_all_others_share_it() -> None:
+def test_concurrent_users_of_a_holder_share_one_connection_attempt() -> None:
     async def scenario() -> None:
         world = World("a")
         got = await asyncio.gather(*(world.read("a") for _ in range(20)))
@@ -110,7 +110,7 @@ def test_the_first_who_asks_connects_and_all_others_share_it() -> None:
     in_virtual_time(scenario)
 
 
-def test_a_failed_attempt_is_shared_too_and_the_next_one_tries_again() -> None:
+def test_a_failed_attempt_is_shared_and_the_next_user_retries() -> None:
     async def scenario() -> None:
         world = World("a")
         world.link_error = TransferFailed("no way")
@@ -123,7 +123,7 @@ def test_a_failed_attempt_is_shared_too_and_the_next_one_tries_again() -> None:
     in_virtual_time(scenario)
 
 
-def test_when_the_one_who_connects_leaves_another_takes_over() -> None:
+def test_when_the_connecting_caller_cancels_another_takes_over() -> None:
     async def scenario() -> None:
         world = World("a")
         async with asyncio.TaskGroup() as group:
@@ -138,7 +138,7 @@ def test_when_the_one_who_connects_leaves_another_takes_over() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("refused"), InternalError("no such method"), None])
-def test_whatever_is_at_an_address_that_is_no_holders_the_answer_is_the_same_and_nothing_is_kept(
+def test_any_wrong_address_gives_the_same_error_and_keeps_nothing(
     error: Exception | None,
 ) -> None:
     async def scenario() -> None:
@@ -153,7 +153,7 @@ def test_whatever_is_at_an_address_that_is_no_holders_the_answer_is_the_same_and
     in_virtual_time(scenario)
 
 
-def test_a_ticket_that_names_another_holders_address_neither_reads_there_nor_harms_who_does() -> None:
+def test_a_ticket_with_another_holders_address_reads_nothing_and_affects_no_reader() -> None:
     async def scenario() -> None:
         world = World("a", "b")
         link = await world.read("a")
@@ -169,7 +169,7 @@ def test_a_ticket_that_names_another_holders_address_neither_reads_there_nor_har
     in_virtual_time(scenario)
 
 
-def test_a_holder_that_pretends_to_be_another_one_is_read_by_tickets_that_name_its_address_alone() -> None:
+def test_an_impersonating_holder_is_used_only_for_tickets_with_its_own_address() -> None:
     async def scenario() -> None:
         world = World("a", "evil")
         world.stubs["evil"].info = world.stubs["a"].info
@@ -179,7 +179,7 @@ def test_a_holder_that_pretends_to_be_another_one_is_read_by_tickets_that_name_i
     in_virtual_time(scenario)
 
 
-def test_a_holder_that_restarted_gets_a_new_link_and_readers_of_the_former_go_on() -> None:
+def test_a_restarted_holder_gets_a_new_link_and_readers_of_the_old_one_continue() -> None:
     async def scenario() -> None:
         world = World("a")
         async with world.pool.use(HolderRef("a", "a", 1)):
@@ -195,7 +195,7 @@ def test_a_holder_that_restarted_gets_a_new_link_and_readers_of_the_former_go_on
 
 
 @pytest.mark.parametrize("failure", [TransferFailed("broken"), asyncio.CancelledError()])
-def test_a_link_that_failed_is_replaced_at_once_and_closed_when_its_last_user_leaves(failure: BaseException) -> None:
+def test_a_failed_link_is_replaced_at_once_and_closed_after_its_last_user(failure: BaseException) -> None:
     async def scenario() -> None:
         world = World("a")
 
@@ -209,12 +209,12 @@ def test_a_link_that_failed_is_replaced_at_once_and_closed_when_its_last_user_le
             assert await world.read("a") is not held
             assert [link.closed for link in world.links] == [False, False]
         assert [link.closed for link in world.links] == [True, False]
-        assert world.stubs["a"].asked == 2, "it is asked again what it offers: it may have a new agent"
+        assert world.stubs["a"].asked == 2, "its offers are requested again: it may have a new agent"
 
     in_virtual_time(scenario)
 
 
-def test_what_a_holder_says_no_to_does_not_cost_the_link() -> None:
+def test_a_refusal_by_the_holder_keeps_the_link() -> None:
     async def scenario() -> None:
         world = World("a")
         with pytest.raises(LeaseLost):
@@ -225,7 +225,7 @@ def test_what_a_holder_says_no_to_does_not_cost_the_link() -> None:
     in_virtual_time(scenario)
 
 
-def test_beyond_the_limit_the_least_recently_used_is_let_go_and_never_one_in_use() -> None:
+def test_above_the_limit_the_least_recently_used_idle_link_is_closed() -> None:
     async def scenario() -> None:
         world = World("a", "b", "c", "d", limit=2)
         await world.read("a")
@@ -246,7 +246,7 @@ def test_beyond_the_limit_the_least_recently_used_is_let_go_and_never_one_in_use
     in_virtual_time(scenario)
 
 
-def test_addresses_that_lead_nowhere_take_nobodys_place_for_longer_than_their_attempt() -> None:
+def test_unreachable_addresses_take_a_place_only_during_their_attempt() -> None:
     async def scenario() -> None:
         world = World("a", *(f"x{n}" for n in range(50)), limit=4)
         link = await world.read("a")
@@ -262,7 +262,7 @@ def test_addresses_that_lead_nowhere_take_nobodys_place_for_longer_than_their_at
     in_virtual_time(scenario)
 
 
-def test_a_holder_that_does_not_answer_delays_nobody_else() -> None:
+def test_an_unresponsive_holder_does_not_delay_others() -> None:
     async def scenario() -> None:
         world = World("a", "hung")
         world.stubs["hung"].takes_s = 1000.0
@@ -276,7 +276,7 @@ def test_a_holder_that_does_not_answer_delays_nobody_else() -> None:
     in_virtual_time(scenario)
 
 
-def test_holders_that_nobody_asks_for_are_let_go_in_the_end() -> None:
+def test_idle_links_are_closed_in_the_end() -> None:
     async def scenario() -> None:
         world = World("a", "b")
         await world.read("a")
@@ -295,7 +295,7 @@ def test_holders_that_nobody_asks_for_are_let_go_in_the_end() -> None:
     in_virtual_time(scenario)
 
 
-def test_leases_are_given_back_without_a_link() -> None:
+def test_leases_are_released_without_a_link() -> None:
     async def scenario() -> None:
         world = World("a", "gone")
         await world.pool.release(HolderRef("a", "a", 1), [b"1"])
@@ -309,7 +309,7 @@ def test_leases_are_given_back_without_a_link() -> None:
     in_virtual_time(scenario)
 
 
-def test_the_holder_in_this_process_is_found_by_its_name_whatever_the_address() -> None:
+def test_the_holder_in_this_process_is_found_by_name_for_any_address() -> None:
     async def scenario() -> None:
         own = Stub("me")
         world = World("a", own=own)
@@ -317,6 +317,40 @@ def test_the_holder_in_this_process_is_found_by_its_name_whatever_the_address() 
         assert (own.asked, world.opened) == (1, [])
         with pytest.raises(TransferFailed):
             await world.read("me", 2, at="elsewhere")
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("error", [None, DeadlineExceeded("too late")])
+def test_an_address_that_did_not_answer_fails_at_once_until_its_backoff_is_over(error: Exception | None) -> None:
+    async def scenario() -> None:
+        world = World("a", "b")
+        world.stubs["a"].takes_s, world.stubs["a"].error = 1000.0 if error is None else 2.0, error
+        time_s = asyncio.get_running_loop().time
+        for failures, backoff_s in enumerate((1.0, 2.0, 4.0, 8.0, 8.0), 1):
+            await _failed(world.read("a"))
+            assert world.stubs["a"].asked == failures
+            began_s = time_s()
+            assert "not reachable" in await _failed(world.read("another", at="a"))
+            await asyncio.sleep(backoff_s - 0.01)
+            await _failed(world.read("a"))
+            assert time_s() - began_s < backoff_s
+            await world.read("b")
+            await asyncio.sleep(0.02)
+        world.stubs["a"].takes_s, world.stubs["a"].error = 0.01, None
+        await world.read("a")
+        assert len(world.pool) == 2
+
+    in_virtual_time(scenario)
+
+
+def test_an_address_that_refuses_is_asked_again_at_once() -> None:
+    async def scenario() -> None:
+        world = World("a")
+        world.stubs["a"].error = Unavailable("refused")
+        await _failed(world.read("a"))
+        world.stubs["a"].error = None
+        await world.read("a")
 
     in_virtual_time(scenario)
 

@@ -1,4 +1,4 @@
-"""Specifics of shared memory: who gets an arena, what they can do with it, and that nothing is left behind."""
+"""Specifics of shared memory: access to an arena, its permissions, and cleanup."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def offered(site: Site) -> ShmOffer:
 
 
 async def ask(site: Site, said: bytes) -> tuple[bytes, list[int]]:
-    """The answer to a connection that sends ``said``."""
+    """The response to a connection that sends ``said``."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.setblocking(False)
@@ -67,7 +67,7 @@ async def test_only_the_nonce_opens_an_arena(holder: Site) -> None:
     os.close(fds[0])
 
 
-async def test_what_is_handed_out_can_be_read_and_neither_written_nor_resized(holder: Site) -> None:
+async def test_a_readers_mapping_can_be_read_but_neither_written_nor_resized(holder: Site) -> None:
     _, [fd] = await ask(holder, offered(holder).nonce)
     try:
         with mmap.mmap(fd, holder.arena.nbytes, prot=mmap.PROT_READ) as mapped:
@@ -83,13 +83,13 @@ async def test_what_is_handed_out_can_be_read_and_neither_written_nor_resized(ho
         os.close(fd)
 
 
-async def test_another_users_process_is_hung_up_on(holder: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_of_another_user_is_disconnected(holder: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     with contextlib.suppress(ConnectionError):
         assert await ask(holder, offered(holder).nonce) == (b"", [])
 
 
-async def test_memory_that_could_shrink_under_the_reader_is_not_mapped(reader: Site) -> None:
+async def test_unsealed_memory_is_not_mapped(reader: Site) -> None:
     class Unsealed(HostArena):
         @property
         def fd(self) -> int:
@@ -114,7 +114,7 @@ async def test_without_sealed_files_the_backend_does_not_start(monkeypatch: pyte
         await ShmTransport.listen(arena, machine="m", max_pull_s=5.0)
 
 
-async def test_an_offer_with_another_nonce_or_name_reaches_nobody(holder: Site, reader: Site) -> None:
+async def test_an_offer_with_another_nonce_or_name_cannot_connect(holder: Site, reader: Site) -> None:
     theirs, offer = offered(holder), holder.transport.offer()
     for wrong in (replace(theirs, nonce=b"n" * 16), replace(theirs, name=b"n" * 16), replace(theirs, probe=_other())):
         with pytest.raises(TransferFailed):
@@ -128,7 +128,7 @@ def _other() -> bytes:
 async def test_descriptors_connections_and_mappings_are_gone_after_a_hundred_links(holder: Site, reader: Site) -> None:
     ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
     await (await reader.transport.connect(holder.transport.offer())).close()
-    gc.collect()  # what other tests left behind must not go while this one counts
+    gc.collect()  # garbage of other tests must not be collected while this test counts
     before = descriptors(), _mappings()
     for _ in range(100):
         peer = await reader.transport.connect(holder.transport.offer())
@@ -146,7 +146,7 @@ def _mappings() -> int:
     return Path("/proc/self/maps").read_text().count("triptych-arena")
 
 
-async def test_a_reader_that_leaves_while_it_is_greeted_leaves_nothing(holder: Site, reader: Site) -> None:
+async def test_a_reader_that_disconnects_during_the_handshake_leaves_nothing(holder: Site, reader: Site) -> None:
     before = descriptors()
     for delay_s in (0.0, 0.0002, 0.0005, 0.001, 0.002):
         with contextlib.suppress(TimeoutError):
@@ -157,7 +157,7 @@ async def test_a_reader_that_leaves_while_it_is_greeted_leaves_nothing(holder: S
             await asyncio.sleep(0.01)
 
 
-async def test_a_silent_connection_is_not_a_reader(holder: Site) -> None:
+async def test_a_connection_without_a_request_is_not_a_reader(holder: Site) -> None:
     assert isinstance(holder.transport, ShmTransport)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(offered(holder).address)
@@ -169,7 +169,7 @@ async def test_a_silent_connection_is_not_a_reader(holder: Site) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_listener_that_is_closed_frees_its_name() -> None:
+async def test_closing_a_listener_frees_its_name() -> None:
     arena = HostArena(1 << 20, instance_id="h", epoch=1)
     listener = ShmListener(arena)
     listener.close()
@@ -177,7 +177,7 @@ async def test_a_listener_that_is_closed_frees_its_name() -> None:
         again.bind(listener.offer.address)
 
 
-def test_memory_goes_with_its_last_owner() -> None:
+def test_memory_is_freed_with_its_last_owner() -> None:
     gc.collect()
     before = _mappings(), descriptors()
     arena = HostArena(1 << 20, instance_id="h", epoch=1)

@@ -1,4 +1,4 @@
-"""Both ends of TCP, where their owners are interrupted and their peers are gone."""
+"""Both ends of TCP when closing is interrupted or the peer is gone."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -16,7 +16,7 @@ from triptych.transport.tcp_wire import Read
 
 @pytest.fixture
 async def complaints() -> list[dict[str, Any]]:
-    """What the event loop has to say of callbacks that failed."""
+    """The event loop's reports of failed callbacks."""
     heard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     return heard
@@ -30,7 +30,7 @@ async def give_up_at_once(work: Coroutine[Any, Any, None]) -> None:
     assert begun.cancelled()
 
 
-async def test_a_readers_close_that_is_given_up_is_a_close_all_the_same(complaints: list[dict[str, Any]]) -> None:
+async def test_a_cancelled_close_of_a_reader_still_closes(complaints: list[dict[str, Any]]) -> None:
     kit = Kit("tcp")
     async with kit.site("holder") as holder, kit.site("reader") as reader:
         ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
@@ -44,7 +44,7 @@ async def test_a_readers_close_that_is_given_up_is_a_close_all_the_same(complain
     assert not complaints
 
 
-async def test_a_holders_close_that_is_given_up_is_a_close_all_the_same(complaints: list[dict[str, Any]]) -> None:
+async def test_a_cancelled_close_of_a_holder_still_closes(complaints: list[dict[str, Any]]) -> None:
     kit = Kit("tcp")
     async with kit.site("holder") as holder, kit.site("reader") as reader:
         ticket = holder.put(b"k", [tensor_of("t", DType.U8, (1000,), 1)])
@@ -58,7 +58,7 @@ async def test_a_holders_close_that_is_given_up_is_a_close_all_the_same(complain
 
 
 class Broken(asyncio.Transport):
-    """The connection turns out to be broken at the first write of a payload."""
+    """A connection that breaks at the first write of a payload."""
 
     def __init__(self) -> None:
         super().__init__()

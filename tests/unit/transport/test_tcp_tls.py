@@ -1,4 +1,4 @@
-"""TCP under TLS: the same pulls, encrypted, and refused without the right certificate."""
+"""TCP under TLS: encrypted pulls, refused without the right certificate."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def mutual(own: tuple[Path, Path], trusted: Path) -> Tls:
-    """Both sides show their certificate, and demand that the other's is ``trusted``."""
+    """Both sides present their certificate and require ``trusted`` of the other."""
     listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(trusted))
     listener.verify_mode = ssl.CERT_REQUIRED
     reader = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(trusted))
@@ -81,7 +81,7 @@ def test_embeddings_arrive_under_tls(member: Tls, new_loop: Callable[[], asyncio
         runner.run(run())
 
 
-async def test_a_pull_that_is_given_up_under_tls_writes_nothing_more(member: Tls) -> None:
+async def test_a_cancelled_pull_under_tls_writes_nothing_more(member: Tls) -> None:
     kit = Kit("tcp", tls=member)
     async with kit.site("holder", nbytes=24 << 20) as holder, kit.site("reader", nbytes=24 << 20) as reader:
         peer = await reader.transport.connect(holder.transport.offer())
@@ -98,16 +98,14 @@ async def test_a_pull_that_is_given_up_under_tls_writes_nothing_more(member: Tls
         await peer.close()
 
 
-async def test_a_holder_whose_certificate_is_not_trusted_is_told_from_one_that_is_away(
-    member: Tls, stranger: Tls
-) -> None:
+async def test_an_untrusted_certificate_and_a_missing_holder_have_different_errors(member: Tls, stranger: Tls) -> None:
     async with Kit("tcp", tls=member).site("holder") as holder, Kit("tcp", tls=stranger).site("reader") as reader:
         with pytest.raises(TransferFailed, match="TLS handshake with the holder failed: CERTIFICATE_VERIFY_FAILED"):
             await pull(holder, reader, 1000)
 
 
 @pytest.mark.parametrize("theirs", ["stranger", "plain"])
-async def test_without_the_right_certificate_nobody_reads_or_is_read(member: Tls, stranger: Tls, theirs: str) -> None:
+async def test_without_a_trusted_certificate_no_pull_succeeds(member: Tls, stranger: Tls, theirs: str) -> None:
     outside = stranger if theirs == "stranger" else None
     async with (
         Kit("tcp", tls=member).site("in", max_pull_s=2) as inside,

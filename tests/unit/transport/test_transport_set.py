@@ -9,7 +9,7 @@ def test_memory_and_tcp_are_always_available() -> None:
     assert {"memory", "tcp"} <= set(available_backends())
 
 
-async def test_a_backend_that_fails_its_probe_gives_way_to_the_next() -> None:
+async def test_a_backend_that_fails_its_probe_is_replaced_by_the_next() -> None:
     memory, elsewhere, tcp = Kit("memory"), Kit("memory"), Kit("tcp")
     async with (
         memory.site("reader") as reader,

@@ -1,4 +1,4 @@
-"""Every field of every request has a bound, and what is out of bounds is refused before anything is made of it."""
+"""Every field of every request has a bound, checked before anything is built from it."""
 
 import math
 import tracemalloc
@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from triptych.domain.sampling import PARAMETERS, SamplingParams
 from triptych.errors import InvalidRequest
-from triptych.v1 import common_pb2, encoder_pb2, instance_pb2, router_pb2, text_pb2
+from triptych.v1 import calls_pb2, common_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2
 from triptych.wire.bounds import TABLE, bound_of, checker
 from triptych.wire.common import SAMPLING
 from triptych.wire.decode import COUNTED_FROM_NBYTES, MAX_FIELDS, REQUESTS, decoder
@@ -25,13 +25,13 @@ NUL = float("nan")
 def test_every_rpc_has_its_request_decoded() -> None:
     services = [
         service
-        for module in (encoder_pb2, instance_pb2, router_pb2, text_pb2)
+        for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     assert REQUESTS.keys() == {f"/{one.full_name}/{method.name}" for one in services for method in one.methods}
 
 
-def test_every_row_of_the_table_is_a_field_of_a_request() -> None:
+def test_every_row_of_the_table_names_a_request_field() -> None:
     seen: dict[str, set[str]] = {}
 
     def walk(descriptor: Any) -> None:
@@ -41,7 +41,7 @@ def test_every_row_of_the_table_is_a_field_of_a_request() -> None:
             if field.message_type is not None and not field.message_type.GetOptions().map_entry:
                 walk(field.message_type)
 
-    for module in (encoder_pb2, instance_pb2, router_pb2, text_pb2):
+    for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 walk(method.input_type)
@@ -88,7 +88,7 @@ SPEC = common_pb2.TensorSpec(dtype=common_pb2.DTYPE_F32)
         ({"n": 17}, "n"),
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": NUL}, "temperature"),
-        ({"top_k": 2**32 - 1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"max_tokens": 2**32 - 1}, "max_tokens"),
         ({"min_tokens": 2**31}, "min_tokens"),
         ({"logprobs": 21}, "top_logprobs"),
@@ -184,7 +184,7 @@ def test_a_field_of_an_encode_request_out_of_bounds_is_named(fields: dict[str, A
     ],
     ids=lambda data: f"{data[:3].hex()} {len(data)}",
 )
-def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+def test_malformed_bytes_are_refused(data: bytes) -> None:
     for path in ("/triptych.v1.Text/Generate", "/triptych.v1.Router/Chat", "/triptych.v1.Encoder/Release"):
         with pytest.raises(InvalidRequest):
             REQUESTS[path](data)
@@ -198,7 +198,7 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
         (CHAT, b"\x1a\x80\x80\x80\x04" + b"\x12\x00" * (4 << 20)),  # one message with empty parts
         (GENERATE, b"\x1a\x80\x80\x80\x20" + b"\x01" * (64 << 20)),  # token ids
         (RELEASE, b"\x0a\x00" * (4 << 20)),  # empty lease ids
-        (RELEASE, b"\xfa\x01\x00" * (3 << 20)),  # fields that nobody knows
+        (RELEASE, b"\xfa\x01\x00" * (3 << 20)),  # unknown fields
     ],
     ids=["placements", "messages", "parts", "token ids", "leases", "unknown"],
 )
@@ -212,7 +212,7 @@ def test_small_bytes_do_not_become_large_messages(decode: Any, data: bytes) -> N
         tracemalloc.stop()
 
 
-def test_what_is_large_and_in_bounds_is_taken() -> None:
+def test_large_messages_within_bounds_are_accepted() -> None:
     media = router_pb2.ChatRequest(sampling=_sampling())
     media.messages.add(role=router_pb2.SPEAKER_ROLE_USER).parts.add().media.data = bytes(8 << 20)
     for _ in range(4095):
@@ -225,7 +225,7 @@ def test_what_is_large_and_in_bounds_is_taken() -> None:
     assert MAX_FIELDS > 4 * 4096
 
 
-def test_a_field_that_is_left_out_is_not_held_to_its_bound() -> None:
+def test_an_absent_field_is_not_checked() -> None:
     check = checker(common_pb2.SamplingParams.DESCRIPTOR)
     check(SAMPLING.to_wire(SamplingParams()))
     assert PARAMETERS["max_tokens"].bound is not None

@@ -1,4 +1,4 @@
-"""What is derived of a dataclass and its message holds the two to each other."""
+"""The conversion derived from a dataclass and its message detects differences between them."""
 
 from dataclasses import dataclass, make_dataclass
 from enum import Enum
@@ -52,7 +52,7 @@ def test_a_field_that_only_the_message_has_is_an_error() -> None:
         Pair(Part, common_pb2.Shard)
 
 
-def test_a_field_that_may_be_left_out_on_the_wire_may_be_left_out_here() -> None:
+def test_an_optional_wire_field_must_be_optional_in_the_dataclass() -> None:
     params = make_dataclass("Params", _kinds(SamplingParams, seed=int))
     with pytest.raises(TypeError, match="seed is repeated or optional"):
         Pair(params, common_pb2.SamplingParams)
@@ -74,7 +74,7 @@ class Short(Enum):
     E = 1
 
 
-def test_an_enum_has_the_members_of_the_wire() -> None:
+def test_an_enum_must_match_the_wire_enum() -> None:
     pair = EnumPair.of(Role.__members__, instance_pb2.Role.DESCRIPTOR)
     assert pair.to_wire[Role.EPD] == instance_pb2.ROLE_EPD
     assert {pair.from_wire[number] for number in pair.to_wire.values()} == set(Role)
@@ -86,7 +86,7 @@ def test_an_enum_has_the_members_of_the_wire() -> None:
         assert caught.value.param == "role"
 
 
-def test_values_of_another_type_do_not_get_onto_the_wire() -> None:
+def test_values_of_another_type_cannot_be_encoded() -> None:
     for wrong in ("1", 1.5, b"", 2**32, -1):
         with pytest.raises((TypeError, ValueError)):
             SHARD.to_wire(Shard(wrong, 1, 1))  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_an_instance_of_an_unknown_role_is_refused() -> None:
         INSTANCE.from_wire(message)
 
 
-def test_variants_are_told_apart_by_their_class() -> None:
+def test_variants_are_selected_by_class() -> None:
     variants = Variants(text_pb2.TextEvent, "event", {"chunk": CHUNK})
     chunk = TokenChunk((1, 2), "text", 3)
     assert variants.from_wire(variants.to_wire(chunk)) == chunk
@@ -108,7 +108,7 @@ def test_variants_are_told_apart_by_their_class() -> None:
         variants.from_wire(text_pb2.TextEvent())
 
 
-def test_what_is_not_on_the_wire_is_given() -> None:
+def test_fields_that_are_not_on_the_wire_are_passed_in() -> None:
     kinds = [*_kinds(Shard), ("heard_s", float)]
     pair: Pair[Any, Any] = Pair(make_dataclass("Heard", kinds), common_pb2.Shard, given=("heard_s",))
     heard = pair.from_wire(common_pb2.Shard(count=3), 7.0)

@@ -1,4 +1,4 @@
-"""Everything that crosses the wire comes out as it went in, and what is malformed is refused."""
+"""Round trips of everything on the wire; malformed messages are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +28,29 @@ from triptych.domain.generation import (
 )
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.membership import Member, MemberKind, MemberState
+from triptych.domain.pool import (
+    Condition,
+    Departure,
+    Farewell,
+    Heartbeat,
+    ManagerStatus,
+    MemberReport,
+    MembershipDelta,
+    MemberStatus,
+    Order,
+    OrderKind,
+    PoolStatus,
+    Registration,
+    Removal,
+    Watch,
+)
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
-from triptych.v1 import instance_pb2, router_pb2, text_pb2
-from triptych.wire import common, encoder, instance, router, text
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
+from triptych.v1 import instance_pb2, pool_manager_pb2, router_pb2, text_pb2
+from triptych.wire import common, encoder, instance, pool_manager, router, text
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -79,7 +97,7 @@ SAMPLING = st.builds(
     SamplingParams,
     temperature=SECONDS,
     top_p=SECONDS,
-    top_k=U32,
+    top_k=st.integers(-(2**31), 2**31 - 1),
     min_p=SECONDS,
     seed=st.none() | I64,
     n=U32,
@@ -231,7 +249,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_what_goes_in_comes_out(name: str) -> None:
+def test_messages_survive_a_round_trip(name: str) -> None:
     values, to_wire, from_wire = ROUND_TRIPS[name]
 
     @given(values)
@@ -253,3 +271,99 @@ def test_a_load_report_with_a_stage_twice_is_refused() -> None:
     stage = instance_pb2.StageLoad(stage=instance_pb2.STAGE_DECODE, pending=1)
     with pytest.raises(errors.InvalidRequest, match="names a stage twice"):
         instance.LOAD.from_wire(instance_pb2.InstanceLoad(stages=[stage, stage]))
+
+
+ROLES, KINDS = st.none() | st.sampled_from(Role), st.sampled_from(MemberKind)
+LOADS = st.builds(
+    InstanceLoad, st.dictionaries(st.sampled_from(Stage), st.builds(StageLoad, U32, U32, U32)), st.booleans()
+)
+REGISTRATION = st.builds(
+    Registration,
+    KINDS,
+    TEXT,
+    U64,
+    TEXT,
+    TEXT,
+    TEXT,
+    ROLES,
+    U32,
+    U32,
+    U32,
+    st.lists(TEXT, max_size=3).map(tuple),
+    TEXT,
+    TEXT,
+)
+ADDRESS = st.integers(1, 65535).map(lambda port: f"host:{port}")
+MEMBER = st.builds(
+    Member,
+    ADDRESS,
+    st.sampled_from(MemberState),
+    ROLES,
+    st.none() | TEXT,
+    st.none() | U64,
+    KINDS,
+    st.booleans(),
+)
+DELTA = st.builds(
+    MembershipDelta,
+    U64,
+    U64,
+    st.booleans(),
+    st.lists(MEMBER, max_size=3).map(tuple),
+    st.lists(st.builds(Removal, TEXT, st.sampled_from(Departure)), max_size=3).map(tuple),
+)
+MEMBER_STATUS = st.builds(
+    MemberStatus, REGISTRATION, st.sampled_from(Condition), st.booleans(), LOADS, SECONDS, SECONDS
+)
+POOL_STATUS = st.builds(PoolStatus, TEXT, ROLES, st.lists(MEMBER_STATUS, max_size=2).map(tuple))
+
+
+JUDGED = st.builds(Judged, U32, U32)
+SKETCH = st.builds(Sketch, st.integers(0, 95), st.lists(U32, max_size=4).map(tuple))
+CLASS = st.builds(
+    ClassWindow, arrivals=U32, missed_encode=U32, ttft=JUDGED, tbt=JUDGED, e2e=JUDGED, ttft_s=SKETCH, tbt_s=SKETCH
+)
+WINDOW = st.builds(
+    WindowReport,
+    U64,
+    U32,
+    SECONDS,
+    SECONDS,
+    TEXT,
+    st.lists(st.builds(NamedClass, TEXT, CLASS), max_size=2).map(tuple),
+    st.lists(st.builds(NamedInstance, TEXT, JUDGED), max_size=2).map(tuple),
+    st.builds(Refusals, U32, U32),
+    U32,
+    U32,
+    U32,
+)
+
+
+@given(REGISTRATION | st.builds(Heartbeat, U64, LOADS, st.booleans()) | st.builds(Farewell, TEXT) | WINDOW)
+def test_member_reports_round_trip(report: MemberReport) -> None:
+    assert pool_manager.report_from_wire(pool_manager.report_to_wire(report)) == report
+
+
+@given(
+    DELTA,
+    st.builds(Order, st.sampled_from(OrderKind), TEXT),
+    st.builds(Watch, U64, U64, TEXT, st.lists(KINDS, max_size=2).map(tuple)),
+    st.builds(ManagerStatus, U64, U64, SECONDS, U32, st.lists(POOL_STATUS, max_size=2).map(tuple)),
+)
+def test_deltas_orders_watches_and_status_round_trip(
+    delta: MembershipDelta, order: Order, watch: Watch, status: ManagerStatus
+) -> None:
+    assert pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(delta)) == delta
+    assert pool_manager.ORDER.from_wire(pool_manager.ORDER.to_wire(order)) == order
+    assert pool_manager.WATCH.from_wire(pool_manager.WATCH.to_wire(watch)) == watch
+    assert pool_manager.STATUS.from_wire(pool_manager.STATUS.to_wire(status)) == status
+
+
+def test_an_empty_report_and_a_delta_with_invalid_members_are_refused() -> None:
+    with pytest.raises(errors.InvalidRequest, match="empty"):
+        pool_manager.report_from_wire(pool_manager_pb2.MemberReport())
+    many = MembershipDelta(1, 1, removed=(Removal("a:1", Departure.LEFT),) * 5000)
+    with pytest.raises(errors.InvalidRequest, match="more than 4096"):
+        pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(many))
+    with pytest.raises(errors.InvalidRequest, match="address"):
+        pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(MembershipDelta(1, 1, members=(Member("/etc"),))))

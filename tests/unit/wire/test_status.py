@@ -1,5 +1,3 @@
-"""Errors cross the wire as what they are, and what is no error of ours becomes the nearest one."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from triptych.wire.status import error_from_status, error_to_status
 
 
 @pytest.mark.parametrize("cls", errors.tree().values())
-def test_an_error_arrives_as_the_error_it_was(cls: type[errors.TriptychError]) -> None:
+def test_an_error_of_the_tree_survives_a_round_trip(cls: type[errors.TriptychError]) -> None:
     error = cls("3 images, at most 2", param="messages[0]", retry_after_s=1.5)
     status = error_to_status(error)
     back = error_from_status(status.grpc_code, status.message, status.metadata)
@@ -17,7 +15,7 @@ def test_an_error_arrives_as_the_error_it_was(cls: type[errors.TriptychError]) -
     assert (back.message, back.param, back.retry_after_s) == (error.message, error.param, error.retry_after_s)
 
 
-def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
+def test_a_failed_transfer_keeps_its_items() -> None:
     status = error_to_status(errors.TransferFailed("gone", items=(0, 3)))
     back = error_from_status(status.grpc_code, status.message, status.metadata)
     assert isinstance(back, errors.TransferFailed)
@@ -35,7 +33,7 @@ def test_a_failed_transfer_names_its_items_across_the_wire() -> None:
         ("CANCELLED", errors.Cancelled),
     ],
 )
-def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
+def test_a_grpc_status_becomes_the_nearest_error_without_addresses(
     grpc_code: str, cls: type[errors.TriptychError]
 ) -> None:
     error = error_from_status(grpc_code, "failed to connect to ipv4:127.0.0.1:1234", ())
@@ -43,12 +41,12 @@ def test_a_status_of_grpc_itself_becomes_the_nearest_error_and_names_no_address(
     assert "127.0.0.1" not in error.message
 
 
-def test_a_message_over_the_size_that_grpc_takes_is_too_large() -> None:
+def test_a_message_above_the_grpc_size_limit_is_too_large() -> None:
     too_large = error_from_status("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 4)", ())
     assert type(too_large) is errors.RequestTooLarge
 
 
-def test_whoever_is_refused_for_load_is_told_when_to_come_again() -> None:
+def test_overload_errors_have_retry_after() -> None:
     assert errors.Overloaded("full").retry_after_s == 1.0
     assert errors.ArenaFull("full").retry_after_s == 1.0
     assert errors.Overloaded("full", retry_after_s=3.0).retry_after_s == 3.0

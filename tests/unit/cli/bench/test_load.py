@@ -1,5 +1,3 @@
-"""The load generator against scripted endpoints."""
-
 import asyncio
 import json
 import random
@@ -86,14 +84,14 @@ async def test_an_answer_is_timed_and_counted() -> None:
     assert record.tpot_s == pytest.approx((record.end_s - record.ttft_s) / 2)
 
 
-async def test_chunks_are_counted_where_the_server_counts_nothing() -> None:
+async def test_chunks_are_counted_when_the_server_sends_no_usage() -> None:
     async with endpoint(answers(chunk("a"), chunk("b"), chunk("", "stop"), DONE)) as target:
         (record,) = await send(target, plan(0))
     assert (record.ok, record.tokens) == (True, 2)
 
 
-async def test_the_load_is_open() -> None:
-    """Later requests are sent while the first is unanswered, whose time includes its whole wait."""
+async def test_requests_are_sent_without_waiting_for_earlier_ones() -> None:
+    """The time of a late request includes its whole wait (open loop)."""
     last = asyncio.Event()
 
     async def handle(writer: asyncio.StreamWriter, number: int) -> None:
@@ -121,7 +119,7 @@ async def test_the_load_is_open() -> None:
         ((), "connection broke"),
     ],
 )
-async def test_every_failure_is_a_record(answer: tuple[bytes, ...], error: str) -> None:
+async def test_every_failure_is_recorded(answer: tuple[bytes, ...], error: str) -> None:
     async def handle(writer: asyncio.StreamWriter, _: int) -> None:
         writer.write(b"".join(answer))
 
@@ -130,7 +128,7 @@ async def test_every_failure_is_a_record(answer: tuple[bytes, ...], error: str) 
     assert [record.error for record in records] == [error] * 2
 
 
-async def test_who_takes_too_long_is_a_record() -> None:
+async def test_a_request_timeout_is_recorded() -> None:
     async def handle(writer: asyncio.StreamWriter, _: int) -> None:
         writer.write(OK)
         await writer.drain()
@@ -141,7 +139,7 @@ async def test_who_takes_too_long_is_a_record() -> None:
     assert record.error == "timeout"
 
 
-async def test_nobody_there_is_a_record() -> None:
+async def test_a_refused_connection_is_recorded() -> None:
     (record,) = await send(Endpoint("http://127.0.0.1:1"), plan(0))
     assert record.error == "cannot connect"
 

@@ -28,7 +28,7 @@ def test_time_per_token_starts_at_the_first() -> None:
     assert FAILED.tpot_s is None
 
 
-def test_failures_are_counted_by_kind_and_miss_their_objectives() -> None:
+def test_failures_are_counted_by_kind_and_miss_their_slo() -> None:
     records = [GOOD, LATE, SLOW, FAILED, FAILED, replace(FAILED, error="timeout"), GOOD, GOOD]
     report = summarize(records, Objectives(ttft_s=0.5, tpot_s=0.15), 2.0)
     assert (report.requests, report.answered) == (8, 5)
@@ -38,19 +38,19 @@ def test_failures_are_counted_by_kind_and_miss_their_objectives() -> None:
     assert report.ttft.p50_s == 0.2
 
 
-def test_without_objectives_there_is_no_attainment() -> None:
+def test_without_an_slo_there_is_no_attainment() -> None:
     report = summarize([GOOD], Objectives(), 1.0)
     assert report.attainment is None
     assert goodput([report], 0.9) is None
 
 
-def test_a_run_in_which_all_failed_is_still_a_report() -> None:
+def test_a_run_in_which_all_requests_failed_is_reported() -> None:
     report = summarize([FAILED, FAILED], Objectives(ttft_s=1), 2.0)
     assert (report.answered, report.attainment, report.ttft.p99_s) == (0, 0.0, None)
     plain_console(stderr=True).print(run_table(report), sweep_table([report]))
 
 
-def test_goodput_is_the_highest_rate_that_attains() -> None:
+def test_goodput_is_the_highest_rate_with_enough_attainment() -> None:
     def attained(rate: float, share: float, late_s: float = 0.0) -> Report:
         record = replace(GOOD, sent_late_s=late_s)
         return replace(summarize([record], Objectives(ttft_s=1), rate), attainment=share)
@@ -69,7 +69,7 @@ def test_goodput_is_the_highest_rate_that_attains() -> None:
         (replace(FAILED, error=NOT_SENT), "2 requests were not sent"),
     ],
 )
-def test_a_generator_that_does_not_keep_up_says_so_and_marks_its_figures(record: Record, said: str) -> None:
+def test_a_generator_that_cannot_keep_up_marks_its_figures(record: Record, said: str) -> None:
     report = summarize([record, record], Objectives(), 61.0)
     assert not report.kept_up
     assert report.document()["kept_up"] is False
@@ -101,7 +101,7 @@ def test_percentiles_are_interpolated() -> None:
 
 
 @pytest.mark.parametrize("rates", [(2.0,), (1.0, 2.0)])
-def test_plots_are_pictures(tmp_path: Path, rates: tuple[float, ...]) -> None:
+def test_plots_are_png_files(tmp_path: Path, rates: tuple[float, ...]) -> None:
     rng = random.Random(0)
     records = [replace(GOOD, ttft_s=rng.random(), end_s=2 + rng.random()) for _ in range(20)] + [FAILED]
     objectives = Objectives(ttft_s=0.5)

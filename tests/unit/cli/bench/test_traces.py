@@ -1,4 +1,4 @@
-"""Traces in the formats that people have; with TRIPTYCH_TEST_TRACES also the real thing."""
+"""Traces in their published formats; with TRIPTYCH_TEST_TRACES also the published files."""
 
 import csv
 import gzip
@@ -33,7 +33,7 @@ def servegen(directory: Path, *, rows: str, dataset: object = None) -> Path:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_azures_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> None:
+def test_the_azure_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / ("trace.csv.gz" if zipped else "trace.csv")
     path.write_bytes(gzip.compress(AZURE.encode()) if zipped else AZURE.encode())
     got = load(path, Span(0, 60), Size(28, 28), random.Random(0))
@@ -44,7 +44,7 @@ def test_azures_trace_is_replayed_as_recorded(tmp_path: Path, zipped: bool) -> N
     ]
 
 
-def test_a_span_of_a_trace_can_be_sped_up(tmp_path: Path) -> None:
+def test_part_of_a_trace_can_be_replayed_faster(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
     got = load(path, Span(1, 4, rate=0.25), None, random.Random(0))
@@ -52,7 +52,7 @@ def test_a_span_of_a_trace_can_be_sped_up(tmp_path: Path) -> None:
     assert (got.duration_s, got.rate) == (4.0, 0.25)
 
 
-def test_a_trace_that_ends_before_the_span_is_replayed_at_the_rate_asked_for(tmp_path: Path) -> None:
+def test_a_trace_shorter_than_the_duration_keeps_the_requested_rate(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
     got = load(path, Span(0, 60, rate=0.5), None, random.Random(0))
@@ -70,14 +70,14 @@ def test_a_trace_that_ends_before_the_span_is_replayed_at_the_rate_asked_for(tmp
         ("", "lacks the columns"),
     ],
 )
-def test_what_is_no_azure_trace_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_azure_trace_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=said):
         load(path, Span(0, 60), None, random.Random(0))
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(b"not gzip")
     with pytest.raises(WorkloadError, match=r"trace\.csv\.gz"):
@@ -85,7 +85,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", ["0,5,1,Gamma,1,0.2", "0,5,2,Weibull,0.6,0.1329"])
-def test_servegens_profiles_are_drawn_at_their_rates(tmp_path: Path, window: str) -> None:
+def test_servegen_profiles_are_sampled_at_their_rates(tmp_path: Path, window: str) -> None:
     path = servegen(tmp_path, rows=f"{window}\n600,0,0,,0,0\n")
     got = load(path, Span(0, 1200), None, random.Random(0))
     assert len(got.requests) / 600 == pytest.approx(5, rel=0.1)
@@ -96,7 +96,7 @@ def test_servegens_profiles_are_drawn_at_their_rates(tmp_path: Path, window: str
 
 
 @pytest.mark.parametrize("fit", ["Gamma,1,0.00058", "Gamma,0.0127,0.1", "Weibull,0.36,3.9", "Weibull,1,1e-9"])
-def test_the_recorded_rate_counts_where_the_fit_contradicts_it(tmp_path: Path, fit: str) -> None:
+def test_the_recorded_rate_overrides_the_fitted_gaps(tmp_path: Path, fit: str) -> None:
     path = servegen(tmp_path, rows=f"0,5,1,{fit}\n")
     recorded = [len(_loaded(path, Span(100, 20), seed)) for seed in range(300)]
     assert sum(recorded) / len(recorded) == pytest.approx(100, rel=0.15)
@@ -104,7 +104,7 @@ def test_the_recorded_rate_counts_where_the_fit_contradicts_it(tmp_path: Path, f
     assert sum(asked) / len(asked) == pytest.approx(40, rel=0.15)
 
 
-def test_short_spans_of_bursty_profiles_keep_the_rate_asked_for(tmp_path: Path) -> None:
+def test_short_runs_of_bursty_profiles_keep_the_requested_rate(tmp_path: Path) -> None:
     path = servegen(tmp_path, rows="0,5,2,Weibull,0.6,0.1329\n")
     counts = [len(_loaded(path, Span(100, 20, rate=1), seed)) for seed in range(200)]
     assert sum(counts) / len(counts) == pytest.approx(20, rel=0.1)
@@ -117,7 +117,7 @@ def _loaded(path: Path, span: Span, seed: int) -> list[object]:
         return []
 
 
-def test_the_time_of_day_decides_what_requests_are_made_of(tmp_path: Path) -> None:
+def test_request_sizes_follow_the_time_of_day(tmp_path: Path) -> None:
     path = servegen(tmp_path, rows="21600,5,1,Gamma,1,0.2\n")
     got = load(path, Span(21600, 60), Size(8, 8), random.Random(0))
     assert {request.text_tokens for request in got.requests} == {99}
@@ -138,7 +138,7 @@ def test_the_time_of_day_decides_what_requests_are_made_of(tmp_path: Path) -> No
         ("0,5,1,Gamma,1,0.2\n", {"0": {**PART, "text_tokens": "{}"}}),
     ],
 )
-def test_what_is_no_servegen_workload_is_refused(tmp_path: Path, rows: str, dataset: object) -> None:
+def test_a_malformed_servegen_workload_is_refused(tmp_path: Path, rows: str, dataset: object) -> None:
     with pytest.raises(WorkloadError):
         load(servegen(tmp_path, rows=rows, dataset=dataset), Span(0, 60), None, random.Random(0))
 
@@ -148,7 +148,7 @@ def test_a_directory_without_profiles_is_refused(tmp_path: Path) -> None:
         load(tmp_path, Span(0, 60), None, random.Random(0))
 
 
-def test_the_published_workload_has_its_published_figures() -> None:
+def test_the_published_workload_matches_its_published_statistics() -> None:
     path = _published()
     day = [load(path, Span(hour * 3600, 600), None, random.Random(hour)) for hour in range(24)]
     images = [len(request.images) for part in day for request in part.requests]
@@ -162,7 +162,7 @@ def test_the_published_workload_has_its_published_figures() -> None:
 
 
 @pytest.mark.parametrize("start_s", [0, 6000, 12_000, 36_000, 63_000])
-def test_the_published_workload_is_offered_at_the_rate_asked_for(start_s: float) -> None:
+def test_the_published_workload_is_offered_at_the_requested_rate(start_s: float) -> None:
     """At 6000 s a client's fitted gaps are 30,000 times too short for its recorded rate."""
     path = _published()
     plans = [load(path, Span(start_s, 300, rate=4), None, random.Random(seed)) for seed in range(10)]

@@ -14,7 +14,7 @@ def rng(seed: int = 0) -> random.Random:
     return random.Random(seed)
 
 
-def test_a_mix_is_drawn_by_its_weights() -> None:
+def test_a_mix_is_sampled_by_its_weights() -> None:
     distribution = Distribution.parse("1:0.6, 4:0.3,8:0.1")
     draw = rng()
     drawn = [distribution.draw(draw) for _ in range(20_000)]
@@ -22,25 +22,25 @@ def test_a_mix_is_drawn_by_its_weights() -> None:
     assert shares == pytest.approx({1: 0.6, 4: 0.3, 8: 0.1}, abs=0.02)
 
 
-def test_a_number_alone_is_always_drawn() -> None:
+def test_a_plain_number_is_a_constant() -> None:
     assert {Distribution.parse("64").draw(rng(seed)) for seed in range(20)} == {64}
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:", "1:x", "1:-1", "1:0", "-1", "1:inf", "1:nan", "99", "1,,2"])
-def test_what_is_no_distribution_is_refused(text: str) -> None:
+def test_an_invalid_distribution_is_refused(text: str) -> None:
     with pytest.raises(WorkloadError):
         Distribution.parse(text, most=50)
 
 
 @given(st.text(max_size=30))
-def test_no_text_breaks_the_parsers(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (Distribution.parse, Size.parse):
         with contextlib.suppress(WorkloadError):
             parse(text)
 
 
 @pytest.mark.parametrize("text", ["336", "0x3", "3x0", "99999x1", "axb", "-1x2"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(WorkloadError):
         Size.parse(text)
 
@@ -69,7 +69,7 @@ def test_the_same_seed_makes_the_same_requests() -> None:
     assert {len(request.images) for request in first.requests} == {1, 2}
 
 
-def test_there_is_always_something_to_send() -> None:
+def test_a_request_is_never_empty() -> None:
     one = Distribution.parse("1")
     mix = Mix(one, one, one, Size(8, 8))
     plan = synthetic(mix, rate=0.001, duration_s=0.1, burstiness=1, rng=rng())

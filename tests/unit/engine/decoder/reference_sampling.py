@@ -1,4 +1,4 @@
-"""Sampling by definition, one row at a time: what ``triptych.engine.decoder.sampling`` computes in one batch."""
+"""Reference sampling, one row at a time: the results that ``triptych.engine.decoder.sampling`` must give for a batch."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Logits = npt.NDArray[np.float32]
 
 
 class Sampler:
-    """Chooses the tokens of one sequence. It keeps no state between two tokens but the grammar's."""
+    """Chooses the tokens of one sequence; the grammar is its only state."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Sampler:
         return token, score(logits, token, self._sampling.logprobs)
 
     def _adjust(self, logits: Logits, answer: Sequence[int], *, early: bool) -> Logits:
-        """What is allowed, then bias, then penalties; changes ``logits``."""
+        """Applies allowed tokens, then bias, then penalties; changes ``logits``."""
         if self._grammar is not None:
             logits[~_bits(self._grammar.allowed(), len(logits))] = -np.inf
             if not np.isfinite(logits).any():
@@ -64,7 +64,7 @@ class Sampler:
             ends = logits[self._ends]
             logits[self._ends] = -np.inf
             if not np.isfinite(logits).any():
-                logits[self._ends] = ends  # the grammar has come to its end: it goes before min_tokens
+                logits[self._ends] = ends  # a finished grammar takes precedence over min_tokens
         logits[self._biased] += self._bias
         if self._repeats:
             seen = np.union1d(self._prompt, np.array(answer, dtype=np.intp))
@@ -77,11 +77,10 @@ class Sampler:
 
 
 def choose(logits: Logits, sampling: SamplingParams, position: int, choice: int = 0) -> int:
-    """Greedy, or drawn from what temperature, min-p, top-k and top-p leave.
+    """Greedy, or sampled after temperature, min-p, top-k and top-p.
 
-    ``logits`` [vocabulary] are finite, or -inf for what is not allowed. The draw depends on (seed, choice, position)
-    alone (a counter-based generator), so neither the sequences that happen to share a batch nor a restart in the
-    middle of an answer change it.
+    ``logits`` [vocabulary] are finite, or -inf for forbidden tokens. The result depends on (seed, choice, position)
+    only (a counter-based generator), so neither the batch nor a preemption changes it.
     """
     if sampling.temperature <= 0:
         return int(logits.argmax())
@@ -92,17 +91,17 @@ def choose(logits: Logits, sampling: SamplingParams, position: int, choice: int 
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that (seed, choice, position) decides."""
+    """A number in [0, 1) derived from (seed, choice, position)."""
     key = np.array([seed & _WORD, choice & _WORD], dtype=np.uint64)
     counter = np.array([0, position & _WORD, 0, 0], dtype=np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
 def candidates(logits: Logits, sampling: SamplingParams) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """Token ids that may be drawn, in the order of the vocabulary, and their weights (the likeliest has 1).
+    """Candidate token ids in vocabulary order, and their weights (1 for the likeliest).
 
-    Temperature first, then min-p, then the k most likely, then the smallest set that holds ``top_p`` of what is left;
-    ties go to the lower id, and one token always stays.
+    Temperature first, then min-p, then top-k, then the smallest set that holds ``top_p`` of the rest; ties go to the
+    lower id, and at least one token remains.
     """
     weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
     tokens = np.flatnonzero(weights >= sampling.min_p if sampling.min_p else weights)

@@ -1,6 +1,6 @@
-"""Decoding by CUDA graphs: filled buffers, padding rows, and passes that are not captured.
+"""Decoding by CUDA graphs: filled buffers, padding rows, and models that cannot be captured.
 
-Without a GPU: see ``on_cuda``. Answers of every family by graphs are in ``tests/integration/families``.
+Without a GPU: see ``on_cuda``. Answers of every family by graphs are tested in ``tests/integration/families``.
 """
 
 import logging
@@ -36,10 +36,10 @@ def text_requests(count: int, answer_tokens: int = 12) -> list[EngineRequest]:
     ]
 
 
-def test_answers_equal_generate_whatever_the_number_of_rows(
+def test_answers_equal_generate_for_any_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path, reference: Reference, encoder: TransformersEncoderEngine
 ) -> None:
-    """Requests come and go, so that steps have from one to nine rows; images are in front of what decodes."""
+    """Requests come and go, so that steps have one to nine rows; image prefills precede the decodes."""
     graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
     questions = {f"r{seed}": random_question(random.Random(seed), (0, 1, 2, 0)[seed % 4]) for seed in range(9)}
     engine = text_engine(model_dir, max_sequences=9, kv=SCATTERED)
@@ -54,7 +54,7 @@ def test_answers_equal_generate_whatever_the_number_of_rows(
     assert graphs.replayed >= 20
 
 
-def test_those_that_are_preempted_and_those_that_share_blocks_answer_the_same(
+def test_preempted_sequences_and_shared_blocks_give_the_same_answers(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path
 ) -> None:
     requests = text_requests(6, 40)
@@ -81,7 +81,7 @@ def test_those_that_are_preempted_and_those_that_share_blocks_answer_the_same(
 
 
 def test_a_sequence_may_fill_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where blocks are given out ahead, it has more of them than the context has in the end."""
+    """With blocks allocated ahead, it ends up with more of them than the context needs."""
     directory = make_model(tmp_path, text=text_config(max_position_embeddings=4 * BLOCK_TOKENS))
     answers = []
     for on_cuda in (False, True):
@@ -97,7 +97,7 @@ def test_a_sequence_may_fill_the_context(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(answers[0]["long"]) == 3 * BLOCK_TOKENS
 
 
-def test_a_decoder_that_cannot_be_captured_runs_step_by_step(
+def test_a_decoder_that_cannot_be_captured_runs_eagerly(
     monkeypatch: pytest.MonkeyPatch, model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = []
@@ -114,11 +114,11 @@ def test_a_decoder_that_cannot_be_captured_runs_step_by_step(
     assert answers[0] == answers[1]
 
 
-def test_eager_is_a_choice(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+def test_eager_mode_can_be_chosen(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
     graphs = as_on_cuda(monkeypatch, block_tokens=BLOCK_TOKENS)
     engine = text_engine(model_dir, enforce_eager=True)
     whole = engine.kv_tokens
     engine.add(text_requests(1)[0])
     run(engine)
     assert (graphs.captured, graphs.replayed) == (0, 0)
-    assert whole == text_engine(model_dir).kv_tokens + BLOCK_TOKENS, "a spare block comes out of the cache"
+    assert whole == text_engine(model_dir).kv_tokens + BLOCK_TOKENS, "a spare block is taken from the prefix cache"

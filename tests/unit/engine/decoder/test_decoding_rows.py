@@ -1,4 +1,4 @@
-"""Sequences that decode: what each of them reads of the KV cache, and what is made of their logits."""
+"""Decoding rows: their reads of the KV cache, and the tokens chosen from their logits."""
 
 import math
 
@@ -29,8 +29,8 @@ def cache() -> KvCache:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | None) -> None:
-    """In place alone, gathered together, and gathered from pieces: rows equal attention by its definition."""
+def test_each_row_reads_its_own_positions(cache: KvCache, layer: int, window: int | None) -> None:
+    """In place, gathered together, and gathered from pieces: rows equal attention by its definition."""
     alone = [Context(7, (0, 1), True), Context(20, (5, 6, 7, 8, 9), True)]
     pieces = [Context(9, (3, 12, 2), False), Context(3, (14,), True), Context(12, (20, 17, 30), False)]
     whole = [Context(2, (10,), True), Context(11, (22, 23, 24), True), Context(8, (26, 27), True)]
@@ -51,12 +51,12 @@ def test_each_reads_its_own_positions(cache: KvCache, layer: int, window: int | 
             assert torch.allclose(made[0, row, head], weights @ values, atol=1e-5)
 
 
-def test_the_first_of_equal_logits_is_the_argmax() -> None:
+def test_ties_of_logits_go_to_the_first_token() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -4.0]])
     assert [one.argmax for one in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
 
 
-def test_logits_that_are_not_finite_are_told() -> None:
+def test_non_finite_logits_are_reported() -> None:
     logits = torch.tensor([[1.0, float("nan")], [float("inf"), 0.0], [0.0, 1.0], [float("-inf"), 1.0]])
     outcomes = forward_outputs(logits, [False, False, True, False])
     assert [one.is_finite for one in outcomes] == [False, False, True, False]

@@ -22,7 +22,7 @@ def test_memory_is_bounded_in_bytes() -> None:
         KvCache(SHAPE, nbytes=4 * SHAPE.slot_nbytes - 1, block_tokens=4, device=torch.device("cpu"))
 
 
-def test_slots_follow_the_table() -> None:
+def test_slots_follow_the_block_table() -> None:
     assert cache(10).slots([5, 2, 9], 3, 9) == [23, 8, 9, 10, 11, 36]
     assert cache(10).slots([5, 2, 9], 4, 4) == []
 
@@ -31,7 +31,7 @@ blocks = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)
 
 
 @given(st.lists(st.tuples(blocks, blocks), max_size=6))
-def test_copies_are_done_in_their_order(pairs: list[tuple[list[int], list[int]]]) -> None:
+def test_copies_are_made_in_order(pairs: list[tuple[list[int], list[int]]]) -> None:
     kv = cache(10)
     for memory in (kv.keys, kv.values):
         memory.copy_(torch.arange(40)[None, :, None, None].expand_as(memory))

@@ -1,4 +1,4 @@
-"""Decoders whose layers are not all full attention, against ``generate``: windows, bidirectional spans, other layers."""
+"""Decoders with layers other than full attention, against ``generate``: windows, bidirectional spans, other layers."""
 
 import random
 from dataclasses import replace
@@ -53,7 +53,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("kv", [KvOptions(4, contiguous=True), KvOptions(4, contiguous=False)], ids=["run", "pieces"])
 def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
-    """All together, in chunks, and again when their beginnings are known."""
+    """All together, in chunks, and again with cached prefixes."""
     reference = Reference(directory)
     encoder = encoder_engine(directory)
     questions = {f"r{seed}": random_question(random.Random(seed), seed % 3) for seed in range(4)}
@@ -67,7 +67,7 @@ def test_answers_equal_generate(directory: Path, kv: KvOptions) -> None:
         assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path) -> None:
+def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     reference = Reference(directory)
     encoder = encoder_engine(directory)
@@ -94,7 +94,7 @@ def test_other_layers_keep_one_cache_for_each_sequence_that_runs(tmp_path: Path)
     assert engine.prefix_queries_tokens == 0
 
 
-def test_choices_take_a_cache_over(tmp_path: Path) -> None:
+def test_choices_share_the_cache_of_the_prompt(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     reference = Reference(directory)
     question = random_question(random.Random(3), 0)
@@ -110,7 +110,7 @@ def test_choices_take_a_cache_over(tmp_path: Path) -> None:
     assert told == {0: expected, 1: expected, 2: expected}
 
 
-def test_a_decoder_that_cannot_be_run_is_refused_at_start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_decoder_is_refused_at_start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "triptych.engine.decoder.packed_runner.PackedModelRunner.run",
         lambda *_: [EngineFailure("the engine failed on this request")],
@@ -121,7 +121,7 @@ def test_a_decoder_that_cannot_be_run_is_refused_at_start(model_dir: Path, monke
 
 @pytest.mark.parametrize("first", [0, 3, 6])
 @pytest.mark.parametrize("window", [None, 4])
-def test_masks_are_causal_within_a_window_and_both_ways_within_a_run(first: int, window: int | None) -> None:
+def test_masks_are_causal_within_a_window_and_bidirectional_within_a_span(first: int, window: int | None) -> None:
     length, run_ = 14, Span(6, 5)
     chunk = Chunk(0, length - first, Context(length, (0,), is_contiguous=True), (run_,))
     mask = chunk.mask(window, torch.zeros(1))

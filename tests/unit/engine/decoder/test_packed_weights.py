@@ -1,5 +1,3 @@
-"""Weights that are kept in a second order change how fast products are, not what they are."""
-
 import random
 from pathlib import Path
 
@@ -19,7 +17,7 @@ def layers() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 32, 33, 700])
-def test_products_stay_the_same(rows: int) -> None:
+def test_packing_does_not_change_products(rows: int) -> None:
     plain, packed = layers(), layers()
     pack(packed, most_nbytes=1 << 20, least_nbytes=0)
     hidden = torch.randn(1, rows, 64)
@@ -29,7 +27,7 @@ def test_products_stay_the_same(rows: int) -> None:
     assert packed.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_the_largest_come_first_while_memory_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_weights_are_packed_first_within_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = 64 * 96 * 4, 96 * 128 * 4
     monkeypatch.setattr(packed_weights, "_has_kernel", lambda: True)
     assert pack(layers(), most_nbytes=small + large, least_nbytes=0) == small + large

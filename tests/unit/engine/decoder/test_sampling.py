@@ -1,4 +1,4 @@
-"""Sampling in one batch: equal to its reference, which is held against definitions and transformers' own processors."""
+"""Batched sampling, against the reference implementation, definitions, and transformers' own processors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def sequence(
 
 
 def drawn(sampling: SamplingParams, logits: npt.NDArray[np.float32] = LOGITS, draws: int = 400) -> list[float]:
-    """Token frequencies over many positions in one batch, equal to the reference's."""
+    """Token frequencies over many positions in one batch; equal to the reference's."""
     rows = torch.from_numpy(np.tile(logits, (draws, 1)))
     sampled = sample(rows, [sequence(sampling, [0] * position) for position in range(draws)])
     tokens = [one.token_id for one in sampled if isinstance(one, Sampled)]
@@ -61,17 +61,18 @@ def test_temperature_zero_is_greedy() -> None:
     assert drawn(SamplingParams(temperature=0)) == [1, 0, 0, 0]
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     assert drawn(SamplingParams(seed=1), draws=4000) == pytest.approx([0.5, 0.05, 0.3, 0.15], abs=0.03)
 
 
-def test_a_low_temperature_is_nearly_greedy_and_never_overflows() -> None:
+def test_a_low_temperature_is_nearly_greedy_without_overflow() -> None:
     assert drawn(SamplingParams(temperature=1e-6, seed=1)) == [1, 0, 0, 0]
     assert choose(np.array([3e38, -3e38], dtype=np.float32), SamplingParams(temperature=1e-6, seed=1), 0) == 0
 
 
 @pytest.mark.parametrize(
-    ("top_k", "kept"), [(0, {0, 1, 2, 3}), (1, {0}), (2, {0, 2}), (3, {0, 2, 3}), (99, {0, 1, 2, 3})]
+    ("top_k", "kept"),
+    [(-1, {0, 1, 2, 3}), (0, {0, 1, 2, 3}), (1, {0}), (2, {0, 2}), (3, {0, 2, 3}), (99, {0, 1, 2, 3})],
 )
 def test_top_k_keeps_the_most_likely(top_k: int, kept: set[int]) -> None:
     shares = drawn(SamplingParams(top_k=top_k, seed=1))
@@ -82,12 +83,12 @@ def test_top_k_keeps_the_most_likely(top_k: int, kept: set[int]) -> None:
     ("top_p", "kept"),
     [(1.0, {0, 1, 2, 3}), (0.96, {0, 1, 2, 3}), (0.9, {0, 2, 3}), (0.79, {0, 2}), (0.4, {0}), (1e-9, {0}), (0.0, {0})],
 )
-def test_top_p_keeps_the_smallest_set_that_holds_it(top_p: float, kept: set[int]) -> None:
+def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, kept: set[int]) -> None:
     shares = drawn(SamplingParams(top_p=top_p, seed=1))
     assert {token for token, share in enumerate(shares) if share} == kept
 
 
-def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+def test_top_p_applies_after_top_k() -> None:
     # Of the two most likely (0.5 and 0.3) the first holds 0.625.
     assert drawn(SamplingParams(top_k=2, top_p=0.6, seed=1)) == [1, 0, 0, 0]
 
@@ -99,7 +100,7 @@ def test_ties_go_to_the_lower_id() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 128), st.integers(0, 2**40)), min_size=1))
-def test_draws_depend_on_seed_choice_and_position_alone(draws: list[tuple[int, int, int]]) -> None:
+def test_samples_depend_on_seed_choice_and_position_only(draws: list[tuple[int, int, int]]) -> None:
     numbers = uniform(*zip(*draws, strict=True))
     assert numbers.tolist() == [reference_uniform(*one) for one in draws]
     assert all(0 <= number < 1 for number in numbers)
@@ -117,7 +118,9 @@ def test_draws_depend_on_seed_choice_and_position_alone(draws: list[tuple[int, i
     st.integers(0, 25),
     st.integers(0, 1000),
 )
-def test_there_is_always_a_token(logits: list[float], temperature: float, top_p: float, top_k: int, seed: int) -> None:
+def test_at_least_one_token_remains(
+    logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     assert 0 <= choose(np.array(logits, dtype=np.float32), sampling, 3) < len(logits)
 
@@ -128,7 +131,7 @@ def test_min_p_is_a_fraction_of_the_likeliest() -> None:
     assert drawn(SamplingParams(min_p=1.0, seed=1)) == [1, 0, 0, 0]
 
 
-def test_choices_of_one_seed_draw_apart() -> None:
+def test_choices_of_one_seed_are_sampled_independently() -> None:
     sequences = [
         sequence(SamplingParams(seed=1), [0] * position, choice=choice) for choice in range(8) for position in range(40)
     ]
@@ -141,7 +144,7 @@ def test_choices_of_one_seed_draw_apart() -> None:
 
 
 def warped(logits: Logits, *processors: Any) -> npt.NDArray[np.float64]:
-    """The distribution that transformers would draw from."""
+    """The distribution that transformers would sample from."""
     scores = torch.from_numpy(logits[None].copy())
     for processor in processors:
         scores = processor(torch.zeros((1, 0), dtype=torch.long), scores)
@@ -168,9 +171,7 @@ def warped(logits: Logits, *processors: Any) -> npt.NDArray[np.float64]:
         ),
     ],
 )
-def test_what_may_be_drawn_is_what_transformers_would_draw_from(
-    fields: dict[str, Any], processors: list[Any], seed: int
-) -> None:
+def test_the_candidates_equal_those_of_transformers(fields: dict[str, Any], processors: list[Any], seed: int) -> None:
     logits = (np.random.default_rng(seed).standard_normal(3000) * 3).astype(np.float32)
     tokens, weights = candidates(logits, SamplingParams(**fields))
     expected = warped(logits, *processors)
@@ -178,14 +179,14 @@ def test_what_may_be_drawn_is_what_transformers_would_draw_from(
     assert weights / weights.sum() == pytest.approx(expected[tokens], rel=1e-4)
 
 
-def test_a_nucleus_of_most_of_a_large_vocabulary_is_found() -> None:
+def test_a_nucleus_may_hold_most_of_a_large_vocabulary() -> None:
     logits = (np.random.default_rng(1).standard_normal(40_000) * 0.1).astype(np.float32)
     for top_p in (0.02, 0.3, 0.95):
         tokens, _ = candidates(logits, SamplingParams(top_p=top_p))
         assert tokens.tolist() == np.flatnonzero(warped(logits, hf.TopPLogitsWarper(top_p))).tolist()
 
 
-# --- what is done to the logits --------------------------------------------------------------------------------------
+# --- logits processors -----------------------------------------------------------------------------------------------
 
 VOCABULARY = 50
 RAW = np.random.default_rng(5).standard_normal(VOCABULARY).astype(np.float32)
@@ -195,7 +196,7 @@ PROMPT, ANSWER = [3, 4, 4, 9], [4, 7, 7, 7]
 def chosen(
     sampling: SamplingParams, answer: Sequence[int] = (), *, grammar: Callable[[], TokenGrammar] | None = None
 ) -> int:
-    """The token after an answer, sampled alone and equal to the reference's."""
+    """The token after an answer, sampled alone; equal to the reference's."""
     ours, theirs = (None, None) if grammar is None else (grammar(), grammar())
     one = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
     (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [one])
@@ -242,21 +243,21 @@ def test_penalties_and_bias_are_as_defined(
     assert logits[chosen(sampling, answer)] == pytest.approx(logits.max(), abs=1e-5)
 
 
-def test_a_large_bias_decides() -> None:
+def test_a_large_bias_determines_the_token() -> None:
     assert chosen(SamplingParams(temperature=0, logit_bias=((17, 100.0),))) == 17
     best = int(RAW.argmax())
     assert chosen(SamplingParams(temperature=0, logit_bias=((best, -100.0),))) == int(np.argsort(RAW)[-2])
 
 
-def test_no_end_comes_before_min_tokens() -> None:
+def test_end_tokens_are_forbidden_before_min_tokens() -> None:
     ends = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(8,), logit_bias=((1, 100.0), (8, 90.0)))
     assert chosen(ends, [5]) not in (1, 8)
     assert chosen(ends, [5, 6]) == 1
-    assert chosen(replace(ends, ignore_eos=True), [5]) == 1  # which is then no end
+    assert chosen(replace(ends, ignore_eos=True), [5]) == 1  # which then does not end the answer
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_every_token_ends_the_answer_min_tokens_forbids_none(temperature: float) -> None:
+def test_min_tokens_is_ignored_if_every_token_ends_the_answer(temperature: float) -> None:
     every = SamplingParams(temperature=temperature, seed=1, min_tokens=2, stop_token_ids=tuple(range(len(RAW))))
     without = replace(every, min_tokens=0)
     assert chosen(every, []) == chosen(without, [])
@@ -283,20 +284,20 @@ class Only:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_what_the_grammar_allows_is_chosen(temperature: float) -> None:
+def test_only_tokens_allowed_by_the_grammar_are_chosen(temperature: float) -> None:
     grammar = Only(11, 23)
     sampling = SamplingParams(temperature=temperature, seed=1, logit_bias=((40, 100.0),))
     tokens = [chosen(sampling, [0] * length, grammar=lambda: grammar) for length in range(30)]
     assert set(tokens) <= {11, 23}
-    assert grammar.accepted == [token for token in tokens for _ in range(2)], "by the batch, and by its reference"
+    assert grammar.accepted == [token for token in tokens for _ in range(2)], "once by the batch, once by the reference"
 
 
-def test_a_grammar_that_has_come_to_its_end_goes_before_min_tokens() -> None:
+def test_a_finished_grammar_overrides_min_tokens() -> None:
     assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=lambda: Only(1)) == 1
     assert chosen(SamplingParams(temperature=0, min_tokens=5), grammar=lambda: Only(1, 6)) == 6
 
 
-def test_a_grammar_that_leaves_nothing_is_an_error() -> None:
+def test_a_grammar_without_allowed_tokens_is_an_error() -> None:
     with pytest.raises(ValueError, match="no token"):
         chosen(SamplingParams(temperature=0), grammar=Only)
 
@@ -319,7 +320,7 @@ def test_log_probabilities_are_those_of_the_raw_logits(alternatives: int) -> Non
     assert [one.logprob for one in scores.top] == pytest.approx(best.values.tolist())
 
 
-def test_log_probabilities_are_told_only_when_asked_for() -> None:
+def test_logprobs_are_returned_only_on_request() -> None:
     rows = torch.from_numpy(np.tile(RAW, (2, 1)))
     greedy = SamplingParams(temperature=0)
     plain, scored = sample(rows, [sequence(greedy, PROMPT), sequence(replace(greedy, logprobs=0), PROMPT)])
@@ -350,7 +351,7 @@ params = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
-    top_k=st.sampled_from([0, 1, 2, 5, 64, 299, 300, 10_000]),
+    top_k=st.sampled_from([-1, 0, 1, 2, 5, 64, 299, 300, 10_000]),
     min_p=st.sampled_from([0.0, 1e-3, 0.1, 0.9, 1.0]),
     seed=st.none() | st.integers(-5, 2**64),
     min_tokens=st.integers(0, 4),
@@ -379,7 +380,7 @@ def logits_of(kind: str, generator: np.random.Generator) -> Logits:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12), st.integers(0, 2**32))
-def test_a_mixed_batch_equals_its_rows_one_by_one(
+def test_a_mixed_batch_equals_its_rows_sampled_alone(
     batch: list[tuple[SamplingParams, list[int], list[int], int, set[int] | None, str]], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -411,7 +412,7 @@ def test_a_mixed_batch_equals_its_rows_one_by_one(
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
 def test_a_batch_over_a_large_vocabulary_equals_its_rows(scale: float) -> None:
-    """More than a chunk of a CPU's cache, with nuclei from a few tokens to most of the vocabulary."""
+    """Larger than a CPU cache, with nuclei from a few tokens to most of the vocabulary."""
     logits = (np.random.default_rng(7).standard_normal((24, 40_000)) * scale).astype(np.float32)
     fields: list[dict[str, Any]] = [
         {},
@@ -429,7 +430,7 @@ def test_a_batch_over_a_large_vocabulary_equals_its_rows(scale: float) -> None:
     assert sampled == [Sampled(token) for token in expected]
 
 
-def test_a_grammar_that_fails_concerns_its_row_alone() -> None:
+def test_a_failing_grammar_affects_only_its_row() -> None:
     sampling = SamplingParams(seed=1)
     failure = RuntimeError("too complex")
     grammars = [None, Allowing(error=failure), Allowing(5), Allowing()]

@@ -1,4 +1,4 @@
-"""The split engines against the whole model's ``generate``: float32, greedy, token for token."""
+"""Encoder and text engines against the whole model's ``generate``: float32, greedy, token for token."""
 
 import random
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def test_sixteen_mixed_requests_that_arrive_one_by_one_each_equal_generate(
 
 
 @pytest.mark.parametrize("token_budget", [1, 5, 16])
-def test_prefill_chunks_may_cut_through_an_image(
+def test_prefill_chunks_may_split_an_image(
     model_dir: Path, reference: Reference, make: Make, token_budget: int
 ) -> None:
     question = random_question(random.Random(2), 2)
@@ -92,7 +92,7 @@ def test_images_change_the_answer(model_dir: Path, reference: Reference, make: M
     assert answers["one"] != answers["other"]
 
 
-def test_two_engines_live_in_one_process(model_dir: Path, reference: Reference, make: Make) -> None:
+def test_two_engines_run_in_one_process(model_dir: Path, reference: Reference, make: Make) -> None:
     question = random_question(random.Random(1), 1)
     engines = [text_engine(model_dir), text_engine(model_dir, token_budget=16)]
     outputs: list[list[EngineOutput]] = [[], []]
@@ -116,7 +116,7 @@ def test_bfloat16_runs(model_dir: Path) -> None:
 # --- the end of an answer --------------------------------------------------------------------------------------------
 
 
-def test_an_end_token_ends_the_answer_and_is_told(model_dir: Path, reference: Reference, make: Make) -> None:
+def test_an_end_token_ends_the_answer_and_is_reported(model_dir: Path, reference: Reference, make: Make) -> None:
     question = random_question(random.Random(8), 0)
     expected = reference.answer(question, 20)
     assert expected[-1] == EOS
@@ -130,7 +130,7 @@ def test_an_end_token_ends_the_answer_and_is_told(model_dir: Path, reference: Re
     assert [output.finish_reason for output in outputs] == [None] * (len(expected) - 1) + [FinishReason.STOP]
 
 
-def test_ignore_eos_goes_on_to_max_tokens(model_dir: Path, reference: Reference, make: Make) -> None:
+def test_ignore_eos_continues_to_max_tokens(model_dir: Path, reference: Reference, make: Make) -> None:
     question = random_question(random.Random(8), 0)
     engine = text_engine(model_dir)
     engine.add(make("one", question, greedy(20, ignore_eos=True)))
@@ -158,7 +158,7 @@ def test_each_of_several_end_tokens_ends_the_answer(tmp_path: Path, model_dir: P
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_does_not_depend_on_its_neighbours(model_dir: Path, make: Make) -> None:
+def test_a_sample_does_not_depend_on_its_batch(model_dir: Path, make: Make) -> None:
     sampling = SamplingParams(temperature=0.8, top_p=0.95, top_k=40, seed=1234, max_tokens=16)
     request = make("one", random_question(random.Random(3), 1), sampling)
     alone = text_engine(model_dir)
@@ -173,7 +173,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(model_dir: Path, make: Make)
     assert run(crowded)["one"] == expected
 
 
-def test_seeds_differ(model_dir: Path) -> None:
+def test_seeds_give_different_samples(model_dir: Path) -> None:
     engine = text_engine(model_dir)
     for seed in range(4):
         sampling = SamplingParams(temperature=2.0, seed=seed, max_tokens=16, ignore_eos=True)
@@ -192,7 +192,7 @@ def test_a_repetition_penalty_equals_generates(model_dir: Path, reference: Refer
     assert run(engine)["one"] == out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_stop_ids_end_the_answer_and_min_tokens_puts_every_end_off(model_dir: Path) -> None:
+def test_stop_ids_end_the_answer_but_not_before_min_tokens(model_dir: Path) -> None:
     engine = text_engine(model_dir)
     engine.add(text_request("free", 5, 12))
     free = run(engine)["free"]
@@ -209,7 +209,7 @@ def test_stop_ids_end_the_answer_and_min_tokens_puts_every_end_off(model_dir: Pa
     assert free[2] not in answers["waits"]
 
 
-def test_log_probabilities_are_those_of_the_whole_model(model_dir: Path, reference: Reference, make: Make) -> None:
+def test_logprobs_equal_those_of_the_whole_model(model_dir: Path, reference: Reference, make: Make) -> None:
     question = random_question(random.Random(1), 1)
     engine = text_engine(model_dir)
     engine.add(make("one", question, replace(greedy(6, ignore_eos=True), logprobs=4)))
@@ -231,7 +231,7 @@ def test_log_probabilities_are_those_of_the_whole_model(model_dir: Path, referen
         assert entry.chosen == entry.top[0]
 
 
-# --- several answers to one prompt -----------------------------------------------------------------------------------
+# --- several choices ------------------------------------------------------------------------------------------------
 
 
 def by_choice(engine: TransformersTextEngine) -> dict[tuple[str, int], list[int]]:
@@ -253,7 +253,7 @@ def test_greedy_choices_all_equal_generate(model_dir: Path, reference: Reference
     assert answers == {("one", 0): expected, ("one", 1): expected, ("one", 2): expected, ("other", 0): expected}
 
 
-def test_choices_draw_apart_and_do_not_depend_on_how_many_there_are(model_dir: Path, make: Make) -> None:
+def test_choices_are_sampled_independently_of_their_number(model_dir: Path, make: Make) -> None:
     sampling = SamplingParams(temperature=1.5, seed=7, max_tokens=12, ignore_eos=True)
     question = random_question(random.Random(3), 1)
     engine = text_engine(model_dir)
@@ -264,13 +264,13 @@ def test_choices_draw_apart_and_do_not_depend_on_how_many_there_are(model_dir: P
     assert [answers["two", choice] for choice in range(2)] == [answers["four", choice] for choice in range(2)]
 
 
-def test_choices_get_their_memory_together_or_wait_holding_none(model_dir: Path) -> None:
+def test_choices_get_memory_together_or_wait_without_any(model_dir: Path) -> None:
     engine = text_engine(model_dir, kv_cache_bytes=50 * SLOT_NBYTES, kv=BY_TOKEN)
     engine.add(text_request("runs", 20, 10))
     choices = replace(text_request("choices", 10, 5), sampling=replace(greedy(5, ignore_eos=True), n=3))
     engine.add(choices)
     engine.step()
-    assert engine.kv_free_tokens == 29  # two of the three would fit
+    assert engine.kv_free_tokens == 29  # two of the three fit
     assert {name: len(answer) for name, answer in by_choice(engine).items()} == {
         ("runs", 0): 9,
         ("choices", 0): 5,
@@ -291,7 +291,7 @@ def test_choices_wait_for_places_for_all_of_them(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("n", "param"), [(0, "n"), (5, "n"), (4, None)])
-def test_more_choices_than_can_ever_run_are_refused(model_dir: Path, n: int, param: str | None) -> None:
+def test_more_choices_than_sequences_are_refused(model_dir: Path, n: int, param: str | None) -> None:
     engine = text_engine(model_dir, max_sequences=4, kv_cache_bytes=60 * SLOT_NBYTES)
     with pytest.raises(InvalidRequest) as caught:
         engine.add(replace(text_request("choices", 10, 6), sampling=replace(greedy(6), n=n)))
@@ -309,7 +309,7 @@ def test_one_choice_can_be_cancelled_and_the_prompt_is_still_computed(model_dir:
     assert engine.pending_tokens == 20 + 18
     engine.step()
     engine.cancel("a", 0)
-    assert engine.pending_tokens == 20 + 12  # the next in line begins with the prompt again
+    assert engine.pending_tokens == 20 + 12  # the next in the queue starts with the prompt again
     left = by_choice(engine)
     assert left == {key: answer for key, answer in whole.items() if key[1]}
     assert engine.kv_free_tokens == engine.kv_tokens
@@ -356,7 +356,7 @@ def test_the_kv_cache_is_bounded_in_bytes(model_dir: Path) -> None:
         text_engine(model_dir, kv_cache_bytes=SLOT_NBYTES - 1)
 
 
-def test_a_sequence_that_finds_no_memory_waits_holding_none(model_dir: Path, reference: Reference, make: Make) -> None:
+def test_a_sequence_without_memory_waits_and_holds_none(model_dir: Path, reference: Reference, make: Make) -> None:
     engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES, kv=BY_TOKEN)
     engine.add(text_request("first", 30, 10))
     question = random_question(random.Random(6), 0)
@@ -370,7 +370,7 @@ def test_a_sequence_that_finds_no_memory_waits_holding_none(model_dir: Path, ref
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_nobody_overtakes_a_sequence_that_waits_for_memory(model_dir: Path) -> None:
+def test_a_sequence_waiting_for_memory_is_not_overtaken(model_dir: Path) -> None:
     engine = text_engine(model_dir, kv_cache_bytes=40 * SLOT_NBYTES)
     engine.add(text_request("runs", 20, 10))
     engine.add(text_request("large", 20, 10))
@@ -395,7 +395,7 @@ def test_cancelling_frees_memory_at_once(model_dir: Path) -> None:
     assert engine.pending_tokens == 0
 
 
-def test_random_requests_with_cancellations_leave_the_memory_whole(model_dir: Path) -> None:
+def test_random_requests_with_cancellations_leak_no_memory(model_dir: Path) -> None:
     rng = random.Random(7)
     engine = text_engine(model_dir, kv_cache_bytes=96 * SLOT_NBYTES, max_sequences=5, token_budget=24)
     finished: set[str] = set()
@@ -418,7 +418,7 @@ def test_random_requests_with_cancellations_leave_the_memory_whole(model_dir: Pa
     assert len(run(engine)["all of it"]) == 40
 
 
-def test_pending_tokens_counts_what_is_left_to_compute(model_dir: Path) -> None:
+def test_pending_tokens_counts_the_tokens_left_to_compute(model_dir: Path) -> None:
     engine = text_engine(model_dir, token_budget=16)
     engine.add(text_request("one", 20, 3))
     counts = [engine.pending_tokens]
@@ -428,10 +428,10 @@ def test_pending_tokens_counts_what_is_left_to_compute(model_dir: Path) -> None:
     assert counts == [23, 7, 2, 1, 0]
 
 
-# --- what never runs, and what fails ---------------------------------------------------------------------------------
+# --- refusals and failures ------------------------------------------------------------------------------------------
 
 
-def test_what_can_never_fit_is_refused(model_dir: Path) -> None:
+def test_a_request_larger_than_the_kv_cache_is_refused(model_dir: Path) -> None:
     engine = text_engine(model_dir, kv_cache_bytes=100 * SLOT_NBYTES, kv=BY_TOKEN)
     with pytest.raises(ContextTooLong, match="512"):
         engine.add(EngineRequest("long", (5,) * 500, (), greedy(13)))
@@ -452,16 +452,14 @@ def test_what_can_never_fit_is_refused(model_dir: Path) -> None:
     ],
     ids=["empty", "beyond the vocabulary", "negative", "nothing to generate", "no limit", "placeholder without item"],
 )
-def test_a_request_that_makes_no_sense_is_refused(
-    model_dir: Path, token_ids: tuple[int, ...], sampling: SamplingParams
-) -> None:
+def test_an_invalid_request_is_refused(model_dir: Path, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
     engine = text_engine(model_dir)
     with pytest.raises(InvalidRequest):
         engine.add(EngineRequest("bad", token_ids, (), sampling))
     assert not engine.has_work
 
 
-def test_an_id_that_runs_already_is_refused(model_dir: Path) -> None:
+def test_the_id_of_a_running_request_is_refused(model_dir: Path) -> None:
     engine = text_engine(model_dir)
     engine.add(text_request("one", 3, 3))
     with pytest.raises(InvalidRequest, match="one"):
@@ -489,7 +487,7 @@ def embeds(tokens: int, value: float = 0.0, **changes: Any) -> dict[str, Tensor]
     ],
     ids=["too short", "too early", "too late", "before", "nothing", "name", "dtype", "shape", "no tensor"],
 )
-def test_embeddings_that_do_not_fit_their_place_are_refused(model_dir: Path, given: EmbeddingInput) -> None:
+def test_embeddings_that_do_not_match_their_placeholders_are_refused(model_dir: Path, given: EmbeddingInput) -> None:
     engine = text_engine(model_dir)
     with pytest.raises(InvalidRequest):
         engine.add(EngineRequest("bad", (5, 2, 2, 2, 6), (given,), greedy(1)))
@@ -502,7 +500,7 @@ def test_items_may_not_overlap(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_embeddings_that_are_not_finite_are_refused(model_dir: Path, value: float) -> None:
+def test_non_finite_embeddings_are_refused(model_dir: Path, value: float) -> None:
     request = EngineRequest("bad", (5, 2, 2, 6), (EmbeddingInput(1, 2, embeds(2, value)),), greedy(1))
     with pytest.raises(EngineFailure):
         text_engine(model_dir).add(request)
@@ -524,7 +522,7 @@ def test_embeddings_are_copied(model_dir: Path, make: Make, reference: Reference
 
 
 def break_token(engine: TransformersTextEngine, token: int, monkeypatch: pytest.MonkeyPatch, *, nan: bool) -> None:
-    """Make every pass fail that ``token`` is part of, or give that token an embedding that is not a number."""
+    """Makes every forward pass with ``token`` fail, or makes that token's embedding NaN."""
     embed_tokens = engine._adapter.decoder.get_input_embeddings()
     whole = embed_tokens.forward
 
@@ -540,7 +538,7 @@ def break_token(engine: TransformersTextEngine, token: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("nan", [False, True], ids=["the pass fails", "not a number"])
-def test_only_the_culprit_of_a_failure_fails(
+def test_only_the_sequence_that_causes_a_failure_fails(
     model_dir: Path, reference: Reference, make: Make, monkeypatch: pytest.MonkeyPatch, *, nan: bool
 ) -> None:
     question = random_question(random.Random(1), 1)
@@ -562,7 +560,7 @@ def test_only_the_culprit_of_a_failure_fails(
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_nothing_to_do_is_an_empty_step(model_dir: Path) -> None:
+def test_a_step_without_work_is_empty(model_dir: Path) -> None:
     engine = text_engine(model_dir)
     assert engine.step() == []
     assert not engine.has_work

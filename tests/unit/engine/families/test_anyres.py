@@ -1,4 +1,4 @@
-"""Images of any resolution in shards: rows of embeddings depend on no tile but those that their shard has."""
+"""Images of any resolution in shards: rows of embeddings depend only on the tiles of their shard."""
 
 from collections.abc import Callable
 from random import Random
@@ -47,7 +47,7 @@ def family_of(kind: str, pinpoints: list[list[int]], anyres: str) -> AnyRes:
 
 
 def join_of(kind: str, family: AnyRes, anyres: str) -> Join:
-    """How transformers joins tiles [tiles, rows, hidden]."""
+    """The function of transformers that joins tiles [tiles, rows, hidden]."""
     vision = SimpleNamespace(image_size=TILE_PX, patch_size=TILE_PX // SIDE)
     model = SimpleNamespace(
         config=SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(one) for one in family.grid.pinpoints])
@@ -71,7 +71,7 @@ def join_of(kind: str, family: AnyRes, anyres: str) -> Join:
     ("kind", "anyres"),
     [("llava_next", "anyres_max_9"), ("llava_onevision", "anyres_max_9"), ("llava_onevision", "anyres_max_2")],
 )
-def test_any_cut_has_the_rows_of_the_whole(kind: str, anyres: str, grid: str) -> None:
+def test_shards_have_the_rows_of_the_whole_image(kind: str, anyres: str, grid: str) -> None:
     family = family_of(kind, GRIDS[grid], anyres)
     join, rng = join_of(kind, family, anyres), Random(0)
     most = 0
@@ -98,7 +98,7 @@ def test_any_cut_has_the_rows_of_the_whole(kind: str, anyres: str, grid: str) ->
     assert most == 1 + max(rows for rows, _ in GRIDS[grid])
 
 
-def test_a_shard_needs_its_own_rows_of_tiles_and_no_others() -> None:
+def test_a_shard_needs_only_its_own_rows_of_tiles() -> None:
     family = family_of("llava_next", GRIDS["as LLaVA-NeXT"], "anyres_max_9")
     info = image(56, 56)
     assert family.units(info) == (16, 4 * 9, 4 * 9)
@@ -106,7 +106,7 @@ def test_a_shard_needs_its_own_rows_of_tiles_and_no_others() -> None:
     assert family.part(info, Shard(0, 2, 3)).tiles == (0, 1, 2)
 
 
-def test_lines_between_two_rows_of_tiles_need_both_where_tiles_are_scaled_down() -> None:
+def test_scaled_rows_between_two_rows_of_tiles_need_both() -> None:
     family = family_of("llava_onevision", GRIDS["as LLaVA-OneVision"], "anyres_max_2")
     info = image(84, 84)
     units = family.units(info)
@@ -119,7 +119,7 @@ def test_lines_between_two_rows_of_tiles_need_both_where_tiles_are_scaled_down()
     ]
 
 
-def test_rows_of_tiles_that_show_padding_alone_are_not_needed() -> None:
+def test_rows_of_tiles_with_padding_only_are_not_needed() -> None:
     family = family_of("llava_next", GRIDS["tall only"], "anyres_max_9")
     info = image(400, 80)
     assert family.units(info) == (16, 2 * 9)

@@ -48,7 +48,7 @@ def decoder() -> Any:
 
 
 @pytest.mark.parametrize(("rslora", "scale"), [(False, ALPHA / RANK), (True, ALPHA / RANK**0.5)])
-def test_rows_that_take_it_get_the_product_added(tmp_path: Path, *, rslora: bool, scale: float) -> None:
+def test_the_adapter_is_applied_to_selected_rows(tmp_path: Path, *, rslora: bool, scale: float) -> None:
     down, up = torch.randn(RANK, 8), torch.randn(8, RANK)
     key = "base_model.model.language_model.model.layers.1.self_attn.v_proj.lora_{}.weight"
     save_file({key.format("A"): down, key.format("B"): up}, tmp_path / ADAPTER_WEIGHTS)
@@ -87,13 +87,13 @@ def test_variants_are_refused(directory: Path, changes: dict[str, Any], named: s
         start(directory)
 
 
-def test_an_adapter_that_is_said_to_be_there_has_to_be(directory: Path) -> None:
+def test_a_configured_adapter_must_exist(directory: Path) -> None:
     (directory / ADAPTER_CONFIG).unlink()
     with pytest.raises(BadModel, match="has_lora_adapter"):
         start(directory)
 
 
-def test_weights_that_are_missing_damaged_or_do_not_fit(directory: Path) -> None:
+def test_missing_damaged_or_mismatched_weights_are_refused(directory: Path) -> None:
     file = directory / ADAPTER_WEIGHTS
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -122,7 +122,7 @@ def test_an_adapter_is_part_of_the_revision(directory: Path) -> None:
     assert open_checkpoint(directory).model_info(model_id="tiny", dtype=DType.F32) != before
 
 
-def test_logits_are_scaled_as_granite_scales_them(whole: Path) -> None:
+def test_logits_are_scaled_as_in_granite(whole: Path) -> None:
     adapter: Any = start(whole)._adapter
     hidden = torch.randn(2, 64)
     assert torch.allclose(adapter.logits(hidden), adapter._model.lm_head(hidden) / 2.0)

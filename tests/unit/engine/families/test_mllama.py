@@ -64,13 +64,13 @@ def questions() -> dict[str, Question]:
 
 @pytest.mark.parametrize("name", questions())
 @pytest.mark.parametrize("chunk", [3, 512])
-def test_where_images_stand(case: Case, name: str, chunk: int) -> None:
+def test_answers_equal_generate_for_any_position_of_images(case: Case, name: str, chunk: int) -> None:
     question = questions()[name]
     engine = case.engine(max_sequences=1, token_budget=chunk)
     assert answer(engine, case.request("one", question, TOKENS)) == case.answer(question, TOKENS)
 
 
-def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case) -> None:
+def test_cross_attention_kv_is_computed_once_and_freed_with_its_request(case: Case) -> None:
     question = questions()["neighbours are seen together"]
     engine = case.engine()
     adapter = decoder_of(engine)
@@ -83,14 +83,14 @@ def test_keys_and_values_are_computed_once_and_go_with_their_request(case: Case)
         engine.step()
         used.append(adapter._cache.used_nbytes)
     states = 3 * 4 * 5  # images, tiles, states per tile
-    assert sum(size > 64 for size in computed) == 1, "more than the one state that stands in for them, once"
+    assert sum(size > 64 for size in computed) == 1, "more than the one dummy state, once"
     assert max(used) == 2 * 2 * states * 2 * 16 * 4  # keys and values, layers, states, heads, head size, bytes
     gc.collect()
     assert adapter._cache.used_nbytes == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 50_000])
-def test_what_does_not_fit_is_computed_in_each_pass(case: Case, nbytes: int) -> None:
+def test_cross_attention_kv_above_the_limit_is_recomputed_in_each_step(case: Case, nbytes: int) -> None:
     engine = case.engine()
     adapter = decoder_of(engine)
     adapter.keep_at_most(nbytes)
@@ -104,8 +104,8 @@ def test_what_does_not_fit_is_computed_in_each_pass(case: Case, nbytes: int) -> 
     assert finish(engine, outputs) == {name: case.answer(question, TOKENS) for name, question in asked.items()}
 
 
-def test_a_beginning_is_not_that_of_a_prompt_with_another_image(case: Case) -> None:
-    """Text in front of an image sees it, too."""
+def test_prefixes_are_not_shared_between_prompts_with_different_images(case: Case) -> None:
+    """Text before an image attends to it, too."""
     a, b = images((30, 20), (20, 80))
     text = "abcdefgh" * 8
     engine = case.engine()
@@ -114,7 +114,7 @@ def test_a_beginning_is_not_that_of_a_prompt_with_another_image(case: Case) -> N
 
 
 def test_the_placeholder_has_no_logit(case: Case) -> None:
-    """Whatever looks at the prompt's tokens passes over it; who names it is told."""
+    """Penalties over the prompt skip it; a caller that names it gets an error."""
     request = case.request("one", questions()["neighbours are seen together"], TOKENS)
     placeholder = next(iter(case.builder.family.placeholder_ids))
     engine = case.engine()
@@ -127,7 +127,7 @@ def test_the_placeholder_has_no_logit(case: Case) -> None:
         engine.add(EngineRequest("two", request.token_ids, request.embeddings, biased))
 
 
-def test_kv_memory_is_for_the_layers_that_have_keys_of_tokens(case: Case) -> None:
+def test_kv_memory_covers_only_layers_with_token_keys(case: Case) -> None:
     assert case.slot_nbytes == 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, head size, bytes
 
 
@@ -137,7 +137,7 @@ def specs(tiles: int, padding: int, *, dtype: DType = DType.F32, states: int = 5
     ]
 
 
-def test_only_tensors_of_the_right_form_are_taken(case: Case) -> None:
+def test_tensors_of_another_shape_are_refused(case: Case) -> None:
     engine = case.engine()
     for tiles in (1, 2, 4):
         assert engine.accepts(1, specs(tiles, 4 - tiles))

@@ -1,4 +1,4 @@
-"""The Qwen adapters: pixels of videos, rotary positions, what a prompt may not bring."""
+"""The Qwen adapters: pixels of videos, rotary positions, and refused prompts."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ ITEMS = (
 
 
 def placed(adapter: Any, model_type: str) -> tuple[list[int], list[PlacedItem]]:
-    """A prompt with texts of many lengths around all items, and what the encoder brings of each but its embeddings."""
+    """A prompt with texts of many lengths around all items, and the encoder's tensors except the embeddings."""
     family = checkpoint(model_type).family
     tokens, items = [TEXT_ID], []
     for number, (data, info) in enumerate(ITEMS):
@@ -157,7 +157,7 @@ def test_pixels_of_a_video_are_those_of_transformers(model_type: str, item: int)
     assert torch.allclose(features["pixel_values"], made["pixel_values_videos"], rtol=0, atol=1e-5)
 
 
-def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
+def test_frames_of_a_video_are_resized_one_by_one() -> None:
     data, info = inspected(clips.video(640, 480, frames=60, frames_per_s=2))
     adapter = encoder("qwen2_vl")
     adapter.prepare(LocalItem(*ITEMS[1]))
@@ -170,7 +170,7 @@ def test_frames_of_a_video_are_never_there_together_in_their_own_size() -> None:
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_rows_of_deepstack_are_told_apart_however_they_come(split: bool) -> None:
+def test_deepstack_rows_are_split_in_either_layout(split: bool) -> None:
     """By items, or all in one as up to transformers 5.17."""
     adapter = encoder("qwen3_vl")
     features = [adapter.prepare(LocalItem(data, info)) for data, info in (ITEMS[0], ITEMS[3])]
@@ -191,12 +191,12 @@ def test_rows_of_deepstack_are_told_apart_however_they_come(split: bool) -> None
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_settings_for_videos_are_part_of_an_identity(model_type: str) -> None:
+def test_video_settings_are_part_of_the_identity(model_type: str) -> None:
     assert encoder(model_type).settings["videos"]["fps"] == 2.0
     assert encoder(model_type).settings["videos"]["image_mean"]
 
 
-def test_a_video_that_is_not_what_its_header_says_is_refused() -> None:
+def test_a_video_that_differs_from_its_header_is_refused() -> None:
     data, info = ITEMS[1]
     with pytest.raises(InvalidMedia):
         encoder("qwen2_vl").prepare(LocalItem(data, replace(info, frames=info.frames - 1)))
@@ -205,7 +205,7 @@ def test_a_video_that_is_not_what_its_header_says_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_only_what_the_family_ships_is_accepted(model_type: str) -> None:
+def test_only_the_familys_tensors_are_accepted(model_type: str) -> None:
     adapter, family = text(model_type), checkpoint(model_type).family
     specs = family.tensors(6, DType.F32)
     assert adapter.accepts(6, specs)
@@ -215,7 +215,7 @@ def test_only_what_the_family_ships_is_accepted(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 99])
-def test_rotary_positions_that_no_item_has_are_refused(value: int) -> None:
+def test_impossible_rotary_positions_are_refused(value: int) -> None:
     tokens, items = placed(encoder("qwen2_vl"), "qwen2_vl")
     rotary = items[0].tensors[ROTARY].clone()
     rotary[0, 1] = value
@@ -225,7 +225,7 @@ def test_rotary_positions_that_no_item_has_are_refused(value: int) -> None:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_prompt_without_items_needs_nothing(model_type: str) -> None:
+def test_a_prompt_without_items_needs_no_tensors(model_type: str) -> None:
     plan = text(model_type).plan([TEXT_ID] * 3, ())
     assert plan.positions is None
     assert not plan.rows

@@ -1,4 +1,4 @@
-"""Videos and audio are decoded to what their headers said, or refused."""
+"""Videos and audio are decoded as their headers announced, or refused."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +38,7 @@ def brightness(frames: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> list[
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_every_frame_of_a_video_is_found_in_its_place(name: str) -> None:
+def test_every_frame_of_a_video_is_decoded_at_its_index(name: str) -> None:
     form, codec, encoder = CODECS[name]
     data = clips.video(64, 48, 30, form=form, codec=codec, encoder=encoder)
     info = inspect_media(data, LIMITS)
@@ -57,7 +57,7 @@ def test_a_fragmented_video_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
-def test_frames_are_turned_upright(degrees: int) -> None:
+def test_frames_are_rotated_upright(degrees: int) -> None:
     data = clips.video(64, 48, 3)
     info = inspect_media(data, LIMITS)
     plain = decoded(data, info, [1])[0]
@@ -79,7 +79,7 @@ def test_frames_are_turned_upright(degrees: int) -> None:
         ({"format": "concat"}, "of format 'concat' is not supported"),
     ],
 )
-def test_a_video_is_held_to_its_header(change: dict[str, object], message: str) -> None:
+def test_a_video_that_differs_from_its_header_is_refused(change: dict[str, object], message: str) -> None:
     data = clips.video(64, 48, 12)
     info = replace(inspect_media(data, LIMITS), **change)  # type: ignore[arg-type]
     with pytest.raises(InvalidMedia, match=message):
@@ -87,13 +87,13 @@ def test_a_video_is_held_to_its_header(change: dict[str, object], message: str) 
 
 
 @pytest.mark.parametrize("indices", [[], [2, 1], [-1], [12]])
-def test_frames_that_there_are_not_cannot_be_asked_for(indices: list[int]) -> None:
+def test_frame_indices_out_of_range_are_refused(indices: list[int]) -> None:
     data = clips.video(frames=12)
     with pytest.raises(ValueError, match="frame indices must ascend"):
         decoded(data, inspect_media(data, LIMITS), indices)
 
 
-def test_a_codec_that_is_not_taken_is_not_decoded_either() -> None:
+def test_an_unsupported_codec_is_not_decoded() -> None:
     data = clips.video(codec="mpeg4", frames=4)
     info = MediaInfo(
         modality=Modality.VIDEO,
@@ -111,7 +111,7 @@ def test_a_codec_that_is_not_taken_is_not_decoded_either() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 30), form=st.sampled_from(["mp4", "webm"]))
-def test_a_damaged_video_is_refused_or_decoded_whole(seed: int, form: str) -> None:
+def test_a_damaged_video_is_refused_or_decoded_completely(seed: int, form: str) -> None:
     data = bytearray(_VIDEOS[form])
     noise = np.random.default_rng(seed)
     for place in noise.integers(0, len(data), 20):
@@ -133,7 +133,7 @@ def _inner(
 @pytest.mark.parametrize("form", ["wav", "flac", "mp3", "ogg", "m4a"])
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate_hz", [16_000, 44_100, 48_000])
-def test_audio_is_the_mean_of_its_channels_at_the_rate_asked_for(form: str, channels: int, rate_hz: int) -> None:
+def test_audio_is_the_mean_of_its_channels_at_the_requested_rate(form: str, channels: int, rate_hz: int) -> None:
     rate_hz = 48_000 if form == "ogg" else rate_hz
     data = clips.audio(1.0, rate_hz, form=form, channels=channels)
     info = inspect_media(data, LIMITS)
@@ -154,10 +154,31 @@ def test_audio_that_needs_no_resampling_is_exact(form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "samples"), [("wav", 15_000), ("wav", 17_000), ("mp3", 12_000), ("mp3", 20_000)])
-def test_audio_is_held_to_its_header(form: str, samples: int) -> None:
+def test_audio_that_differs_from_its_header_is_refused(form: str, samples: int) -> None:
     data = clips.audio(1.0, 16_000, form=form)
     info = inspect_media(data, LIMITS)
     with pytest.raises(InvalidMedia, match="header"):
         decode_audio(data, replace(info, samples=samples), 16_000)
     with pytest.raises(InvalidMedia, match="cannot be decoded"):
         decode_audio(data, replace(info, format="ogg"), 16_000)
+
+
+_MATRICES = {2: (0.299, 0.114), 1: (0.2126, 0.0722), 6: (0.299, 0.114), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
+"""The weights of red and blue (ITU-T H.273); unspecified is BT.601, as in the reference processors."""
+
+
+@pytest.mark.parametrize("full_range", [False, True])
+@pytest.mark.parametrize("matrix", _MATRICES)
+@pytest.mark.parametrize("pixels", ["yuv420p", "yuv444p", "yuv420p10le"])
+def test_colours_equal_the_definition_of_their_matrix_and_range(pixels: str, matrix: int, full_range: bool) -> None:
+    data = clips.coloured_video(pixels=pixels, matrix=matrix, coefficients=_MATRICES[matrix], full_range=full_range)
+    [frame] = decoded(data, inspect_media(data, LIMITS), [0])
+    found = frame[16, 8::16].astype(int)
+    assert np.abs(found - clips.COLOURS).max() <= 4
+
+
+@pytest.mark.parametrize(("matrix", "name"), [(8, "YCgCo"), (10, "BT.2020 constant luminance"), (14, "ICtCp")])
+def test_colours_without_a_conversion_are_refused_by_name(matrix: int, name: str) -> None:
+    data = clips.coloured_video(pixels="yuv420p", matrix=matrix, coefficients=(0.3, 0.1), full_range=False)
+    with pytest.raises(InvalidMedia, match=f"the mp4 video's colours are {name}, which is not supported"):
+        decoded(data, inspect_media(data, LIMITS), [0])

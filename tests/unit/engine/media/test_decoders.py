@@ -50,7 +50,7 @@ def decoders() -> Iterator[DecoderProcesses]:
 
 
 def running() -> list[psutil.Process]:
-    """Decoder processes of this one."""
+    """Decoder processes of this process."""
     found = []
     for child in psutil.Process().children():
         try:
@@ -69,25 +69,25 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 8, 300])
-def test_images_come_as_they_are_decoded_here(decoders: DecoderProcesses, width: int) -> None:
+def test_images_equal_those_decoded_in_this_process(decoders: DecoderProcesses, width: int) -> None:
     media, info = looked_at(png(width, 20))
     pixels = decoders.item(media, info).pixels()
     assert np.array_equal(pixels, decode_image(media, info))
 
 
 @pytest.mark.parametrize("indices", [[0, 3, 3, 11], [7], [2, 2]])
-def test_frames_come_as_they_are_decoded_here(decoders: DecoderProcesses, indices: list[int]) -> None:
+def test_frames_equal_those_decoded_in_this_process(decoders: DecoderProcesses, indices: list[int]) -> None:
     media, info = looked_at(clips.video(frames=12))
     frames = list(decoders.item(media, info).frames(indices))
     assert np.array_equal(frames, list(decode_video(media, info, indices)))
 
 
-def test_sound_comes_as_it_is_decoded_here(decoders: DecoderProcesses) -> None:
+def test_audio_equals_that_decoded_in_this_process(decoders: DecoderProcesses) -> None:
     media, info = looked_at(clips.audio(1.0, form="mp3"))
     assert np.array_equal(decoders.item(media, info).samples(16_000), decode_audio(media, info, 16_000))
 
 
-def test_one_process_serves_item_after_item_whatever_becomes_of_them(decoders: DecoderProcesses) -> None:
+def test_one_process_serves_item_after_item_despite_errors(decoders: DecoderProcesses) -> None:
     decoders.start()
     (process,) = running()
     media, info = looked_at(png(50, 20))
@@ -108,7 +108,7 @@ def test_a_decoder_is_small(decoders: DecoderProcesses) -> None:
     decoders.item(*looked_at(png(50, 20))).pixels()
     used = process.cpu_times()
     time.sleep(0.3)
-    assert process.cpu_times() == used  # idle, it waits
+    assert process.cpu_times() == used  # idle processes remain
 
 
 def test_there_are_as_many_processes_as_callers(decoders: DecoderProcesses) -> None:
@@ -126,7 +126,7 @@ def stuck(decoders: DecoderProcesses, pool: ThreadPoolExecutor, stop: Stop) -> t
     return decode, running()[0]
 
 
-def test_a_decode_that_nobody_waits_for_is_ended(decoders: DecoderProcesses) -> None:
+def test_an_abandoned_decode_is_killed(decoders: DecoderProcesses) -> None:
     stop = Stop()
     with ThreadPoolExecutor(1) as pool:
         decode, process = stuck(decoders, pool, stop)
@@ -138,7 +138,7 @@ def test_a_decode_that_nobody_waits_for_is_ended(decoders: DecoderProcesses) -> 
         assert pool.submit(lambda: decoders.item(media, info, Stop()).pixels()).result(SOON_S).shape == (20, 50, 3)
 
 
-def test_what_was_given_up_before_it_began_is_not_decoded(decoders: DecoderProcesses) -> None:
+def test_a_decode_cancelled_before_its_start_does_not_run(decoders: DecoderProcesses) -> None:
     stop = Stop()
     stop.stop()
     with pytest.raises(Cancelled):
@@ -146,7 +146,7 @@ def test_what_was_given_up_before_it_began_is_not_decoded(decoders: DecoderProce
     assert decoders.item(*looked_at(png(50, 20)), Stop()).pixels().shape == (20, 50, 3)
 
 
-def test_a_stop_that_comes_late_harms_nobody(decoders: DecoderProcesses) -> None:
+def test_a_late_stop_has_no_effect(decoders: DecoderProcesses) -> None:
     decoders.start()
     (process,) = running()
     stop = Stop()
@@ -157,7 +157,7 @@ def test_a_stop_that_comes_late_harms_nobody(decoders: DecoderProcesses) -> None
     assert running() == [process]
 
 
-def test_a_crash_of_the_decoder_costs_one_item_an_error(decoders: DecoderProcesses) -> None:
+def test_a_crash_of_the_decoder_fails_one_item(decoders: DecoderProcesses) -> None:
     with ThreadPoolExecutor(1) as pool:
         decode, process = stuck(decoders, pool, Stop())
         os.kill(process.pid, signal.SIGSEGV)
@@ -166,7 +166,7 @@ def test_a_crash_of_the_decoder_costs_one_item_an_error(decoders: DecoderProcess
     assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
 
 
-def test_a_kill_from_outside_is_not_the_fault_of_the_item(decoders: DecoderProcesses) -> None:
+def test_a_decoder_killed_externally_is_not_an_error_of_the_item(decoders: DecoderProcesses) -> None:
     with ThreadPoolExecutor(1) as pool:
         decode, process = stuck(decoders, pool, Stop())
         process.kill()
@@ -189,7 +189,7 @@ def test_a_process_that_cannot_be_started_leaves_no_descriptor(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_process_that_died_while_it_was_idle_is_replaced(decoders: DecoderProcesses) -> None:
+def test_an_idle_process_that_died_is_replaced(decoders: DecoderProcesses) -> None:
     decoders.start()
     (process,) = running()
     process.kill()
@@ -222,7 +222,7 @@ def test_memory_is_bounded() -> None:
         decoders.close()
 
 
-def test_frames_that_are_left_half_way_leave_nothing_behind(decoders: DecoderProcesses) -> None:
+def test_abandoned_frames_leave_nothing_behind(decoders: DecoderProcesses) -> None:
     media, info = looked_at(clips.video(frames=12))
     frames = decoders.item(media, info).frames(range(12))
     next(frames)
@@ -231,7 +231,7 @@ def test_frames_that_are_left_half_way_leave_nothing_behind(decoders: DecoderPro
     assert len(list(decoders.item(media, info).frames(range(12)))) == 12
 
 
-def test_closing_ends_what_runs() -> None:
+def test_closing_ends_running_decodes() -> None:
     decoders = DecoderProcesses()
     with ThreadPoolExecutor(1) as pool:
         decode, process = stuck(decoders, pool, Stop())
@@ -253,3 +253,45 @@ def test_a_stop_calls_back_once_and_only_within_its_context() -> None:
     with stop.on_stop(lambda: calls.append("late")):
         assert stop.stopped
     assert calls == ["within", "late"]
+
+
+def test_modules_in_the_working_directory_are_not_imported(
+    decoders: DecoderProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
+
+
+def test_the_output_of_a_decoder_is_logged_in_bounded_form(
+    decoders: DecoderProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = (
+        "import os",
+        "for _ in range(1000):",
+        "    try:",
+        "        os.write(2, b'noise\\n' * 200)",
+        "    except BlockingIOError:",
+        "        pass",
+    )
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert decoders.item(*looked_at(png(50, 20))).pixels().shape == (20, 50, 3)
+    (record,) = [record for record in caplog.records if "wrote" in record.message]
+    assert r"noise\n" in record.message
+    assert len(record.message) < 2500
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_decoder_that_does_not_start_says_why_in_the_log(
+    decoders: DecoderProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('no numpy here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineFailure, match="does not start"):
+        decoders.start()
+    assert "no numpy here" in caplog.text

@@ -1,6 +1,6 @@
-"""Damaged files of every format: refused or decoded as their header says, within bounds of time and memory.
+"""Damaged files of every format are refused, or decoded as their header says, within bounds of time and memory.
 
-What is wrong with a file is found by its header's reader or by a decoder; neither takes long, and neither ends the process.
+The header's reader or the decoder detects the damage; neither takes long or ends the process.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 
 def mutated(data: bytes, rng: Random) -> bytes:
-    """Bytes changed, cut out, repeated or put in; numbers made extreme. The head is hit as often as the rest."""
+    """Bytes changed, removed, repeated or inserted; numbers made extreme. The head is hit as often as the rest."""
     out = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         place = rng.randrange(min(len(out), 200) if rng.random() < 0.5 else len(out))
@@ -107,10 +107,10 @@ def decode(decoders: DecoderProcesses, data: bytes, info: MediaInfo) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_whatever_is_damaged_in_a_file_it_is_refused_or_decoded(
+def test_damaged_files_are_refused_or_decoded(
     decoders: DecoderProcesses, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A frame may declare a far larger size than the file: the memory limit ends it."""
+    """A frame may declare a far larger size than the file: the memory limit ends its decode."""
     data, rng = FILES[name](), Random(name)
     decode(decoders, data, inspect_media(data, LIMITS))
     for number in range(MUTATIONS):

@@ -1,5 +1,3 @@
-"""A checkpoint's image processor is found whatever transformers exports in its place."""
-
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ def files(name: str) -> ModelFiles:
 
 
 @pytest.mark.parametrize("name", ["CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"])
-def test_every_name_of_a_processor_is_that_on_pillow(name: str) -> None:
+def test_every_processor_name_gives_the_pillow_class(name: str) -> None:
     settings = ImagePreparer(files(name)).settings
     assert settings["do_normalize"] is False
     assert settings["image_processor_type"] == "CLIPImageProcessor"
@@ -32,11 +30,11 @@ def test_a_processor_behind_a_placeholder_is_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["NoImageProcessor", "None"])
-def test_a_processor_that_transformers_does_not_have_is_refused_by_its_name(name: str) -> None:
+def test_an_unknown_processor_is_refused_by_name(name: str) -> None:
     with pytest.raises(BadModel, match=f"transformers {transformers.__version__} has no image processor {name}"):
         ImagePreparer(files(name))
 
 
-def test_a_directory_that_names_no_processor_is_refused() -> None:
+def test_a_directory_without_a_processor_name_is_refused() -> None:
     with pytest.raises(BadModel, match="names no image_processor_type"):
         ImagePreparer(model_files(config={}))

@@ -1,6 +1,6 @@
-"""Every kind of image that is taken shows the pixels that it stores, held against conversions written with numpy alone.
-
-Files are written here byte by byte where that can be: what Pillow writes it may read with the same mistake.
+"""Every accepted kind of image is decoded to the pixels that it stores, compared with conversions written in numpy
+alone. Files are written byte by byte where possible: Pillow might read its own files with the mistake it wrote them
+with.
 """
 
 import struct
@@ -78,7 +78,7 @@ COMPOSITING = 1.0
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("transparent", [False, True])
-def test_grey_of_any_depth(bits: int, transparent: bool) -> None:
+def test_grey_images_of_any_depth(bits: int, transparent: bool) -> None:
     values = noise(bits, GREY)
     colour = int(values[5, 7, 0])
     chunks = [chunk(b"tRNS", struct.pack(">H", colour))] if transparent else []
@@ -88,13 +88,13 @@ def test_grey_of_any_depth(bits: int, transparent: bool) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_colours_of_either_depth(bits: int) -> None:
+def test_colour_images_of_8_and_16_bits(bits: int) -> None:
     values = noise(bits, RGB)
     assert_shows(written_png(values, bits, RGB), to_eight_bits(values, bits))
 
 
 @pytest.mark.parametrize("high", [0, 0x100])
-def test_a_colour_that_is_transparent(high: int) -> None:
+def test_a_transparent_colour_becomes_white(high: int) -> None:
     values = noise(8, RGB) // 128  # eight colours
     colour = values[5, 7]
     data = written_png(values, 8, RGB, chunk(b"tRNS", struct.pack(">3H", *(colour + high))))
@@ -110,9 +110,9 @@ def test_a_transparent_colour_of_16_bits_is_refused() -> None:
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kind", [GREY_ALPHA, RGBA])
-def test_alpha_shows_white(bits: int, kind: int) -> None:
+def test_alpha_is_composited_over_white(bits: int, kind: int) -> None:
     values = noise(bits, kind)
-    values[0] = 0  # black, and invisible
+    values[0] = 0  # black and fully transparent
     eight = to_eight_bits(values, bits)
     data = written_png(values, bits, kind)
     assert_shows(data, over_white(eight[..., :-1], eight[..., -1]), COMPOSITING)
@@ -121,7 +121,7 @@ def test_alpha_shows_white(bits: int, kind: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("transparent", ["nothing", "one", "several"])
-def test_palettes(bits: int, transparent: str) -> None:
+def test_palette_images(bits: int, transparent: str) -> None:
     values = noise(bits, PALETTE)
     palette = NOISE.integers(0, 256, (1 << bits, 3))
     alpha = np.full(1 << bits, 255)
@@ -135,7 +135,7 @@ def test_palettes(bits: int, transparent: str) -> None:
     assert_shows(written_png(values, bits, PALETTE, *chunks), wanted, COMPOSITING)
 
 
-def test_bands_of_a_large_image_fit_together() -> None:
+def test_a_large_image_composited_in_bands_has_no_seams() -> None:
     values = np.random.default_rng(1).integers(0, 256, (1500, 1501, 2))
     assert_shows(written_png(values, 8, GREY_ALPHA), over_white(values[..., :1].repeat(3, 2), values[..., 1]), 1.0)
 
@@ -161,7 +161,7 @@ INKS = [(0, 0, 0, 0), (255, 0, 0, 0), (0, 255, 255, 0), (0, 0, 0, 255), (30, 90,
 
 
 def printed(inks: tuple[int, ...]) -> Array:
-    """What inks leave of white paper."""
+    """CMYK inks on white paper as RGB."""
     cyan_magenta_yellow, black = np.array(inks[:3], dtype=float), float(inks[3])
     return np.broadcast_to((255 - cyan_magenta_yellow) * (255 - black) / 255, (16, 16, 3))
 
@@ -171,8 +171,8 @@ LOSSY = 3.0
 
 @pytest.mark.parametrize("inks", INKS)
 @pytest.mark.parametrize("adobe", [True, False])
-def test_cmyk(inks: tuple[int, ...], adobe: bool) -> None:
-    """CMYK stored inverted, as by Adobe; files without a writer's marker count as such."""
+def test_cmyk_images(inks: tuple[int, ...], adobe: bool) -> None:
+    """CMYK stored inverted, as by Adobe; so are files without a writer's marker."""
     data = saved(Image.new("CMYK", (16, 16), inks), "jpeg", quality=100)
     assert b"Adobe" in data
     if not adobe:
@@ -182,7 +182,7 @@ def test_cmyk(inks: tuple[int, ...], adobe: bool) -> None:
 
 
 @pytest.mark.parametrize("stored", [(200, 128, 128, 255), (90, 140, 100, 200), (255, 128, 128, 0)])
-def test_ycck(stored: tuple[int, int, int, int]) -> None:
+def test_ycck_images(stored: tuple[int, int, int, int]) -> None:
     data = saved(Image.new("CMYK", (16, 16), tuple(255 - value for value in stored)), "jpeg", quality=100)
     place = data.index(b"Adobe") + 11
     data = data[:place] + b"\2" + data[place + 1 :]  # the stored values are luma, chroma and black from now on
@@ -198,7 +198,7 @@ def test_ycck(stored: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("progressive", [True, False])
-def test_jpeg_of_grey_and_colours(mode: str, progressive: bool) -> None:
+def test_jpeg_in_grey_and_colour(mode: str, progressive: bool) -> None:
     colour = (90, 160, 30) if mode == "RGB" else (77,)
     data = saved(plain(mode, colour), "jpeg", quality=100, progressive=progressive)
     assert_shows(data, np.broadcast_to(np.array(colour), (16, 16, 3)), LOSSY)
@@ -224,7 +224,7 @@ def test_a_gif_shows_its_first_frame_over_white() -> None:
     assert_shows(data, wanted[indices])
 
 
-def test_bmp_of_all_depths() -> None:
+def test_bmp_of_every_depth() -> None:
     colours = NOISE.integers(0, 256, (HEIGHT, WIDTH, 3)).astype(np.uint8)
     assert_shows(saved(Image.fromarray(colours), "bmp"), colours.astype(int))
     assert_shows(saved(Image.fromarray(colours[..., 0]), "bmp"), colours[..., :1].repeat(3, 2).astype(int))
@@ -236,7 +236,7 @@ def test_bmp_of_all_depths() -> None:
     assert_shows(data, over_white(alpha[..., :3].astype(int), alpha[..., 3].astype(int)), COMPOSITING)
 
 
-def test_run_lengths_of_bmp() -> None:
+def test_run_length_encoded_bmp() -> None:
     row, pixels = b"\x05\x01\x02\x02\0\0", [[1] * 5 + [2] * 2] * 2
     palette = NOISE.integers(0, 256, (256, 4)).astype(np.uint8)
     stored = row * 2 + b"\0\1"
@@ -246,8 +246,8 @@ def test_run_lengths_of_bmp() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(10))
-def test_orientations(orientation: int) -> None:
-    """What EXIF says of the stored image's first row and column, read as a mapping of places."""
+def test_exif_orientations(orientation: int) -> None:
+    """EXIF's meaning of the stored first row and column, written as a mapping of positions."""
     values = noise(8, RGB)
     exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + struct.pack("<HH", orientation, 0) + bytes(4)
     wanted = np.empty((WIDTH, HEIGHT, 3) if 5 <= orientation <= 8 else (HEIGHT, WIDTH, 3), dtype=int)
@@ -268,19 +268,19 @@ def test_orientations(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["F", "LAB", "HSV", "YCbCr", "RGBX", "La", "RGBa"])
-def test_modes_that_no_accepted_format_has_are_refused(mode: str) -> None:
+def test_modes_of_no_accepted_format_are_refused(mode: str) -> None:
     with pytest.raises(InvalidMedia, match=f"mode {mode}, which is not supported"):
         to_rgb(Image.new(mode, (4, 3)), "png")
 
 
-def test_whole_numbers_beyond_16_bits_are_refused() -> None:
+def test_integers_beyond_16_bits_are_refused() -> None:
     assert (to_rgb(Image.new("I", (4, 3), 0x1234), "png") == 0x12).all()
     for value in (-1, 0x10000):
         with pytest.raises(InvalidMedia, match="more than 16 bits"):
             to_rgb(Image.new("I", (4, 3), value), "png")
 
 
-def test_a_palette_with_an_alpha_channel() -> None:
+def test_a_palette_with_an_alpha_channel_is_composited() -> None:
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 200, 100, 0])
     image.putpixel((1, 0), 1)
@@ -289,7 +289,7 @@ def test_a_palette_with_an_alpha_channel() -> None:
     assert to_rgb(image, "png").tolist() == [[[10, 20, 30], [255, 255, 255]]]
 
 
-def test_an_image_of_another_size_than_was_said_is_refused() -> None:
+def test_an_image_of_another_size_than_announced_is_refused() -> None:
     data = written_png(noise(8, RGB), 8, RGB)
     info: MediaInfo = inspect_media(data, LIMITS)
     with pytest.raises(InvalidMedia, match=f"the image is {WIDTH}x{HEIGHT}, its header says 5x5"):

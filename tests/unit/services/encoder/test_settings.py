@@ -1,12 +1,10 @@
-"""What the encoder's settings refuse, and that every one of them is described."""
-
 import pytest
 
 from services.encoder.settings import EncoderSettings
 from triptych.runtime.settings import SettingsError
 
 
-def test_defaults_need_nothing_but_the_model() -> None:
+def test_only_the_model_is_required() -> None:
     assert EncoderSettings.load(["--model", "somewhere"], {}).batches.max_batch_items > 1
 
 
@@ -27,6 +25,6 @@ def test_every_setting_is_described() -> None:
         ["--model", "m", "--max-batch-items", "0"],
     ],
 )
-def test_what_cannot_work_is_refused(arguments: list[str]) -> None:
+def test_invalid_settings_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         EncoderSettings.load(arguments, {})

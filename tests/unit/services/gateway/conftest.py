@@ -23,7 +23,7 @@ def router() -> FakeRouter:
 
 @pytest.fixture
 def rest() -> Rest:
-    """A client of a gateway in this process, in front of the given router; settings by keyword."""
+    """A client of a gateway in this process in front of the given router; settings by keyword."""
 
     @asynccontextmanager
     async def connect(router: FakeRouter, **settings: object) -> AsyncGenerator[httpx.AsyncClient]:
@@ -41,7 +41,9 @@ def rest() -> Rest:
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 yield client
-            assert (gateway.admission.requests, gateway.admission.nbytes) == (0, 0), "something is still held"
+            assert (gateway.admission.requests, gateway.admission.nbytes) == (0, 0), (
+                "a request or its bytes are still counted"
+            )
         finally:
             offload.close()
 

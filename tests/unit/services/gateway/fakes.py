@@ -22,7 +22,9 @@ Step = ChatEvent | tuple[ChatEvent, ...] | Exception | asyncio.Event
 
 
 class FakeRouter:
-    """``ports.Router``: yields events (those of a tuple together), raises exceptions, and waits for events of asyncio, as the script says."""
+    """``ports.Router``: yields events (those of a tuple together), raises exceptions, and waits for asyncio events, as
+    its script says.
+    """
 
     def __init__(self, script: Sequence[Step] = HELLO) -> None:
         self.script: Sequence[Step] = script

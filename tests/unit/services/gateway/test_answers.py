@@ -1,5 +1,3 @@
-"""Chunks that are filled in are what a JSON writer would write."""
-
 import json
 
 import pytest
@@ -11,8 +9,9 @@ from triptych.domain.generation import TokenChunk
 
 
 @given(text=st.text(min_size=1), model=st.text(), choice=st.integers(0, 100), include_usage=st.booleans())
-def test_a_chunk_of_text_is_the_json_that_it_says(text: str, model: str, choice: int, include_usage: bool) -> None:
+def test_a_preformatted_chunk_equals_the_json_encoders(text: str, model: str, choice: int, include_usage: bool) -> None:
     form = ChatForm("id", model, 7, include_usage=include_usage, logprobs=False)
+    form.begin(1)
     written = form.chunk(TokenChunk((1,), text, choice))
     assert written.isascii()
     assert written.startswith(b"data: ")
@@ -29,6 +28,7 @@ def test_a_chunk_of_text_is_the_json_that_it_says(text: str, model: str, choice:
 
 
 @pytest.mark.parametrize("model", ['"index":0', '""', "%b%d", ""])
-def test_a_model_may_be_named_like_what_is_filled_in(model: str) -> None:
+def test_a_model_name_may_contain_the_placeholders_of_the_form(model: str) -> None:
     form = ChatForm("id", model, 7, include_usage=False, logprobs=False)
+    form.begin(1)
     assert json.loads(form.chunk(TokenChunk((1,), "x", 3))[6:])["model"] == model

@@ -1,4 +1,4 @@
-"""The gateway as its users meet it: a real server on loopback, and the official client."""
+"""The gateway as a real server on loopback, with the official client."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ async def test_the_official_client_raises_its_own_errors(router: FakeRouter) -> 
                 pass
 
 
-async def test_the_official_synchronous_client_works_too(router: FakeRouter) -> None:
+async def test_the_official_synchronous_client_works(router: FakeRouter) -> None:
     def ask(url: str) -> tuple[str | None, str]:
         with (
             openai.DefaultHttpxClient(trust_env=False) as http,
@@ -87,7 +87,7 @@ async def test_the_official_synchronous_client_works_too(router: FakeRouter) -> 
         assert await asyncio.to_thread(ask, url) == ("Hello", "Hello")
 
 
-async def test_tokens_arrive_as_they_come(router: FakeRouter) -> None:
+async def test_tokens_are_streamed_as_they_are_generated(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [TokenChunk((1,), "first"), gate, *FINISH]
     async with official(router) as client:
@@ -133,7 +133,7 @@ REFUSED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-len
     [(b"", b""), (b"", HEAD), (HEAD + b"\r\n", b""), (HEAD + b"\r\n", HEAD), (REFUSED, b"x" * 1000)],
     ids=["nothing", "a head", "nothing after an answer", "a head after an answer", "the rest of what was refused"],
 )
-async def test_a_connection_that_brings_no_request_is_closed(router: FakeRouter, before: bytes, trickle: bytes) -> None:
+async def test_a_connection_without_a_request_is_closed(router: FakeRouter, before: bytes, trickle: bytes) -> None:
     async with (
         served(router, head_timeout_s=1, max_body_bytes=1024) as url,
         asyncio.timeout(10),
@@ -150,7 +150,7 @@ async def test_a_connection_that_brings_no_request_is_closed(router: FakeRouter,
         writer.write(before)
         sending = group.create_task(send_on())
         answer = b""
-        # A byte that reaches the server as it closes is never read, and TCP then ends in a reset: it is closed all the same.
+        # A byte that arrives while the server closes is never read, and TCP then sends a reset: closed all the same.
         with suppress(ConnectionResetError) if trickle else nullcontext():
             while piece := await reader.read(65536):
                 answer += piece
@@ -161,7 +161,7 @@ async def test_a_connection_that_brings_no_request_is_closed(router: FakeRouter,
         assert 0.9 < took_s < 5
 
 
-async def test_a_slow_answer_and_requests_that_come_in_time_keep_their_connection(router: FakeRouter) -> None:
+async def test_a_slow_answer_and_punctual_requests_keep_their_connection(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [gate, *HELLO]
     async with (
@@ -175,7 +175,7 @@ async def test_a_slow_answer_and_requests_that_come_in_time_keep_their_connectio
             assert (await client.get(url + "/health")).status_code == 200
 
 
-async def test_a_shutdown_lets_answers_finish(router: FakeRouter) -> None:
+async def test_a_shutdown_waits_for_running_answers(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [gate, *HELLO]
     async with serve(GatewaySettings(port=0), router) as app, httpx.AsyncClient(trust_env=False) as client:
@@ -191,7 +191,7 @@ async def test_a_shutdown_lets_answers_finish(router: FakeRouter) -> None:
             await client.get(url + "/health")
 
 
-async def test_a_shutdown_cuts_off_what_does_not_finish_with_an_error(router: FakeRouter) -> None:
+async def test_a_shutdown_ends_unfinished_answers_with_an_error(router: FakeRouter) -> None:
     router.script = [TokenChunk((1,), "x"), asyncio.Event()]
     async with httpx.AsyncClient(trust_env=False) as client, asyncio.TaskGroup() as group, served(router) as url:
         body = {**ASK, "stream": True}
@@ -201,7 +201,7 @@ async def test_a_shutdown_cuts_off_what_does_not_finish_with_an_error(router: Fa
     assert "[DONE]" not in (await running).text
 
 
-async def test_a_port_that_is_taken_is_one_clear_line(router: FakeRouter) -> None:
+async def test_a_taken_port_is_one_clear_line(router: FakeRouter) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CannotStart, match=f"cannot listen on 127.0.0.1:{port}"):
@@ -221,6 +221,6 @@ async def test_a_port_that_is_taken_is_one_clear_line(router: FakeRouter) -> Non
     ],
     ids=str,
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         GatewaySettings(**wrong)

@@ -1,4 +1,4 @@
-"""A body is read the same with its blobs extracted, wherever they are and however they are written."""
+"""A body parses to the same value with its blobs extracted, whatever their position and spelling."""
 
 import base64
 import json
@@ -64,7 +64,9 @@ def test_large_items_are_not_parsed() -> None:
         (body(image(URL), image(URL)), 2),
     ],
 )
-def test_what_is_read_is_the_same(text: bytes, extracted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extraction_does_not_change_the_parsed_value(
+    text: bytes, extracted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(extract_blobs(text).blobs) == extracted
     apart, at_once = apart_and_at_once(text, monkeypatch)
     assert apart == at_once
@@ -87,30 +89,30 @@ def test_what_is_read_is_the_same(text: bytes, extracted: int, monkeypatch: pyte
         (body(image(URL), n=99), InvalidRequest),
     ],
 )
-def test_what_is_wrong_is_refused_as_ever(text: bytes, error: type[InvalidRequest]) -> None:
+def test_malformed_bodies_are_refused_as_without_extraction(text: bytes, error: type[InvalidRequest]) -> None:
     with pytest.raises(error) as caught:
         parse_chat(text, LIMIT)
     assert "extracted:" not in caught.value.message
     assert len(caught.value.message) < 400
 
 
-def test_padding_within_the_data_is_no_base64_wherever_pieces_end() -> None:
+def test_padding_inside_base64_data_is_refused_at_any_piece_boundary() -> None:
     pieces = base64.b64encode(bytes(3 * (64 << 10))).decode()
     for text in (pieces[:-4] + "AA==" + pieces, pieces[:-4] + "AAA=" + pieces):
         with pytest.raises(InvalidMedia, match="broken"):
             parse_chat(body(image(f"data:image/png;base64,{text}")), 1 << 30)
 
 
-def test_json_beside_items_is_bounded() -> None:
+def test_json_without_its_media_is_bounded() -> None:
     with pytest.raises(RequestTooLarge, match="without its media"):
         parse_chat(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
 
 
-def test_names_of_the_caller_s_own_stand_for_nothing() -> None:
+def test_a_caller_cannot_forge_blob_names() -> None:
     extracted = extract_blobs(body(image(URL)))
     (name,) = extracted.blobs
     assert extracted.get("extracted:0") == "extracted:0"
-    assert name not in extract_blobs(body(image(URL))).blobs, "a name cannot be foreseen"
+    assert name not in extract_blobs(body(image(URL))).blobs, "names are unpredictable"
 
 
 FRAGMENTS = st.sampled_from(
@@ -135,7 +137,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(st.lists(FRAGMENTS, max_size=14))
-def test_any_bytes_are_read_or_refused_and_what_is_json_stays_so(fragments: list[bytes]) -> None:
+def test_any_bytes_are_parsed_or_refused_and_valid_json_is_parsed(fragments: list[bytes]) -> None:
     text = b"".join(fragments)
     extracted = extract_blobs(text)
     rest = bytes(extracted.rest)

@@ -1,4 +1,4 @@
-"""What docs/rest.md shows is what the gateway takes."""
+"""The examples of docs/rest.md are accepted by the gateway."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def bodies() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("route", "body"), bodies())
-def test_every_body_in_the_guide_is_taken(route: str, body: str) -> None:
+def test_every_body_in_the_guide_is_accepted(route: str, body: str) -> None:
     assert PARSERS[route](body.encode(), 1000)
     assert json.loads(body)
 
@@ -36,7 +36,7 @@ def test_there_is_a_body_for_every_route() -> None:
     assert {route for route, _ in bodies()} == set(PARSERS)
 
 
-def test_the_key_file_in_the_guide_is_one(tmp_path: Path) -> None:
+def test_the_key_file_in_the_guide_is_valid(tmp_path: Path) -> None:
     (lines,) = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
     (tmp_path / "keys.toml").write_text(lines.replace('"..."', f'"{"0" * 64}"'))
     assert read_key_file(tmp_path / "keys.toml")["alice"].concurrent == 16

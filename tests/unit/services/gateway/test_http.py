@@ -1,9 +1,10 @@
-"""What comes in over a socket before, around and instead of a request: bounded, and refused in the form of all errors."""
+"""HTTP below the routes: bounded heads and framing, and refusals in the common error format."""
 
 import asyncio
 import gzip
 import json
 import socket
+import time
 import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ GOOD = POST + b"content-length: %d\r\n\r\n" % len(ASK) + ASK
 
 
 class Connection:
-    """One connection to the gateway; ``answer`` reads what comes next."""
+    """One connection to the gateway; ``answer`` reads the next response."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -111,7 +112,7 @@ async def test_a_head_or_framing_that_is_too_large_is_refused(name: str) -> None
     ],
     ids=["a large header", "many headers", "small chunks", "a large body"],
 )
-async def test_what_is_within_the_bounds_is_answered_and_the_connection_is_kept(sent: bytes) -> None:
+async def test_a_request_within_the_bounds_keeps_its_connection(sent: bytes) -> None:
     async with connected() as connection:
         for _ in range(3):
             await connection.send(sent)
@@ -133,7 +134,7 @@ async def test_an_endless_head_takes_no_memory() -> None:
     assert peak < 8 << 20
 
 
-async def test_an_endless_head_in_small_pieces_is_refused_too() -> None:
+async def test_an_endless_head_in_small_pieces_is_refused() -> None:
     async with connected() as connection:
         await connection.send(GET)
         for _ in range(80):
@@ -142,7 +143,7 @@ async def test_an_endless_head_in_small_pieces_is_refused_too() -> None:
         assert (await connection.error())[0] == 431
 
 
-# --- what is no request ----------------------------------------------------------------------------------------------
+# --- malformed requests ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ async def test_an_endless_head_in_small_pieces_is_refused_too() -> None:
     ],
     ids=["tls", "words", "header name", "folded header", "two lengths", "url", "connect"],
 )
-async def test_what_is_no_request_is_answered_in_the_form_of_all_errors(garbage: bytes) -> None:
+async def test_a_malformed_request_is_answered_in_the_common_error_format(garbage: bytes) -> None:
     async with connected() as connection:
         await connection.send(garbage)
         assert await connection.error() == (400, "invalid_request")
@@ -175,14 +176,14 @@ async def test_good_requests_before_garbage_are_answered_first() -> None:
         assert await connection.error() == (400, "invalid_request")
 
 
-async def test_a_body_whose_framing_breaks_is_the_fault_of_its_own_request() -> None:
+async def test_a_framing_error_in_a_body_fails_its_own_request() -> None:
     async with connected() as connection:
         await connection.send(GET + b"\r\n" + CHUNKED + b"zz\r\n")
         assert (await connection.answer())[0] == 200
         assert await connection.error() == (400, "invalid_request")
 
 
-async def test_only_so_many_requests_wait_on_one_connection() -> None:
+async def test_pipelined_requests_of_a_connection_are_bounded() -> None:
     gate = asyncio.Event()
     async with connected(FakeRouter((gate, *FINISH))) as connection:
         await connection.send(GOOD + (GET + b"\r\n") * (http.MAX_PIPELINED + 50))
@@ -192,7 +193,7 @@ async def test_only_so_many_requests_wait_on_one_connection() -> None:
         assert await connection.error() == (429, "overloaded")
 
 
-async def test_a_client_that_leaves_with_requests_waiting_cancels_the_one_that_runs() -> None:
+async def test_a_disconnect_with_pipelined_requests_cancels_the_running_one() -> None:
     router = FakeRouter((asyncio.Event(),))
     async with connected(router) as connection:
         await connection.send(GOOD + GET + b"\r\n")
@@ -201,7 +202,7 @@ async def test_a_client_that_leaves_with_requests_waiting_cancels_the_one_that_r
         await router.closed.wait()
 
 
-async def test_connections_far_beyond_the_limit_are_refused_before_they_ask() -> None:
+async def test_connections_far_beyond_the_limit_are_refused_before_their_request() -> None:
     async with serve(GatewaySettings(port=0, max_connections=1), FakeRouter()) as app, asyncio.timeout(20):
         opened = [
             Connection(*await asyncio.open_connection("127.0.0.1", app.port))
@@ -214,11 +215,11 @@ async def test_connections_far_beyond_the_limit_are_refused_before_they_ask() ->
             connection.close()
 
 
-# --- headers that ask for something ----------------------------------------------------------------------------------
+# --- Upgrade, Expect, Content-Encoding ------------------------------------------------------------------------------
 
 
-async def test_another_protocol_is_not_taken_up_and_the_body_is_read() -> None:
-    """Java's client requests an upgrade to HTTP/2 in each request until it gets it."""
+async def test_an_upgrade_request_is_ignored_and_its_body_is_read() -> None:
+    """Java's client requests an upgrade to HTTP/2 in each request until it succeeds."""
     upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
     async with connected() as connection:
         for _ in range(2):
@@ -236,7 +237,7 @@ async def test_another_protocol_is_not_taken_up_and_the_body_is_read() -> None:
     ],
     ids=["gzip", "identity", "expect"],
 )
-async def test_what_is_not_understood_is_refused_by_its_own_status(
+async def test_unsupported_headers_are_refused_with_their_status(
     header: bytes, body: bytes, status: int, code: str
 ) -> None:
     async with connected() as connection:
@@ -254,7 +255,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
         assert (await connection.answer())[0] == 200
 
 
-# --- names of the gateway --------------------------------------------------------------------------------------------
+# --- Host header -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,14 +272,14 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
         (b"", False),
     ],
 )
-async def test_without_keys_on_loopback_only_known_names_are_served(host: bytes, served: bool) -> None:
+async def test_without_keys_on_loopback_only_known_host_names_are_served(host: bytes, served: bool) -> None:
     async with connected(allowed_hosts=("My.Name",)) as connection:
         await connection.send(b"GET /v1/models HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
         status, _, body = await connection.answer()
         assert (status, body.get("error", {}).get("code")) == ((200, None) if served else (403, "permission_denied"))
 
 
-async def test_with_keys_or_for_anyone_every_name_is_served(tmp_path: Path) -> None:
+async def test_with_keys_or_allow_network_every_host_name_is_served(tmp_path: Path) -> None:
     key, lines = new_key("a")
     (tmp_path / "keys.toml").write_text(lines)
     for settings in ({"keys": tmp_path / "keys.toml"}, {"allow_anyone": True}):
@@ -294,7 +295,7 @@ async def send_on(client: socket.socket) -> None:
         await asyncio.get_running_loop().sock_sendall(client, b"x")
 
 
-async def test_a_refused_client_that_sends_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_keeps_sending_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_LINGER_S", 0.1)
     async with serve(GatewaySettings(port=0), FakeRouter()) as app, asyncio.timeout(20):
         with socket.create_connection(("127.0.0.1", app.port)) as client:
@@ -305,19 +306,46 @@ async def test_a_refused_client_that_sends_on_is_cut_off(monkeypatch: pytest.Mon
 
 
 def status_after_sending_all(port: int, request: bytes) -> bytes:
-    """As blocking clients do: the answer is read only when the whole request is sent."""
+    """Reads the response only after sending the whole request, as blocking clients do."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(request)
         return client.recv(12).split()[1]
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n", b"HTTP/1.0\r\n"])
-async def test_an_early_refusal_reaches_a_client_that_still_sends_and_asks_to_close(
-    head: bytes, tmp_path: Path
-) -> None:
+async def test_an_early_refusal_reaches_a_client_that_is_still_sending(head: bytes, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(new_key("bob")[1])
     nbytes = 4 << 20
     request = b"POST /v1/chat/completions " + head + b"content-length: %d\r\n\r\n" % nbytes + bytes(nbytes)
     async with serve(GatewaySettings(port=0, keys=tmp_path / "keys.toml"), FakeRouter()) as app, asyncio.timeout(20):
         for _ in range(3):
             assert await asyncio.to_thread(status_after_sending_all, app.port, request) == b"401"
+
+
+def answer_after_sending_slowly(port: int, request: bytes, lasts_s: float) -> bytes:
+    """Everything that the gateway sent, read after sending a little of the body for ``lasts_s``."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request)
+        deadline_s = time.monotonic() + lasts_s  # noqa: TID251 - of a real socket
+        while time.monotonic() < deadline_s:  # noqa: TID251
+            time.sleep(0.1)
+            client.sendall(b"x")
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+        return answer
+
+
+@pytest.mark.parametrize(("connection", "lasts_s"), [(b"", 2.7), (b"connection: close\r\n", 1.0)])
+async def test_an_early_refusal_reaches_a_client_that_uploads_slowly(
+    connection: bytes, lasts_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_LINGER_S", 0.1)
+    request = POST + connection + b"content-length: 1000000\r\n\r\n"
+    async with (
+        serve(GatewaySettings(port=0, head_timeout_s=2, max_body_bytes=1024), FakeRouter()) as app,
+        asyncio.timeout(20),
+    ):
+        answer = await asyncio.to_thread(answer_after_sending_slowly, app.port, request, lasts_s)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b"}")

@@ -60,20 +60,20 @@ def test_a_key_names_its_holder() -> None:
     ],
     ids=str,
 )
-def test_whoever_has_no_key_is_not_let_in(headers: list[str]) -> None:
+def test_a_request_without_a_valid_key_is_refused(headers: list[str]) -> None:
     keys, key = ring(Clock())
     with pytest.raises(Unauthenticated):
         keys.caller([header.replace("{key}", key) for header in headers], "s")
 
 
-def test_without_a_file_everybody_is_let_in() -> None:
+def test_without_a_key_file_every_request_is_accepted() -> None:
     keys = KeyRing.load(None, Clock())
     assert keys.caller([], "s").name == ""
     with keys.caller([], "s").request():
         pass
 
 
-def test_ten_failures_a_minute_from_one_source_are_enough() -> None:
+def test_ten_failures_a_minute_block_a_source() -> None:
     clock = Clock()
     keys, key = ring(clock)
     for _ in range(MAX_FAILURES):
@@ -83,7 +83,7 @@ def test_ten_failures_a_minute_from_one_source_are_enough() -> None:
     with pytest.raises(RateLimited) as caught:
         keys.caller(["Bearer x"], "bad")
     assert caught.value.retry_after_s == 50
-    assert keys.caller([f"Bearer {key}"], "bad").name == "alice", "whoever has a key does not suffer for it"
+    assert keys.caller([f"Bearer {key}"], "bad").name == "alice", "a valid key is not affected"
     with pytest.raises(Unauthenticated):
         keys.caller(["Bearer x"], "other")
     clock.now_s += 51
@@ -113,7 +113,7 @@ def test_requests_of_a_key_are_limited_per_minute() -> None:
         pass
 
 
-def test_tokens_of_a_key_are_limited_per_minute_and_debts_are_waited_for() -> None:
+def test_tokens_of_a_key_are_limited_per_minute_and_overdrafts_delay_it() -> None:
     clock = Clock()
     keys, key = ring(clock, tokens_per_minute=60)
     caller = keys.caller([f"Bearer {key}"], "s")
@@ -127,7 +127,7 @@ def test_tokens_of_a_key_are_limited_per_minute_and_debts_are_waited_for() -> No
         pass
 
 
-def test_requests_of_a_key_at_the_same_time_are_limited() -> None:
+def test_concurrent_requests_of_a_key_are_limited() -> None:
     keys, key = ring(Clock(), concurrent=1)
     caller = keys.caller([f"Bearer {key}"], "s")
     with caller.request(), pytest.raises(RateLimited, match="1 requests of this key"), caller.request():
@@ -136,7 +136,7 @@ def test_requests_of_a_key_at_the_same_time_are_limited() -> None:
         pass
 
 
-def test_the_file_has_hashes_only(tmp_path: Path) -> None:
+def test_the_key_file_has_hashes_only(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     (key, lines), (_, more) = new_key("team.a"), new_key("b")
     path.write_text(lines + "requests_per_minute = 5\n" + more)
@@ -159,7 +159,7 @@ def test_the_file_has_hashes_only(tmp_path: Path) -> None:
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nconcurrent = 0", "concurrent"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_one_clear_message(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_key_file_is_one_clear_message(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=says) as caught:

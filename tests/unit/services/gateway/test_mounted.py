@@ -1,4 +1,4 @@
-"""A gateway and its router in one process, as ``--mount-router`` makes them."""
+"""A gateway and its router in one process (``--mount-router``)."""
 
 import shlex
 
@@ -30,7 +30,7 @@ async def test_the_router_answers_through_the_gateway_and_on_its_own_port() -> N
         await both.drain()
 
 
-async def test_the_routers_settings_say_how_many_tokens_a_request_may_name() -> None:
+async def test_the_routers_settings_bound_the_token_ids_of_a_request() -> None:
     command_line = f"--port 0 --model {shlex.quote(str(MODEL_DIR))} --max-stop-token-ids 70 --max-logit-bias 1030"
     ask = {"model": MODEL_ID, "messages": [{"role": "user", "content": "Hi"}]}
     async with (
@@ -54,7 +54,7 @@ async def test_the_routers_settings_say_how_many_tokens_a_request_may_name() -> 
 
 
 @pytest.mark.parametrize("command_line", ["--no-such-setting 1", "--port 70000", "--model 'unclosed"])
-async def test_a_router_that_is_told_nonsense_keeps_the_gateway_from_starting(command_line: str) -> None:
+async def test_invalid_router_options_stop_the_gateways_start(command_line: str) -> None:
     with pytest.raises((CannotStart, SystemExit)):
         async with app(GatewaySettings(port=0, mount_router=command_line)):
             pass

@@ -1,4 +1,4 @@
-"""Whatever clients ask for, the labels are few; what is measured is what happened."""
+"""Metrics and traces of the gateway; labels are few whatever clients send."""
 
 import asyncio
 
@@ -25,11 +25,11 @@ from triptych.runtime.tracing import Tracing
         ("", "other"),
     ],
 )
-def test_paths_become_one_of_a_few_labels(path: str, route: str) -> None:
+def test_paths_are_mapped_to_a_few_labels(path: str, route: str) -> None:
     assert route_of(path) == route
 
 
-async def test_metrics_are_served_as_prometheus_reads_them(rest: Rest, router: FakeRouter) -> None:
+async def test_metrics_are_served_in_the_prometheus_format(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.get("/metrics")
     assert answer.status_code == 200
@@ -37,7 +37,7 @@ async def test_metrics_are_served_as_prometheus_reads_them(rest: Rest, router: F
     assert "process_cpu_seconds_total" in answer.text
 
 
-async def test_status_and_route_are_counted_also_where_the_application_fails() -> None:
+async def test_status_and_route_are_counted_when_the_application_raises() -> None:
     telemetry = Telemetry()
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ async def test_status_and_route_are_counted_also_where_the_application_fails() -
     assert 'triptych_http_seconds_count{route="/health",status="0"} 1.0' in text
 
 
-async def test_only_answers_are_traced_and_below_the_clients_own_span() -> None:
+async def test_only_completions_are_traced_below_the_clients_span() -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     seen: list[str | None] = []
 
@@ -75,7 +75,7 @@ async def test_only_answers_are_traced_and_below_the_clients_own_span() -> None:
         scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"traceparent", traceparent.encode())]}
         await observed(scope, _nothing, _nowhere)
 
-    async with asyncio.TaskGroup() as group:  # each connection has a context of its own
+    async with asyncio.TaskGroup() as group:  # each connection has its own context
         group.create_task(ask("/ready"))
         group.create_task(ask("/v1/chat/completions"))
     assert sorted(seen, key=str) == ["0af7651916cd43dd8448eb211c80319c", None]

@@ -66,7 +66,7 @@ def url(value: Any) -> dict[str, Any]:
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": []}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 2**40}, "top_k"),
         ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": 2**63}, "seed"),
@@ -116,7 +116,7 @@ def url(value: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**fields)
     assert caught.value.param == param
@@ -134,7 +134,7 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
         {"user": "u", "metadata": {"deep": [[1]]}, "store": True, "unknown": [None]},
     ],
 )
-def test_fields_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> None:
+def test_fields_with_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
 
 
@@ -182,7 +182,7 @@ def test_every_parameter_reaches_the_sampling() -> None:
     assert read(response_format={"type": "json_object"}).sampling.response_format == ResponseFormat(Grammar.JSON_OBJECT)
 
 
-def test_tools_go_to_the_template_unless_the_model_is_not_to_use_them() -> None:
+def test_tools_go_to_the_template_unless_tool_choice_is_none() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert json.loads(read(tools=tools).tools) == tools
     assert json.loads(read(tools=tools, tool_choice="auto").tools) == tools
@@ -195,7 +195,7 @@ def test_tools_go_to_the_template_unless_the_model_is_not_to_use_them() -> None:
     assert read(tools=tools, tool_choice=named).tool_choice == ToolChoice(name="f")
 
 
-def test_calls_and_their_results_are_read() -> None:
+def test_tool_calls_and_results_in_messages_are_parsed() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "x"},
@@ -210,7 +210,7 @@ def test_calls_and_their_results_are_read() -> None:
     )
 
 
-def test_urls_are_left_to_be_fetched_and_put_back_in_their_places() -> None:
+def test_urls_are_left_to_the_fetcher_and_filled_in_afterwards() -> None:
     parsed = read(**content({"type": "text", "text": "x"}, url("https://a.example/1"), url("HTTP://a.example/2")))
     assert [(remote.url, remote.param) for remote in parsed.remote] == [
         ("https://a.example/1", "messages[0].content[1].image_url.url"),
@@ -225,7 +225,7 @@ def test_urls_are_left_to_be_fetched_and_put_back_in_their_places() -> None:
     assert whole.remote == ()
 
 
-def test_videos_and_audio_come_by_url_or_in_the_body() -> None:
+def test_videos_and_audio_are_accepted_by_url_or_inline() -> None:
     parts = (
         {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
         {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAEC"}},
@@ -238,7 +238,7 @@ def test_videos_and_audio_come_by_url_or_in_the_body() -> None:
     )
 
 
-def test_what_is_behind_a_url_keeps_its_modality() -> None:
+def test_fetched_media_keeps_its_modality() -> None:
     video = {"type": "video_url", "video_url": {"url": "https://a.example/v"}}
     audio = {"type": "audio_url", "audio_url": {"url": "http://a.example/a"}}
     parsed = read(**content(url("https://a.example/i"), audio, video))
@@ -254,7 +254,7 @@ def test_what_is_behind_a_url_keeps_its_modality() -> None:
     )
 
 
-def test_salts_keep_tenants_and_their_own_salts_apart() -> None:
+def test_salts_separate_tenants_and_their_cache_salts() -> None:
     salts = {tenant_salt(*pair) for pair in (("a", ""), ("", "a"), ("a", "b"), ("ab", ""), ('a","', ""), ("b", "a"))}
     assert len(salts) == 6
     assert tenant_salt("", "") == b""
@@ -275,13 +275,13 @@ def test_salts_keep_tenants_and_their_own_salts_apart() -> None:
     ],
     ids=str,
 )
-def test_what_a_plain_completion_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_of_a_completion_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_completion(json.dumps({"model": "m", **fields}).encode(), LIMIT)
     assert caught.value.param == param
 
 
-def test_a_plain_completion_has_a_raw_prompt() -> None:
+def test_a_completion_has_a_raw_prompt() -> None:
     for prompt in ("hi", ["hi"]):
         parsed = parse_completion(json.dumps({"model": "m", "prompt": prompt, "logprobs": 1}).encode(), LIMIT)
         assert (parsed.prompt, parsed.messages, parsed.sampling) == ("hi", (), SamplingParams(logprobs=1))
@@ -319,12 +319,12 @@ def test_an_image_above_the_limit_is_refused_with_both_sizes() -> None:
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_chat(body, LIMIT)
 
 
-def test_values_of_callers_are_cut_in_messages() -> None:
+def test_error_messages_truncate_values_of_the_caller() -> None:
     with pytest.raises(InvalidRequest, match="of 100000 characters") as caught:
         read(temperature="x" * 100_000)
     assert len(caught.value.message) < 300
@@ -356,7 +356,7 @@ BODY = st.fixed_dictionaries(
 
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
 @example(b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]}')
-def test_any_body_is_read_or_refused_and_nothing_else(body: bytes) -> None:
+def test_any_body_is_parsed_or_refused(body: bytes) -> None:
     try:
         parsed = parse_chat(body, LIMIT)
     except InvalidRequest as error:
@@ -366,6 +366,6 @@ def test_any_body_is_read_or_refused_and_nothing_else(body: bytes) -> None:
     assert len(refusal) <= 500
 
 
-def test_a_role_that_nobody_knows_is_answered_with_those_there_are() -> None:
+def test_an_unknown_role_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest, match="must be one of system, developer, user, assistant, tool"):
         read(messages=[{"role": "robot", "content": "x"}])

@@ -1,5 +1,3 @@
-"""Every answer of the gateway, over in-process HTTP, with a scripted router."""
-
 import asyncio
 import base64
 import json
@@ -40,7 +38,7 @@ def events_of(body: str) -> list[Any]:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_completion_has_the_whole_text_and_the_usage(rest: Rest, router: FakeRouter) -> None:
+async def test_a_completion_has_the_full_text_and_the_usage(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ASK, headers={"x-request-id": "abc"})
     assert answer.status_code == 200
@@ -67,7 +65,7 @@ async def test_a_completion_has_the_whole_text_and_the_usage(rest: Rest, router:
     }
 
 
-async def test_the_router_gets_what_was_asked(rest: Rest, router: FakeRouter) -> None:
+async def test_the_router_gets_the_parsed_request(rest: Rest, router: FakeRouter) -> None:
     body = {
         "model": "demo",
         "messages": [
@@ -93,7 +91,7 @@ async def test_the_router_gets_what_was_asked(rest: Rest, router: FakeRouter) ->
     assert 8 < request.timeout_s <= 9
 
 
-async def test_a_stream_tells_the_role_then_text_then_why_it_ended(rest: Rest, router: FakeRouter) -> None:
+async def test_a_stream_has_the_role_then_text_then_the_finish_reason(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json={**ASK, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -110,7 +108,7 @@ async def test_a_stream_tells_the_role_then_text_then_why_it_ended(rest: Rest, r
     assert not any("usage" in chunk for chunk in chunks)
 
 
-async def test_a_stream_ends_with_the_usage_when_asked_to(rest: Rest, router: FakeRouter) -> None:
+async def test_a_stream_ends_with_the_usage_on_request(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
         *chunks, usage, _ = events_of((await client.post(CHAT, json=body)).text)
@@ -143,7 +141,7 @@ async def test_models_health_and_readiness(rest: Rest, router: FakeRouter) -> No
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_both_names_of_a_request_lead_to_its_timeline(rest: Rest, router: FakeRouter) -> None:
+async def test_the_timeline_is_found_by_request_id_and_by_completion_id(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ASK)
         for name in (answer.headers["x-request-id"], answer.json()["id"]):
@@ -169,7 +167,7 @@ async def test_an_error_before_the_first_token_is_a_status(
     assert answer.headers["x-request-id"]
 
 
-async def test_retry_after_is_whole_seconds_and_never_none(rest: Rest) -> None:
+async def test_retry_after_is_at_least_one_whole_second(rest: Rest) -> None:
     async with rest(FakeRouter([errors.Overloaded("full", retry_after_s=0.2)])) as client:
         assert (await client.post(CHAT, json=ASK)).headers["retry-after"] == "1"
 
@@ -184,7 +182,7 @@ async def test_an_error_after_the_first_token_ends_the_stream_without_done(rest:
         assert answer.status_code == 503, "not a stream: nothing was sent yet"
 
 
-async def test_a_stream_that_just_stops_is_an_error(rest: Rest) -> None:
+async def test_a_stream_without_an_end_is_an_error(rest: Rest) -> None:
     async with rest(FakeRouter([TokenChunk((1,), "Hel")])) as client:
         answer = await client.post(CHAT, json={**ASK, "stream": True})
         assert events_of(answer.text)[-1]["error"]["code"] == "instance_lost"
@@ -193,7 +191,7 @@ async def test_a_stream_that_just_stops_is_an_error(rest: Rest) -> None:
         assert (await client.post(CHAT, json=ASK)).status_code == 503
 
 
-async def test_unknown_exceptions_say_nothing_but_are_logged(rest: Rest, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exceptions_are_logged_and_not_disclosed(rest: Rest, caplog: pytest.LogCaptureFixture) -> None:
     private = "10.0.0.7:/etc/weights"
     async with rest(FakeRouter([ValueError(private)])) as client:
         answer = await client.post(CHAT, json=ASK)
@@ -207,7 +205,7 @@ async def test_unknown_exceptions_say_nothing_but_are_logged(rest: Rest, caplog:
     assert private not in answer.text
 
 
-async def test_unknown_routes_and_methods_answer_in_the_same_body(rest: Rest, router: FakeRouter) -> None:
+async def test_unknown_routes_and_methods_use_the_common_error_body(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         missing = await client.get("/v2/nothing")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
@@ -221,7 +219,7 @@ async def test_unknown_routes_and_methods_answer_in_the_same_body(rest: Rest, ro
     ("given", "taken"),
     [("a-B_c.1:2", True), ("chatcmpl-x", True), ("", False), ("chatcmpl-", False), ("a b", False), ("x" * 129, False)],
 )
-async def test_request_ids_are_taken_over_only_when_well_formed(
+async def test_only_well_formed_request_ids_are_accepted(
     rest: Rest, router: FakeRouter, given: str, taken: bool
 ) -> None:
     async with rest(router) as client:
@@ -229,7 +227,7 @@ async def test_request_ids_are_taken_over_only_when_well_formed(
     assert (answer.headers["x-request-id"] == given) is taken
 
 
-async def test_an_id_that_still_runs_is_not_given_twice(rest: Rest) -> None:
+async def test_the_id_of_a_running_request_is_not_reused(rest: Rest) -> None:
     gate = asyncio.Event()
     async with rest(FakeRouter([gate, *HELLO])) as client, asyncio.TaskGroup() as group:
         posts = [group.create_task(client.post(CHAT, json=ASK, headers={"x-request-id": "same"})) for _ in range(2)]
@@ -239,13 +237,13 @@ async def test_an_id_that_still_runs_is_not_given_twice(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "601"])
-async def test_a_timeout_header_that_makes_no_sense_is_refused(rest: Rest, router: FakeRouter, value: str) -> None:
+async def test_an_invalid_timeout_header_is_refused(rest: Rest, router: FakeRouter, value: str) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
 
 
-async def test_nothing_outlives_its_time_limit(rest: Rest) -> None:
+async def test_no_request_exceeds_its_timeout(rest: Rest) -> None:
     router = FakeRouter([asyncio.Event()])
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": "0.01"})
@@ -259,7 +257,7 @@ async def test_nothing_outlives_its_time_limit(rest: Rest) -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_above_the_limit_is_413_announced_or_not(rest: Rest, router: FakeRouter) -> None:
+async def test_a_body_above_the_limit_is_413_with_and_without_content_length(rest: Rest, router: FakeRouter) -> None:
     async def chunks() -> Any:
         for _ in range(5):
             yield b"x" * 1000
@@ -271,7 +269,7 @@ async def test_a_body_above_the_limit_is_413_announced_or_not(rest: Rest, router
     assert router.requests == []
 
 
-async def test_a_body_that_does_not_arrive_is_408_and_takes_no_room_from_others(rest: Rest, router: FakeRouter) -> None:
+async def test_a_body_that_does_not_arrive_is_408_and_holds_no_capacity(rest: Rest, router: FakeRouter) -> None:
     stuck = asyncio.Event()
 
     async def chunks() -> Any:
@@ -290,7 +288,7 @@ async def test_a_body_that_does_not_arrive_is_408_and_takes_no_room_from_others(
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
 
 
-async def test_requests_above_the_bounds_are_429_and_come_through_later(rest: Rest) -> None:
+async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Rest) -> None:
     gate = asyncio.Event()
     router = FakeRouter([gate, *HELLO])
     async with (
@@ -312,7 +310,7 @@ async def test_requests_above_the_bounds_are_429_and_come_through_later(rest: Re
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
-async def test_no_body_makes_the_server_fail(rest: Rest, body: bytes) -> None:
+async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
     async with rest(FakeRouter()) as client:
         answer = await client.post(CHAT, content=body)
     assert answer.status_code in (200, 400)
@@ -320,11 +318,11 @@ async def test_no_body_makes_the_server_fail(rest: Rest, body: bytes) -> None:
         assert answer.json()["error"]["message"]
 
 
-# --- clients that leave -----------------------------------------------------------------------------------------------
+# --- disconnects ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [[], [TokenChunk((1,), "x")]], ids=["waiting", "streaming"])
-async def test_a_client_that_leaves_cancels_the_request_at_the_router(rest: Rest, script: list[Any]) -> None:
+async def test_a_disconnect_cancels_the_request_at_the_router(rest: Rest, script: list[Any]) -> None:
     router = FakeRouter([*script, asyncio.Event()])
     async with rest(router) as client, asyncio.timeout(5):
         app = client._transport.app  # type: ignore[attr-defined]
@@ -353,7 +351,7 @@ async def test_a_client_that_leaves_cancels_the_request_at_the_router(rest: Rest
         assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
 
 
-async def test_finish_is_all_it_takes(rest: Rest) -> None:
+async def test_an_answer_without_text_is_an_empty_string(rest: Rest) -> None:
     async with rest(FakeRouter(FINISH)) as client:
         answer = await client.post(CHAT, json=ASK)
     assert answer.json()["choices"][0]["message"]["content"] == ""

@@ -58,7 +58,7 @@ LIKELY: tuple[ChatEvent, ...] = (
 
 @asynccontextmanager
 async def web(body: bytes, status: str = "200 OK") -> AsyncGenerator[str]:
-    """A host on loopback that answers everything with ``body``."""
+    """A host on loopback that serves ``body`` at every path."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -84,14 +84,14 @@ def ask_about(*urls: str, **fields: Any) -> dict[str, Any]:
 # --- choices and logprobs ---------------------------------------------------------------------------------------------
 
 
-async def test_choices_come_back_in_their_order(rest: Rest) -> None:
+async def test_choices_are_returned_in_order(rest: Rest) -> None:
     async with rest(FakeRouter(TWO)) as client:
         answer = (await client.post(CHAT, json={**ASK, "n": 2})).json()
     told = [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in answer["choices"]]
     assert told == [(0, "ac", "stop"), (1, "b", "length")]
 
 
-async def test_a_stream_tells_which_choice_a_piece_belongs_to(rest: Rest) -> None:
+async def test_chunks_of_a_stream_have_their_choice_index(rest: Rest) -> None:
     async with rest(FakeRouter(TWO)) as client:
         *chunks, done = events_of((await client.post(CHAT, json={**ASK, "n": 2, "stream": True})).text)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -107,7 +107,7 @@ async def test_a_stream_tells_which_choice_a_piece_belongs_to(rest: Rest) -> Non
     assert done == "[DONE]"
 
 
-async def test_logprobs_are_told_as_openai_tells_them(rest: Rest) -> None:
+async def test_logprobs_have_openais_format(rest: Rest) -> None:
     half = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xC3]}
     never = {"token": "ä", "logprob": -9999.0, "bytes": [0xC3, 0xA4]}
     asked = {**ASK, "logprobs": True, "top_logprobs": 2}
@@ -141,7 +141,7 @@ TOLD_CALLS = [
 ]
 
 
-async def test_calls_come_back_as_openai_has_them_and_no_text_is_null(rest: Rest) -> None:
+async def test_tool_calls_have_openais_format_and_empty_content_is_null(rest: Rest) -> None:
     async with rest(FakeRouter(CALLING)) as client:
         (choice,) = (await client.post(CHAT, json=ASK)).json()["choices"]
     message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": TOLD_CALLS}
@@ -150,7 +150,7 @@ async def test_calls_come_back_as_openai_has_them_and_no_text_is_null(rest: Rest
         assert (await client.post(CHAT, json=ASK)).json()["choices"][0]["message"]["content"] == "See:"
 
 
-async def test_a_stream_tells_each_call_in_one_piece(rest: Rest) -> None:
+async def test_each_tool_call_is_streamed_in_one_chunk(rest: Rest) -> None:
     async with rest(FakeRouter(CALLING)) as client:
         *chunks, done = events_of((await client.post(CHAT, json={**ASK, "stream": True})).text)
     told = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
@@ -166,7 +166,7 @@ async def test_a_stream_tells_each_call_in_one_piece(rest: Rest) -> None:
 # --- plain completions and tokens -------------------------------------------------------------------------------------
 
 
-async def test_a_plain_completion_continues_a_raw_prompt(rest: Rest, router: FakeRouter) -> None:
+async def test_a_completion_continues_a_raw_prompt(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.post(COMPLETIONS, json={"model": "demo", "prompt": "Once"}, headers={"x-request-id": "r"})
         assert (await client.get("/v1/requests/cmpl-r/timeline")).status_code == 200
@@ -186,7 +186,7 @@ async def test_a_plain_completion_continues_a_raw_prompt(rest: Rest, router: Fak
     assert (router.requests[0].prompt, router.requests[0].messages) == ("Once", ())
 
 
-async def test_a_plain_completion_streams_and_tells_logprobs(rest: Rest) -> None:
+async def test_a_completion_streams_with_logprobs(rest: Rest) -> None:
     body = {"model": "demo", "prompt": "x", "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
     async with rest(FakeRouter(LIKELY)) as client:
         *chunks, usage, done = events_of((await client.post(COMPLETIONS, json=body)).text)
@@ -196,7 +196,7 @@ async def test_a_plain_completion_streams_and_tells_logprobs(rest: Rest) -> None
     assert (usage["usage"]["total_tokens"], done) == (7, "[DONE]")
 
 
-async def test_tokenize_counts_what_the_model_would_see(rest: Rest, router: FakeRouter) -> None:
+async def test_tokenize_counts_the_prompt_of_the_model(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         expected = {"count": 3, "max_model_len": 512, "tokens": [5, 6, 7], "token_strs": None}
         assert (await client.post("/tokenize", json={"prompt": "x"})).json() == expected
@@ -210,7 +210,7 @@ async def test_tokenize_counts_what_the_model_would_see(rest: Rest, router: Fake
     assert [request.model for request in router.requests] == ["demo"] * 3
 
 
-async def test_what_the_router_says_of_an_item_names_its_field(rest: Rest) -> None:
+async def test_an_error_of_the_router_about_an_item_names_its_field(rest: Rest) -> None:
     said = InvalidMedia("the image is broken", param="messages[0].content[1]")
     text = {"type": "text", "text": "x"}
     audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
@@ -249,7 +249,7 @@ async def test_an_image_is_fetched_from_its_url(rest: Rest, router: FakeRouter) 
     ],
     ids=lambda url: url[:40],
 )
-async def test_urls_that_lead_nowhere_good_are_400(rest: Rest, router: FakeRouter, url: str) -> None:
+async def test_forbidden_urls_are_400(rest: Rest, router: FakeRouter, url: str) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json=ask_about(PNG_URL, url))
     error = answer.json()["error"]
@@ -259,7 +259,7 @@ async def test_urls_that_lead_nowhere_good_are_400(rest: Rest, router: FakeRoute
     assert router.requests == []
 
 
-async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) -> None:
+async def test_a_bad_response_of_a_media_host_is_400(rest: Rest, router: FakeRouter) -> None:
     async with web(b"x", "503 Service Unavailable") as url, web(b"x" * 5000) as large:
         allowed = HostRules(fetch_hosts_private=("localhost",), fetch_ports=(port_of(url), port_of(large)))
         async with rest(router, fetch_rules=allowed, max_item_bytes=1000) as client:
@@ -268,7 +268,7 @@ async def test_what_a_host_answers_badly_is_400(rest: Rest, router: FakeRouter) 
             assert (answer.status_code, "1000 bytes" in answer.text) == (400, True)
 
 
-async def test_fetched_bytes_count_against_the_bytes_that_are_held(rest: Rest, router: FakeRouter) -> None:
+async def test_fetched_bytes_count_against_the_memory_bound(rest: Rest, router: FakeRouter) -> None:
     async with web(b"x" * 2000) as url:
         allowed = HostRules(fetch_hosts_private=("localhost",), fetch_ports=(port_of(url),))
         async with rest(router, fetch_rules=allowed, max_body_bytes=1024, max_buffered_bytes=1500) as client:
@@ -296,7 +296,7 @@ def key_file(path: Path, limits: str = "") -> tuple[Path, dict[str, str], dict[s
     return file, {"authorization": f"Bearer {alice}"}, {"authorization": f"Bearer {bob}"}
 
 
-async def test_the_key_guards_everything_but_health(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+async def test_every_route_but_health_requires_a_key(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
     keys, alice, _ = key_file(tmp_path)
     routes = ["/v1/models", "/v1/models/demo", "/v1/requests/r/timeline", "/ready", "/metrics", "/openapi.json", "/x"]
     async with rest(router, keys=keys) as client:
@@ -321,7 +321,9 @@ async def test_the_key_guards_everything_but_health(rest: Rest, router: FakeRout
         assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
 
 
-async def test_many_failures_from_one_source_are_429(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+async def test_many_authentication_failures_from_one_source_are_429(
+    rest: Rest, router: FakeRouter, tmp_path: Path
+) -> None:
     keys, alice, _ = key_file(tmp_path)
     async with rest(router, keys=keys) as client:
         wrong = {"authorization": "Bearer nonsense"}
@@ -333,9 +335,7 @@ async def test_many_failures_from_one_source_are_429(rest: Rest, router: FakeRou
         assert (await client.get("/v1/models", headers=alice)).status_code == 200
 
 
-async def test_the_limits_of_a_key_are_429_with_a_time_to_come_back(
-    rest: Rest, router: FakeRouter, tmp_path: Path
-) -> None:
+async def test_the_limits_of_a_key_are_429_with_retry_after(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
     keys, alice, bob = key_file(tmp_path, "tokens_per_minute = 20\n")
     async with rest(router, keys=keys) as client:
         assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
@@ -356,10 +356,10 @@ async def test_the_limits_of_a_key_are_429_with_a_time_to_come_back(
     ],
     ids=["after the first token", "during prefill", "while images are encoded", "out of time", "failed"],
 )
-async def test_a_key_pays_for_what_was_computed_however_its_request_ends(
+async def test_a_key_is_charged_for_computed_tokens_however_its_request_ends(
     tmp_path: Path, script: Sequence[Step], told: dict[str, int], spent: int
 ) -> None:
-    """The bucket is read by a request that is let in only if fewer tokens were charged."""
+    """The next request of the key is accepted only if fewer tokens were charged."""
     for limit, status in ((spent + 1, 200), (max(1, spent), 200 if spent == 0 else 429)):
         router = FakeRouter(script)
         router.told = told
@@ -379,9 +379,7 @@ async def test_a_key_pays_for_what_was_computed_however_its_request_ends(
             assert (await client.post(CHAT, json=ASK)).status_code == status
 
 
-async def test_embeddings_of_tenants_are_kept_apart_unless_they_share(
-    rest: Rest, router: FakeRouter, tmp_path: Path
-) -> None:
+async def test_embeddings_of_tenants_are_separate_unless_shared(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
     keys, alice, bob = key_file(tmp_path)
     salted = {**ASK, "cache_salt": "mine"}
     async with rest(router, keys=keys) as client:
@@ -397,7 +395,7 @@ async def test_embeddings_of_tenants_are_kept_apart_unless_they_share(
     assert [request.tenant_salt for request in router.requests] == [b"", b""]
 
 
-async def test_the_timeline_of_a_request_is_for_the_key_that_sent_it(
+async def test_a_timeline_is_visible_only_to_the_key_of_its_request(
     rest: Rest, router: FakeRouter, tmp_path: Path
 ) -> None:
     keys, alice, bob = key_file(tmp_path)
@@ -409,14 +407,14 @@ async def test_the_timeline_of_a_request_is_for_the_key_that_sent_it(
             assert (await client.get(f"/v1/requests/{name}/timeline", headers=bob)).status_code == 404
 
 
-def test_the_network_is_not_let_in_by_accident(tmp_path: Path) -> None:
+def test_listening_beyond_loopback_requires_keys_or_a_setting(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allow_anyone"):
         GatewaySettings(host="0.0.0.0")
     GatewaySettings(host="0.0.0.0", allow_anyone=True)
     GatewaySettings(host="0.0.0.0", keys=tmp_path / "keys.toml")
 
 
-async def test_keys_that_cannot_be_read_stop_the_start(router: FakeRouter, tmp_path: Path) -> None:
+async def test_an_unreadable_key_file_stops_the_start(router: FakeRouter, tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="cannot read the keys"):
         async with serve(GatewaySettings(port=0, keys=tmp_path / "missing"), router):
             pass
@@ -425,7 +423,7 @@ async def test_keys_that_cannot_be_read_stop_the_start(router: FakeRouter, tmp_p
 # --- the edge ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_too_many_gets_an_error_in_the_body_of_all_errors(router: FakeRouter) -> None:
+async def test_a_connection_above_the_limit_gets_the_common_error_body(router: FakeRouter) -> None:
     async with (
         serve(GatewaySettings(port=0, max_connections=1), router) as app,
         httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{app.port}") as first,
@@ -448,7 +446,7 @@ async def test_the_openapi_document_names_every_route(rest: Rest, router: FakeRo
     assert {"n", "logprobs", "logit_bias", "response_format", "tools", "cache_salt"} <= set(fields)
 
 
-async def test_what_the_template_refuses_reaches_the_client_by_name(rest: Rest) -> None:
+async def test_a_refusal_of_the_chat_template_reaches_the_client(rest: Rest) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     router = FakeRouter([InvalidRequest("tools: the model's chat template does not support tools", param="tools")])
     async with rest(router) as client:
@@ -457,13 +455,13 @@ async def test_what_the_template_refuses_reaches_the_client_by_name(rest: Rest) 
     assert router.requests[0].tools == '[{"type": "function", "function": {"name": "f"}}]'
 
 
-async def test_the_answer_is_the_same_whether_fields_are_unknown_or_not(rest: Rest) -> None:
+async def test_unknown_fields_are_ignored(rest: Rest) -> None:
     async with rest(FakeRouter(HELLO)) as client:
         answer = await client.post(CHAT, json={**ASK, "user": "u", "service_tier": "auto", "new": {}})
     assert answer.status_code == 200
 
 
-async def test_a_priority_reaches_the_router_if_it_is_one(rest: Rest, router: FakeRouter) -> None:
+async def test_only_a_valid_priority_reaches_the_router(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         for path, fields in ((CHAT, ASK), ("/v1/completions", {"model": "demo", "prompt": "p"})):
             for priority in (-7, None, 2**31 - 1):

@@ -39,8 +39,8 @@ from triptych.testing.offload import InlineOffload
 from triptych.tokens.grammar import Grammars
 
 
-class Mortal:
-    """Dying fails every running call; it returns with another epoch."""
+class KillableInstance:
+    """A fake instance: killing it fails every running call; after a restart it has another epoch."""
 
     def __init__(self, instance_id: str, role: Role, model: ModelInfo, arena_bytes: int) -> None:
         self.instance_id = instance_id
@@ -70,7 +70,7 @@ class Mortal:
         raise InstanceLost(f"{self.instance_id} is dead")
 
     async def close(self) -> None:
-        """As a stub has it."""
+        """Part of a stub's interface."""
         self.closed += 1
 
     async def describe(self) -> InstanceInfo:
@@ -87,7 +87,7 @@ class Mortal:
         )
 
 
-class FakeEncoder(Mortal):
+class FakeEncoder(KillableInstance):
     def __init__(self, instance_id: str, *, model: ModelInfo = FAKE_MODEL, arena_bytes: int = 1 << 20) -> None:
         super().__init__(instance_id, Role.E, model, arena_bytes)
         self.encode_s = 0.01
@@ -169,7 +169,7 @@ class FakeEncoder(Mortal):
             await self.spend(0.05)
 
 
-class FakeText(Mortal):
+class FakeText(KillableInstance):
     def __init__(self, instance_id: str, encoders: Sequence[FakeEncoder], *, model: ModelInfo = FAKE_MODEL) -> None:
         super().__init__(instance_id, Role.PD, model, 0)
         self.encoders = {encoder.instance_id: encoder for encoder in encoders}
@@ -225,7 +225,7 @@ class Bench:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits, is leased or reserved anywhere."""
+        """Whether nothing runs, waits, or is leased or reserved anywhere."""
         return (
             self.router.running == 0
             and self.router.cluster.outstanding_credits == 0
@@ -242,7 +242,7 @@ async def bench(
     arena_bytes: int = 1 << 20,
     settings: RouterSettings | None = None,
 ) -> AsyncIterator[Bench]:
-    """All instances seen. Afterwards nothing may be held anywhere by those that live."""
+    """A router that has seen all instances. Afterwards the instances that are alive must hold nothing."""
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
     instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
@@ -285,7 +285,7 @@ def ask(
 
 
 def image(seed: int, side_px: int = 28) -> bytes:
-    """28 pixels make 4 tokens, 128 bytes of embedding."""
+    """An image of 28 pixels: 4 tokens, 128 bytes of embedding."""
     return png(side_px, side_px, seed=seed)
 
 

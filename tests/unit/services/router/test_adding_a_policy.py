@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
 
 
 def written() -> Any:
-    """The policy of the page."""
+    """The policy of docs/adding_a_policy.md."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - this is what is tested
@@ -33,13 +33,13 @@ async def encoders_used(settings: RouterSettings) -> set[str]:
 
 
 @virtual
-async def test_the_policy_of_the_page_routes_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_policy_of_the_guide_routes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(await encoders_used(RouterSettings())) == 3
     monkeypatch.setattr(policies, "ROUTINGS", {"fill-up": written(), **ROUTINGS})
     assert await encoders_used(RouterSettings.load(["--encoder-routing", "fill-up"], {})) == {"encoder-0"}
 
 
-def test_the_page_names_all_policies_that_there_are() -> None:
+def test_the_guide_names_all_policies() -> None:
     for table in (ROUTINGS, SHARDINGS, ORDERINGS, ADMISSIONS):
         for name in table:
             assert f"`{name}`" in PAGE

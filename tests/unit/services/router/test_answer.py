@@ -1,5 +1,3 @@
-"""An answer as the caller gets it, and when it is over."""
-
 import pytest
 
 from services.router.answer import Answer
@@ -25,9 +23,9 @@ def finished(choice: int = 0) -> Finished:
     return Finished(FinishReason.STOP, 2, 0.0, 0.0, choice)
 
 
-async def test_what_comes_together_is_passed_on_together_with_the_usage_at_its_end() -> None:
+async def test_events_that_arrive_together_are_forwarded_together_with_the_usage_last() -> None:
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, choices=2, usage=Usage(7, 0, 4))
+    answer = Answer(buffer, None, choices=2, usage=Usage(7, 0, 4), clock=lambda: 0.0)
     chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
     assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
     assert (answer.over, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
@@ -37,9 +35,11 @@ async def test_what_comes_together_is_passed_on_together_with_the_usage_at_its_e
     assert await buffer.get() == [ChoiceFinished(FinishReason.STOP, 1), ChatFinished(Usage(7, 4, 4))]
 
 
-async def test_calls_are_told_from_text_where_the_model_was_told_of_tools() -> None:
+async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     buffer = StreamBuffer()
-    answer = Answer(buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0))
+    answer = Answer(
+        buffer, Calling(CallSyntax.TAGGED, frozenset({"f"}), True), choices=1, usage=Usage(7, 0), clock=lambda: 0.0
+    )
     answer.take([TokenChunk((1, 2), CALL), finished()])
     _, made, end, _ = await buffer.get()
     assert isinstance(made, ToolCallMade)
@@ -48,7 +48,7 @@ async def test_calls_are_told_from_text_where_the_model_was_told_of_tools() -> N
 
 
 def test_a_choice_ends_once() -> None:
-    answer = Answer(StreamBuffer(), None, choices=2, usage=Usage(7, 0))
+    answer = Answer(StreamBuffer(), None, choices=2, usage=Usage(7, 0), clock=lambda: 0.0)
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])

@@ -1,4 +1,4 @@
-"""Instances that fail at once, are suspect, lose their heartbeat, or are watched for longer than a watch lasts."""
+"""Instances that fail at once, are suspect, lose their heartbeat, or outlive one watch call."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -10,6 +10,7 @@ import pytest
 from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, FakeEncoder, FakeText, ask, bench, collect, image
 from tests.unit.services.router.test_service import now_s, virtual
+from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeRequest, EncodeResult
 from triptych.domain.generation import ChatFinished, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
@@ -21,7 +22,7 @@ from triptych.machine.router.shared_events import CallFailed
 
 
 @virtual
-async def test_calls_that_fail_one_turn_of_the_loop_apart_are_each_taken_in() -> None:
+async def test_failures_in_consecutive_loop_iterations_are_each_handled() -> None:
     async with bench() as made:
         for _ in range(10):
             made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
@@ -40,7 +41,7 @@ async def test_a_stub_is_opened_when_its_member_joins_and_closed_after_its_last_
         made.router.cluster.feed(MemberLeaving(encoder.instance_id))
         await asyncio.sleep(0.1)
         assert encoder.working
-        assert not encoder.closed, "it still works"
+        assert not encoder.closed, "it is still prefilling"
         await asyncio.sleep(0.4)
         made.router.cluster.feed(MemberLeaving(text.instance_id))
         outcomes = await asyncio.gather(*answers)
@@ -54,7 +55,7 @@ async def test_a_stub_is_opened_when_its_member_joins_and_closed_after_its_last_
 
 
 @virtual
-async def test_calls_to_a_member_that_has_left_are_given_up_at_once() -> None:
+async def test_calls_to_a_member_that_left_are_cancelled_at_once() -> None:
     async with bench(texts=2) as made:
         for encoder in made.encoders:
             encoder.encode_s = 100.0
@@ -71,7 +72,7 @@ async def test_calls_to_a_member_that_has_left_are_given_up_at_once() -> None:
 
 
 @virtual
-async def test_an_instance_that_was_suspected_for_nothing_is_back_at_once_although_it_never_stopped_reporting() -> None:
+async def test_a_wrongly_suspected_instance_that_kept_reporting_returns_at_once() -> None:
     async with bench() as made:
         text = made.texts[0]
         for number in range(50):
@@ -83,7 +84,7 @@ async def test_an_instance_that_was_suspected_for_nothing_is_back_at_once_althou
 
 
 @virtual
-async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> None:
+async def test_a_watch_that_reached_its_deadline_is_restarted_without_suspicion() -> None:
     async with bench() as made:
         text = made.texts[0]
         watch, watches = text.watch_load, 0
@@ -106,7 +107,7 @@ async def test_a_watch_whose_time_is_over_is_begun_again_without_suspicion() -> 
 
 
 class Stopped(FakeText):
-    """As under SIGSTOP: connections stay open but silent."""
+    """As under SIGSTOP: connections stay open without traffic."""
 
     stopped = False
 
@@ -140,7 +141,7 @@ async def test_calls_to_an_instance_that_is_stopped_are_redone_elsewhere() -> No
 
 class LongPrefill(Stopped):
     async def spend(self, duration_s: float) -> None:
-        await super().spend(1.0 if duration_s == 0.002 else duration_s)  # the prefill
+        await super().spend(1.0 if duration_s == 0.002 else duration_s)  # the prefill runs
 
 
 @pytest.mark.parametrize("reason", ["the watch ends as planned", "a call fails"])
@@ -178,7 +179,7 @@ async def test_calls_to_an_instance_that_stops_while_it_is_described_are_redone_
 
 
 class Paused(FakeText):
-    """As under SIGSTOP until SIGCONT: pending messages arrive then."""
+    """As under SIGSTOP until SIGCONT, when pending messages arrive."""
 
     going: asyncio.Event
 
@@ -189,7 +190,7 @@ class Paused(FakeText):
 
 @virtual
 @pytest.mark.parametrize("stopped_s", [20 + 0.17 * number for number in range(12)])
-async def test_the_only_text_instance_serves_as_soon_as_it_goes_on_after_a_stop(stopped_s: float) -> None:
+async def test_the_only_text_instance_serves_as_soon_as_it_resumes_after_a_stop(stopped_s: float) -> None:
     async with bench(settings=RouterSettings(heartbeat_timeout_s=3)) as made:
         text = made.texts[0]
         text.__class__ = Paused
@@ -202,7 +203,7 @@ async def test_the_only_text_instance_serves_as_soon_as_it_goes_on_after_a_stop(
 
 
 class Bounded(FakeEncoder):
-    """Takes so many items at once, like the encoder service, and refuses others."""
+    """Accepts a bounded number of items at once, as the encoder service does."""
 
     max_items = 64
     says = True
@@ -219,7 +220,7 @@ class Bounded(FakeEncoder):
 
 
 async def bounded(made: Bench, *, says: bool) -> list[Bounded]:
-    """The encoders of the bench, bounded from now on."""
+    """Bounds the encoders of the bench from now on."""
     pool: list[Bounded] = []
     for encoder in made.encoders:
         encoder.__class__ = Bounded
@@ -233,7 +234,7 @@ async def bounded(made: Bench, *, says: bool) -> list[Bounded]:
 
 @virtual
 @pytest.mark.parametrize("says", [True, False])
-async def test_a_burst_of_more_items_than_the_encoders_take_at_once_loses_nothing(says: bool) -> None:
+async def test_a_burst_above_the_encoders_item_limit_is_answered(says: bool) -> None:
     async with bench() as made:
         pool = await bounded(made, says=says)
         for encoder in pool:
@@ -251,10 +252,10 @@ async def test_a_burst_of_more_items_than_the_encoders_take_at_once_loses_nothin
 
 
 @virtual
-async def test_an_instance_that_fails_everything_fast_draws_no_requests_to_itself() -> None:
+async def test_an_instance_that_fails_fast_does_not_attract_requests() -> None:
     async with bench(encoders=2, texts=2) as made:
-        for panel in (made.encoders[0], made.texts[0]):
-            panel.failures.extend(EngineFailure("broken") for _ in range(10_000))
+        for instance in (made.encoders[0], made.texts[0]):
+            instance.failures.extend(EngineFailure("broken") for _ in range(10_000))
         made.encoders[1].encode_s = 0.2
         answers = []
         for number in range(200):
@@ -267,7 +268,7 @@ async def test_an_instance_that_fails_everything_fast_draws_no_requests_to_itsel
 
 
 @virtual
-async def test_a_short_absence_of_the_text_pool_fails_nobody() -> None:
+async def test_a_short_absence_of_the_text_pool_fails_no_request() -> None:
     async with bench() as made:
         text = made.texts[0]
         text.kill()
@@ -283,7 +284,7 @@ async def test_a_short_absence_of_the_text_pool_fails_nobody() -> None:
 
 
 @virtual
-async def test_an_absence_of_the_text_pool_beyond_the_grace_ends_in_one_error_in_two_seconds() -> None:
+async def test_a_text_pool_absent_beyond_the_grace_period_is_one_error_within_two_seconds() -> None:
     async with bench() as made:
         made.texts[0].kill()
         await asyncio.sleep(0.1)
@@ -298,21 +299,21 @@ async def test_an_absence_of_the_text_pool_beyond_the_grace_ends_in_one_error_in
 
 
 @virtual
-async def test_an_id_may_be_used_again_as_soon_as_its_request_was_cancelled_and_the_newest_owns_it() -> None:
+async def test_the_id_of_a_cancelled_request_can_be_reused_at_once() -> None:
     async with bench() as made:
         first = made.router.chat(ask("r", [image(1)]))
         reading = asyncio.Task(anext(first))
         await asyncio.sleep(0.005)
         reading.cancel()
         await asyncio.wait([reading])
-        assert made.router.running == 1, "not cleaned up yet"
+        assert made.router.running == 1, "its credit has not returned yet"
         assert isinstance((await collect(made.router, ask("r", [image(2)])))[-1], ChatFinished)
         await asyncio.sleep(0.1)
         assert (await made.router.timeline("r")).outcome is Outcome.DONE
 
 
 @virtual
-async def test_a_request_whose_time_is_over_when_it_comes_in_is_late_not_wrong() -> None:
+async def test_a_request_past_its_deadline_on_arrival_is_a_timeout() -> None:
     async with bench() as made:
         with pytest.raises(DeadlineExceeded):
             await collect(made.router, ask("r", timeout_s=0))
@@ -325,3 +326,55 @@ async def test_a_router_that_drains_is_not_ready() -> None:
         await made.router.drain()
         assert not (await made.router.readiness()).ready
         assert await made.router.missing() == ("router",)
+
+
+class SlowToRelease(FakeEncoder):
+    """Counts the calls; each waits for ``going``."""
+
+    going: asyncio.Event
+    released: list[int]
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        self.released.append(len(lease_ids))
+        await self.going.wait()
+        await super().release(lease_ids)
+
+
+class ReleasingNothing(FakeText):
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
+        async with aclosing(super().generate(replace(request, placements=()))) as stream:
+            async for events in stream:
+                yield events
+
+
+@virtual
+async def test_leases_that_are_released_during_a_call_share_the_next_one() -> None:
+    async with bench(encoders=1, settings=RouterSettings(control_timeout_s=30)) as made:
+        encoder = made.encoders[0]
+        encoder.__class__ = SlowToRelease
+        encoder.going, encoder.released = asyncio.Event(), []  # type: ignore[attr-defined]
+        made.texts[0].__class__ = ReleasingNothing
+        first = await collect(made.router, ask("first", [image(0)]))
+        answers = await asyncio.gather(*(collect(made.router, ask(f"r{n}", [image(n)])) for n in range(1, 6)))
+        assert all(isinstance(answer[-1], ChatFinished) for answer in (first, *answers))
+        assert encoder.released == [2]  # type: ignore[attr-defined]
+        assert made.router.cluster.outstanding_credits > 0
+        encoder.going.set()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
+        assert encoder.released == [2, 10]  # type: ignore[attr-defined]
+        assert not encoder.leases
+        assert made.router.cluster.outstanding_credits == 0
+
+
+@virtual
+async def test_leases_that_cannot_be_released_in_time_do_not_keep_their_credits() -> None:
+    async with bench(encoders=1, settings=RouterSettings(control_timeout_s=1)) as made:
+        encoder = made.encoders[0]
+        encoder.__class__ = SlowToRelease
+        encoder.going, encoder.released = asyncio.Event(), []  # type: ignore[attr-defined]
+        made.texts[0].__class__ = ReleasingNothing
+        await asyncio.gather(*(collect(made.router, ask(f"r{n}", [image(n)])) for n in range(3)))
+        await collect(made.router, ask("last", [image(9)]))
+        await asyncio.sleep(3)
+        assert made.router.cluster.outstanding_credits == 0
+        encoder.leases.clear()

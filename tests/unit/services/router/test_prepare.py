@@ -1,5 +1,3 @@
-"""What is prepared on the event loop, and what off it."""
-
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -48,14 +46,14 @@ def request(text: str = "hello", media: bytes = b"", messages: int = 1, **more: 
         (request(sampling=SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT))), True),
     ],
 )
-async def test_only_what_takes_no_time_is_done_on_the_loop(asked: ChatRequest, handed_over: bool) -> None:
+async def test_only_small_requests_are_prepared_on_the_event_loop(asked: ChatRequest, handed_over: bool) -> None:
     threads = Counted()
     offload = SmallInline(threads, max_chars=100, max_media_bytes=1000)
     assert await offload.run(lambda one, model: (one, model), asked, "model") == (asked, "model")
     assert threads.runs == handed_over
 
 
-async def test_other_work_is_handed_over() -> None:
+async def test_other_work_runs_in_threads() -> None:
     threads = Counted()
     assert await SmallInline(threads, max_chars=100, max_media_bytes=1000).run(len, "abc") == 3
     assert threads.runs == 1
@@ -69,7 +67,7 @@ async def test_other_work_is_handed_over() -> None:
         (Modality.IMAGE, "format is not known"),
     ],
 )
-def test_a_part_that_the_model_does_not_take_is_named(modality: Modality, message: str) -> None:
+def test_an_unsupported_modality_is_named(modality: Modality, message: str) -> None:
     parts = (TextPart("w5"), MediaPart(modality, b"neither of them"))
     prepare = ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer()))
     with pytest.raises(InvalidMedia, match=message) as refused:

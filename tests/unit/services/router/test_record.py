@@ -1,5 +1,3 @@
-"""A finished request is counted once, in one line, in words that are fixed."""
-
 import logging
 from dataclasses import replace
 
@@ -41,7 +39,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
     return {(s.name, frozenset(s.labels.values())): s.value for family in families for s in family.samples}
 
 
-def test_a_request_that_is_done_is_counted_everywhere_once() -> None:
+def test_a_finished_request_is_counted_once_in_every_metric() -> None:
     metrics = Metrics()
     RouterRecord(metrics).over(DONE, "stop")
     got = samples(metrics)
@@ -62,7 +60,7 @@ def test_a_request_that_is_done_is_counted_everywhere_once() -> None:
 @pytest.mark.parametrize(
     ("outcome", "error", "reason"), [(Outcome.FAILED, "instance_lost", "error"), (Outcome.CANCELLED, "", "abort")]
 )
-def test_one_that_is_not_done_has_no_durations_to_mislead(outcome: Outcome, error: str, reason: str) -> None:
+def test_a_failed_request_does_not_count_in_latency_metrics(outcome: Outcome, error: str, reason: str) -> None:
     metrics = Metrics()
     RouterRecord(metrics).over(replace(DONE, outcome=outcome, error=error), "")
     got = samples(metrics)
@@ -77,7 +75,7 @@ def test_refusals_are_counted_by_code() -> None:
     assert samples(metrics)["triptych_requests_refused_total", frozenset({"overloaded"})] == 1
 
 
-def test_one_line_says_how_it_went(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="services.router.record"):
         RouterRecord(Metrics()).over(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
     (record,) = (one for one in caplog.records if one.name == "services.router.record")

@@ -72,7 +72,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def arrived(made: Bench, images: list[bytes]) -> bool:
-    """Whether the last request that text was sent has each image's embedding in its place."""
+    """Whether the last request sent to text has each image's embedding at its placeholder."""
     last = made.texts[0].requests[-1]
     return [place.ticket.key for place in last.placements] == [digest(one) for one in images]
 
@@ -101,7 +101,7 @@ async def test_single_images_alternate_between_equal_encoders() -> None:
 
 
 @virtual
-async def test_an_image_goes_back_to_the_encoder_that_holds_it() -> None:
+async def test_an_image_goes_to_the_encoder_that_holds_its_embedding() -> None:
     async with bench() as made:
         for _ in range(6):
             await collect(made.router, ask("r", [image(1)]))
@@ -110,13 +110,13 @@ async def test_an_image_goes_back_to_the_encoder_that_holds_it() -> None:
 
 
 @virtual
-async def test_text_only_touches_no_encoder() -> None:
+async def test_a_text_only_request_calls_no_encoder() -> None:
     async with bench(encoders=0) as made:
         assert isinstance((await collect(made.router, ask("r")))[-1], ChatFinished)
 
 
 @virtual
-async def test_the_timeline_tells_what_happened() -> None:
+async def test_the_timeline_is_complete() -> None:
     async with bench() as made:
         await collect(made.router, ask("r", [image(1), image(2)]))
         timeline = await made.router.timeline("r")
@@ -163,7 +163,7 @@ async def test_a_lost_encoder_costs_only_its_items() -> None:
 
 
 @virtual
-async def test_killing_an_encoder_amid_a_burst_loses_no_request() -> None:
+async def test_killing_an_encoder_during_a_burst_loses_no_request() -> None:
     async with bench() as made:
         async with asyncio.TaskGroup() as group:
             answers = [
@@ -176,7 +176,7 @@ async def test_killing_an_encoder_amid_a_burst_loses_no_request() -> None:
 
 
 @virtual
-async def test_an_encoder_that_comes_back_is_used_again() -> None:
+async def test_a_restarted_encoder_is_used_again() -> None:
     async with bench(encoders=1) as made:
         made.encoders[0].kill()
         answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
@@ -186,7 +186,7 @@ async def test_an_encoder_that_comes_back_is_used_again() -> None:
 
 
 @virtual
-async def test_without_any_encoder_images_are_unavailable_within_the_grace_and_text_goes_on() -> None:
+async def test_without_encoders_images_are_unavailable_after_the_grace_period_and_text_works() -> None:
     async with bench(encoders=1) as made:
         made.encoders[0].kill()
         await asyncio.sleep(0.2)
@@ -200,7 +200,7 @@ async def test_without_any_encoder_images_are_unavailable_within_the_grace_and_t
 
 
 @virtual
-async def test_a_failed_pull_encodes_exactly_the_named_items_again() -> None:
+async def test_a_failed_pull_reencodes_exactly_the_named_items() -> None:
     async with bench() as made:
         images = [image(seed) for seed in range(4)]
         made.texts[0].failures.append(TransferFailed("broken", items=(2,)))
@@ -215,7 +215,7 @@ async def test_a_failed_pull_encodes_exactly_the_named_items_again() -> None:
 
 
 @virtual
-async def test_pulls_that_fail_again_and_again_end_in_one_error() -> None:
+async def test_repeatedly_failing_pulls_end_in_one_error() -> None:
     async with bench() as made:
         made.texts[0].failures.extend(TransferFailed("broken", items=(0,)) for _ in range(9))
         with pytest.raises(TransferFailed):
@@ -224,7 +224,7 @@ async def test_pulls_that_fail_again_and_again_end_in_one_error() -> None:
 
 
 @virtual
-async def test_a_forgotten_embedding_is_encoded_again() -> None:
+async def test_an_evicted_embedding_is_encoded_again() -> None:
     async with bench(encoders=1) as made:
         made.texts[0].failures.append(TransferFailed("broken", items=(0,)))
         made.encoders[0].forgets = True
@@ -286,7 +286,7 @@ async def test_text_lost_after_the_first_token_is_one_clear_error() -> None:
 
 
 @virtual
-async def test_a_text_stream_that_just_ends_is_a_lost_instance() -> None:
+async def test_a_text_stream_without_an_end_is_a_lost_instance() -> None:
     async with bench() as made:
         made.texts[0].finishes = False
         with pytest.raises(InstanceLost):
@@ -294,7 +294,7 @@ async def test_a_text_stream_that_just_ends_is_a_lost_instance() -> None:
 
 
 class Lingering(FakeText):
-    """Ends its calls ``lingers_s`` after the answer's end."""
+    """Ends its calls ``lingers_s`` after the end of the answer."""
 
     lingers_s = 0.0
     ended = 0
@@ -309,7 +309,7 @@ class Lingering(FakeText):
 
 @virtual
 @pytest.mark.parametrize(("lingers_s", "ended"), [(0.0, 1), (0.5, 1), (60.0, 0)])
-async def test_a_call_ends_by_itself_after_the_answer_within_a_bound(lingers_s: float, ended: int) -> None:
+async def test_a_call_that_outlives_its_answer_is_cancelled_after_a_bound(lingers_s: float, ended: int) -> None:
     async with bench() as made:
         text = made.texts[0]
         text.__class__ = Lingering
@@ -317,14 +317,14 @@ async def test_a_call_ends_by_itself_after_the_answer_within_a_bound(lingers_s: 
         text.lingers_s = lingers_s
         began_s = now_s()
         assert isinstance((await collect(made.router, ask("r")))[-1], ChatFinished)
-        assert now_s() - began_s < 0.1, "the caller does not wait for it"
+        assert now_s() - began_s < 0.1, "the caller does not wait for the call's end"
         await asyncio.sleep(1.1)
         assert (text.ended, made.router.running) == (ended, 0)
 
 
 @virtual
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.0105, 0.013, 0.02, 0.03])
-async def test_a_caller_that_leaves_stops_everything(after_s: float) -> None:
+async def test_a_cancelled_request_stops_all_its_calls(after_s: float) -> None:
     async with bench() as made:
         async with aclosing(made.router.chat(ask("r", [image(1), image(2)]))) as answer:
             reading = asyncio.Task(_read(answer))
@@ -344,7 +344,7 @@ async def _read(answer: Any) -> None:
 
 
 @virtual
-async def test_the_deadline_ends_a_request_wherever_it_is() -> None:
+async def test_the_deadline_ends_a_request_in_any_phase() -> None:
     async with bench() as made:
         made.encoders[0].encode_s = 100
         with pytest.raises(DeadlineExceeded):
@@ -356,7 +356,7 @@ async def test_the_deadline_ends_a_request_wherever_it_is() -> None:
 
 
 @virtual
-async def test_more_requests_than_allowed_are_refused_with_a_time_to_wait() -> None:
+async def test_requests_above_the_limit_are_refused_with_retry_after() -> None:
     async with bench(
         settings=RouterSettings(capacity=ServerBounds(max_concurrent_requests=2, retry_after_s=7))
     ) as made:
@@ -380,8 +380,8 @@ async def test_a_burst_of_200_requests_is_answered_in_full() -> None:
 
 
 @virtual
-async def test_requests_wait_for_arena_room_holding_nothing() -> None:
-    # Room for four embeddings in all; each request brings three.
+async def test_requests_wait_for_arena_room_without_holding_memory() -> None:
+    # Room for four embeddings in all; each request needs three.
     async with bench(arena_bytes=2 * 192) as made:
         answers = [
             asyncio.Task(collect(made.router, ask(f"r{n}", [image(n * 3 + k) for k in range(3)]))) for n in range(20)
@@ -392,7 +392,7 @@ async def test_requests_wait_for_arena_room_holding_nothing() -> None:
 
 
 @virtual
-async def test_an_encoder_that_refuses_for_memory_sends_the_request_back_to_the_queue() -> None:
+async def test_a_full_arena_requeues_the_request() -> None:
     async with bench() as made:
         made.encoders[0].failures.extend(ArenaFull("full") for _ in range(3))
         made.encoders[1].encode_s = 0.05
@@ -402,7 +402,7 @@ async def test_an_encoder_that_refuses_for_memory_sends_the_request_back_to_the_
 
 
 @virtual
-async def test_an_encoder_without_memory_for_good_ends_in_overload_before_the_deadline_not_in_a_loop() -> None:
+async def test_a_permanently_full_encoder_ends_in_overload_before_the_deadline() -> None:
     async with bench(encoders=1) as made:
         made.encoders[0].failures.extend(ArenaFull("full") for _ in range(100))
         started_s = now_s()
@@ -424,7 +424,7 @@ async def test_the_waiting_queue_is_bounded() -> None:
 
 
 @virtual
-async def test_what_can_never_fit_is_refused_for_good() -> None:
+async def test_a_request_larger_than_all_arenas_is_refused_for_good() -> None:
     async with bench(arena_bytes=2 * 192) as made:
         with pytest.raises(InvalidRequest, match="larger than the encoders' arenas"):
             await collect(made.router, ask("r", [image(n) for n in range(5)]))
@@ -433,7 +433,7 @@ async def test_what_can_never_fit_is_refused_for_good() -> None:
 
 
 @virtual
-async def test_each_choice_ends_by_itself_and_usage_sums_them_up() -> None:
+async def test_choices_end_independently_and_usage_is_their_sum() -> None:
     async with bench() as made:
         events = await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=3)))
         assert len(made.texts[0].requests) == 1
@@ -450,7 +450,7 @@ async def test_each_choice_ends_by_itself_and_usage_sums_them_up() -> None:
 
 
 @virtual
-async def test_what_no_text_instance_has_memory_for_is_refused_before_anything_is_encoded() -> None:
+async def test_a_request_above_every_text_instances_kv_memory_is_refused_before_encoding() -> None:
     async with bench(texts=2) as made:
         for text, kv_tokens in zip(made.texts, (50, 80), strict=True):
             text.kv_tokens = kv_tokens
@@ -467,7 +467,7 @@ async def test_what_no_text_instance_has_memory_for_is_refused_before_anything_i
 
 
 @virtual
-async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() -> None:
+async def test_a_stream_that_ends_before_all_choices_is_an_error() -> None:
     async with bench() as made:
         made.texts[0].finishes = False
         with pytest.raises(InstanceLost):
@@ -497,7 +497,7 @@ async def test_choices_that_are_not_all_finished_are_an_answer_that_broke_off() 
         (ask("r", [image(1)], sampling=SamplingParams(response_format=JSON)), InvalidRequest, "response_format"),
     ],
 )
-async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], param: str) -> None:
+async def test_invalid_input_is_named(request_: Any, expected: type[TriptychError], param: str) -> None:
     async with bench(settings=RouterSettings(request_size=RequestBounds(max_items_per_request=4))) as made:
         with pytest.raises(expected) as caught:
             await collect(made.router, request_)
@@ -509,7 +509,7 @@ async def test_bad_input_is_named(request_: Any, expected: type[TriptychError], 
     "error", [InvalidMedia("cannot be decoded"), RequestTooLarge("has 9 bytes"), InvalidRequest("takes 3 tokens")]
 )
 @virtual
-async def test_an_image_that_an_encoder_does_not_take_is_named_and_fails_nothing_else(error: TriptychError) -> None:
+async def test_an_image_refused_by_an_encoder_is_named_and_fails_only_its_request(error: TriptychError) -> None:
     async with bench(encoders=1) as made:
         made.encoders[0].failures.append(error)
         with pytest.raises(type(error)) as caught:
@@ -520,7 +520,7 @@ async def test_an_image_that_an_encoder_does_not_take_is_named_and_fails_nothing
 
 @virtual
 @pytest.mark.parametrize("error", [EngineFailure("failed"), ValueError("a defect")])
-async def test_a_failing_engine_and_a_defect_fail_one_request(error: Exception) -> None:
+async def test_engine_failures_and_unexpected_errors_fail_one_request(error: Exception) -> None:
     async with bench(encoders=1) as made:
         made.encoders[0].failures.append(error)
         with pytest.raises(InternalError):
@@ -551,7 +551,7 @@ async def test_a_request_id_can_be_used_once_at_a_time() -> None:
 
 
 @virtual
-async def test_an_instance_with_another_model_is_kept_out_and_shown() -> None:
+async def test_an_instance_with_another_model_gets_no_work_and_is_listed() -> None:
     async with bench() as made:
         other = ModelInfo("other", "1", made.encoders[0].model.dtype, 8, 4096)
         made.encoders[1].kill()
@@ -568,7 +568,7 @@ async def test_an_instance_with_another_model_is_kept_out_and_shown() -> None:
 
 
 @virtual
-async def test_draining_refuses_new_requests_and_lets_others_finish() -> None:
+async def test_a_draining_router_refuses_new_requests_and_finishes_running_ones() -> None:
     async with bench() as made:
         answer = asyncio.Task(collect(made.router, ask("r", [image(1)])))
         await asyncio.sleep(0.005)

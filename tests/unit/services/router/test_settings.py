@@ -1,5 +1,3 @@
-"""The router's settings, from outside."""
-
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,20 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         (["--arena-retry-s", "7"], "exceeds longest_pause_s"),
         (["--first-backoff-s", "70"], "exceeds longest_backoff_s"),
         (["--min-lease-s", "70"], "exceeds max_lease_s"),
+        (["--slo", "ttft=5x,tbt=fast"], "slo 'tbt=fast' is not"),
+        (["--report-window-s", "70"], "exceeds attainment_window_s"),
         (["--reconnect-min-s", "3"], "exceeds reconnect_max_s"),
         (["--instances", "a:1,b:2,a:1"], "instances names a:1 twice"),
+        (["--instances", "[::1]:1,[0:0::1]:01"], r"instances names \[::1\]:1 twice"),
         (["--instances", "a:1,nowhere"], "nowhere.: it is not HOST:PORT"),
         (["--instances", "a:1", "--instances-file", "f"], "give only one"),
+        (["--instances", "a:1", "--pool-manager", "m:1"], "instances and pool_manager all name the instances"),
+        (["--pool-manager", "m:1,nowhere"], "nowhere.: it is not HOST:PORT"),
+        (["--pool-manager", "m:1,m:1"], "pool_manager names m:1 twice"),
+        (["--pool-manager", ",".join(f"m:{port}" for port in range(1, 10))], "names 9 pool managers, at most 8"),
+        (["--pool-manager", "m:1", "--host", "0.0.0.0", "--allow-network"], "set advertise for pool_manager"),
+        (["--advertise", "nowhere"], "advertise 'nowhere': it is not HOST:PORT"),
+        (["--manager-retry-min-s", "6"], "exceeds manager_retry_max_s"),
         (["--instances-file", "f", "--instances-poll-s", "0"], "instances_poll_s"),
         (["--max-concurrent-requests", "0"], "max_concurrent_requests"),
         (
@@ -35,7 +43,7 @@ def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> No
         (["--admission", "all"], "admission is 'all', which is none of bounded"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused(argv: list[str], message: str) -> None:
+def test_contradictory_settings_are_refused(argv: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         RouterSettings.load(argv, {})
 
@@ -45,7 +53,7 @@ def test_policies_are_chosen_by_name() -> None:
     assert (settings.policies.encoder_routing, settings.policies.text_routing) == ("power-of-two", "round-robin")
 
 
-def test_tls_is_whole_or_not_at_all_and_takes_the_place_of_allow_network() -> None:
+def test_tls_needs_all_its_files_and_replaces_allow_network() -> None:
     files = ["--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-ca", "a.pem"]
     assert RouterSettings.load([*files, "--host", "0.0.0.0"], {}).tls_files == (
         Path("c.pem"),
@@ -58,3 +66,10 @@ def test_tls_is_whole_or_not_at_all_and_takes_the_place_of_allow_network() -> No
             RouterSettings.load(some, {})
     with pytest.raises(SettingsError, match="configure TLS"):
         RouterSettings.load(["--host", "0.0.0.0"], {})
+
+
+def test_others_are_told_the_address_to_reach_it_at() -> None:
+    assert RouterSettings.load([], {}).advertised(7) == "127.0.0.1:7"
+    assert RouterSettings.load(["--host", "::1"], {}).advertised(7) == "[::1]:7"
+    anywhere = ["--host", "0.0.0.0", "--allow-network", "--pool-manager", "m:1", "--advertise", "me:9"]
+    assert RouterSettings.load(anywhere, {}).advertised(7) == "me:9"

@@ -1,5 +1,3 @@
-"""What waits for a slow reader: merged, handed over together, bounded at a time."""
-
 import pytest
 
 from services.router.stream_buffer import MERGE_TOKENS, MOST_EVENTS, StreamBuffer
@@ -9,7 +7,7 @@ from triptych.errors import EngineFailure
 END = (ChoiceFinished(FinishReason.STOP), ChatFinished(Usage(1, 2)))
 
 
-async def test_what_waits_comes_together_and_the_end_with_it() -> None:
+async def test_buffered_events_are_delivered_together_with_the_end() -> None:
     buffer = StreamBuffer()
     for event in (TokenChunk((1,), "a"), TokenChunk((2,), "b"), *END):
         buffer.put([event])
@@ -31,7 +29,7 @@ async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() ->
     ]
 
 
-async def test_a_slow_reader_of_many_choices_gets_so_many_events_at_a_time_and_loses_none() -> None:
+async def test_a_slow_reader_of_many_choices_gets_bounded_batches_and_loses_none() -> None:
     buffer = StreamBuffer()
     sent = [TokenChunk((number,), "x", number % 2) for number in range(3 * MOST_EVENTS // 2)]
     for event in sent:

@@ -1,5 +1,3 @@
-"""Events of the text instance become the caller's, with tool calls parsed from text."""
-
 from itertools import count
 
 from services.router.tool_calls import Calling, ToolCallStream
@@ -29,7 +27,7 @@ def made(number: int, index: int = 0, choice: int = 0) -> ToolCallMade:
     return ToolCallMade(ToolCall(f"call_{number}", "f", "{}"), index, choice)
 
 
-def test_tokens_and_their_logprobs_pass_whatever_becomes_of_their_text() -> None:
+def test_tokens_and_logprobs_are_forwarded_whether_text_or_call() -> None:
     answer = calls()
     assert answer.chunk(TokenChunk((1,), "Hi <tool", logprobs=SURE)) == [TokenChunk((1,), "Hi", logprobs=SURE)]
     assert answer.chunk(TokenChunk((2, 3), CALL[5:] + "\nand " + CALL)) == [
@@ -41,7 +39,7 @@ def test_tokens_and_their_logprobs_pass_whatever_becomes_of_their_text() -> None
     assert answer.finished(STOP) == [ChoiceFinished(FinishReason.TOOL_CALLS)]
 
 
-def test_an_answer_that_is_cut_off_says_so_and_half_a_call_is_text() -> None:
+def test_an_incomplete_call_of_a_truncated_answer_is_text() -> None:
     answer = calls()
     answer.chunk(TokenChunk((1,), CALL + CALL[:20]))
     assert answer.finished(Finished(FinishReason.LENGTH, 9, 0.0, 0.0)) == [
@@ -50,7 +48,7 @@ def test_an_answer_that_is_cut_off_says_so_and_half_a_call_is_text() -> None:
     ]
 
 
-def test_choices_are_read_apart_and_only_who_made_calls_ends_with_them() -> None:
+def test_choices_are_parsed_separately_with_their_own_finish_reason() -> None:
     answer = calls(choices=2)
     assert answer.chunk(TokenChunk((1,), CALL[:20], 0)) == [TokenChunk((1,), "", 0)]
     assert answer.chunk(TokenChunk((2,), CALL[20:], 1)) == [TokenChunk((2,), CALL[20:], 1)]
@@ -59,6 +57,6 @@ def test_choices_are_read_apart_and_only_who_made_calls_ends_with_them() -> None
     assert answer.finished(STOP) == [ChoiceFinished(FinishReason.TOOL_CALLS)]
 
 
-def test_only_the_first_call_counts_where_there_is_to_be_one() -> None:
+def test_without_parallel_tool_calls_only_the_first_call_counts() -> None:
     answer = calls(parallel=False)
     assert answer.chunk(TokenChunk((1,), CALL + CALL)) == [TokenChunk((1,), ""), made(0)]

@@ -1,5 +1,3 @@
-"""One choice's text: where it ends, and its token metadata."""
-
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +11,7 @@ from triptych.ports import ScoredToken, Scores
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-class Letters:
+class LetterDetokenizer:
     """Token 97 is ``a``."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -33,19 +31,18 @@ def said(text: str, reason: FinishReason | None = None) -> Tokens:
 
 def answer(*pieces: Tokens, **sampling: object) -> tuple[str, int, int, FinishReason | None]:
     """Text, tokens, log-probabilities and reason."""
-    one = Answer(Letters(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
+    one = Answer(LetterDetokenizer(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
     text, scores, reason = "", 0, None
-    for piece in map(one.feed, pieces):
-        text += piece.chunk.text
-        scores += len(piece.chunk.logprobs)
-        assert len(piece.chunk.logprobs) == len(piece.chunk.token_ids)
-        reason = piece.finish_reason
+    for chunk, reason in map(one.feed, pieces):
+        text += chunk.text
+        scores += len(chunk.logprobs)
+        assert len(chunk.logprobs) == len(chunk.token_ids)
         if reason is not None:
             break
     return text, one.completion_tokens, scores, reason
 
 
-def test_tokens_are_counted_and_told_as_far_as_a_stop_string_needed_them() -> None:
+def test_tokens_up_to_the_end_of_a_stop_string_are_counted() -> None:
     assert answer(said("ab"), said("cdef"), stop=("cd",)) == ("ab", 4, 4, STOP)
 
 
@@ -53,14 +50,14 @@ def test_tokens_are_counted_and_told_as_far_as_a_stop_string_needed_them() -> No
     ("min_tokens", "expected"),
     [(0, ("", 2, 2, STOP)), (2, ("", 2, 2, STOP)), (3, ("ab", 4, 4, STOP)), (5, ("ababx", 5, 5, LENGTH))],
 )
-def test_a_stop_string_counts_from_min_tokens_on(
+def test_a_stop_string_is_ignored_before_min_tokens(
     min_tokens: int, expected: tuple[str, int, int, FinishReason | None]
 ) -> None:
     assert answer(said("aba"), said("bx", LENGTH), stop=("ab",), min_tokens=min_tokens) == expected
 
 
-def test_a_stop_string_that_was_passed_over_is_not_found_again() -> None:
-    # "ab" is complete too early, and still held back as the beginning of the other one.
+def test_an_ignored_stop_string_is_not_found_later() -> None:
+    # "ab" is complete too early, and still held back as a prefix of the other stop string.
     assert answer(said("ab"), said("z", LENGTH), stop=("ab", "abcd"), min_tokens=3) == ("abz", 3, 3, LENGTH)
 
 

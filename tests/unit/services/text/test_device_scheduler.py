@@ -1,4 +1,4 @@
-"""A text service whose loop gives an encoder's tower its turns: one thread, and neither at the other's mercy."""
+"""A text service whose loop also runs an encoder's batches, in one thread."""
 
 import asyncio
 from contextlib import aclosing
@@ -11,14 +11,14 @@ import pytest
 from services.text.device_scheduler import DeviceScheduler
 from services.text.hybrid import HybridInstance
 from services.text.settings import TextSettings
-from tests.unit.services.panels import (
+from tests.unit.services.instances import (
     ITEM_TOKENS,
     VOCABULARY,
-    Panels,
+    Instances,
     answer,
     encode_and_keep_only_tickets,
     encode_request,
-    hybrid_panels,
+    hybrid_instances,
     question,
     under_virtual_time,
 )
@@ -31,11 +31,11 @@ from triptych.ports import EngineOutput
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 
 
-def tower(**options: float) -> FakeEncoderEngine:
+def make_encoder(**options: float) -> FakeEncoderEngine:
     return FakeEncoderEngine(tokens_of=lambda info: 2 * info.width, **options)  # type: ignore[arg-type]
 
 
-async def encode(p: Panels, *names: str) -> list[EncodeResult]:
+async def encode(p: Instances, *names: str) -> list[EncodeResult]:
     results = await asyncio.gather(*(p.encoder.service.encode(encode_request(name)) for name in names))
     await p.encoder.service.release([lease for one in results for lease in (one.ticket.lease_id, one.router_lease)])
     return results
@@ -43,7 +43,7 @@ async def encode(p: Panels, *names: str) -> list[EncodeResult]:
 
 def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
     async def scenario() -> None:
-        async with hybrid_panels() as p:
+        async with hybrid_instances() as p:
             whole = HybridInstance(p.text.service, p.encoder.service, TextSettings(model=Path()))
             info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
             assert (encoder.role, text.role, info.role) == (Role.E, Role.PD, Role.EPD)
@@ -59,9 +59,9 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_idle_engine_leaves_the_tower_to_itself_and_wakes_for_it() -> None:
+def test_an_idle_engine_wakes_for_items_and_runs_no_steps() -> None:
     async def scenario() -> None:
-        async with hybrid_panels() as p:
+        async with hybrid_instances() as p:
             await asyncio.sleep(5)
             for name in ("cat", "dog"):
                 (result,) = await encode(p, name)
@@ -71,28 +71,28 @@ def test_an_idle_engine_leaves_the_tower_to_itself_and_wakes_for_it() -> None:
     under_virtual_time(scenario)
 
 
-def test_decodes_go_on_while_many_items_are_encoded() -> None:
+def test_decodes_continue_while_many_items_are_encoded() -> None:
     """Batches of one item, 10 ms each, and steps of 5 ms: a token every 15 ms."""
 
     async def scenario() -> None:
         budget = ImageBudget(tokens=ITEM_TOKENS, nbytes=1 << 20)
-        encoder = {"engine": tower(batch_s=0.01, token_s=0.0, prepare_s=0.0)}
-        async with hybrid_panels(budget=budget, encoder=encoder) as p, asyncio.TaskGroup() as group:
+        encoder = {"engine": make_encoder(batch_s=0.01, token_s=0.0, prepare_s=0.0)}
+        async with hybrid_instances(budget=budget, encoder=encoder) as p, asyncio.TaskGroup() as group:
             clock = asyncio.get_running_loop().time
             async with aclosing(p.text.service.generate(question("a long one", []).request)) as stream:
                 await anext(stream)
                 encoding = group.create_task(encode(p, *(f"item-{number}" for number in range(30))))
                 times = [clock() async for _ in stream]
-            assert not encoding.done(), "the answer did not wait for the items"
+            assert not encoding.done(), "the answer finished before the items"
             assert max(after - before for before, after in pairwise(times)) == pytest.approx(0.015, abs=1e-6)
             assert len(await encoding) == 30
 
     under_virtual_time(scenario)
 
 
-def test_what_fails_in_the_tower_costs_no_answer_and_what_fails_in_the_engine_no_item() -> None:
+def test_failures_of_encoder_and_engine_do_not_affect_each_other() -> None:
     async def scenario() -> None:
-        async with hybrid_panels() as p, asyncio.TaskGroup() as group:
+        async with hybrid_instances() as p, asyncio.TaskGroup() as group:
             p.encoder.engine.failures.extend([RuntimeError("secret")] * 2)
             asked = question("who", [])
             answering = group.create_task(answer(p.text.service, asked.request))
@@ -111,13 +111,13 @@ def test_what_fails_in_the_tower_costs_no_answer_and_what_fails_in_the_engine_no
     under_virtual_time(scenario)
 
 
-def test_a_step_that_raises_leaves_the_tower_its_turns() -> None:
+def test_items_are_encoded_although_steps_raise() -> None:
     class Broken(FakeTextEngine):
         def decode_step(self) -> list[EngineOutput]:
             raise RuntimeError("on purpose")
 
     async def scenario() -> None:
-        async with hybrid_panels(engine=Broken(VOCABULARY)) as p, asyncio.TaskGroup() as group:
+        async with hybrid_instances(engine=Broken(VOCABULARY)) as p, asyncio.TaskGroup() as group:
             encoding = group.create_task(encode(p, "dog"))
             with pytest.raises(EngineFailure):
                 await answer(p.text.service, question("who", []).request)
@@ -126,10 +126,10 @@ def test_a_step_that_raises_leaves_the_tower_its_turns() -> None:
     under_virtual_time(scenario)
 
 
-def test_items_that_nobody_waits_for_any_more_take_no_turn() -> None:
+def test_abandoned_items_are_not_encoded() -> None:
     async def scenario() -> None:
         slow = FakeTextEngine(VOCABULARY, step_s=0.5)
-        async with hybrid_panels(engine=slow) as p, asyncio.TaskGroup() as group:
+        async with hybrid_instances(engine=slow) as p, asyncio.TaskGroup() as group:
             group.create_task(answer(p.text.service, question("who", []).request))
             await asyncio.sleep(0.1)  # a step runs
             left = group.create_task(encode(p, "cat"))
@@ -142,10 +142,10 @@ def test_items_that_nobody_waits_for_any_more_take_no_turn() -> None:
     under_virtual_time(scenario)
 
 
-def test_draining_ends_once_answers_and_items_have() -> None:
+def test_draining_waits_for_answers_and_items() -> None:
     async def scenario() -> None:
         async with (
-            hybrid_panels(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p,
+            hybrid_instances(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p,
             asyncio.TaskGroup() as group,
         ):
             answering = group.create_task(answer(p.text.service, question("who", []).request))
@@ -162,8 +162,8 @@ def test_draining_ends_once_answers_and_items_have() -> None:
     under_virtual_time(scenario)
 
 
-class NothingWaits:
-    """A tower without items."""
+class IdleEncoder:
+    """An encoder without items."""
 
     waiting_since_s: float | None = None
 
@@ -173,9 +173,9 @@ class NothingWaits:
         raise AssertionError(f"nothing waits, and there is a turn within {budget}")
 
 
-def test_prompts_are_held_back_once_and_then_have_their_turn() -> None:
+def test_after_the_patience_items_and_prompts_alternate() -> None:
     now_s = [10.0]
-    waiting = NothingWaits()
+    waiting = IdleEncoder()
     stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
     ready = [stages.encode_ready]
     assert stages.next(prefill_ready=True).prefill

@@ -1,4 +1,4 @@
-"""The whole model in one process, wired up from its settings: two services on one port, one end."""
+"""An instance of role EPD in one process, built from its settings: two services on one port."""
 
 import asyncio
 from contextlib import aclosing
@@ -24,7 +24,7 @@ def told(**changes: object) -> TextSettings:
     return TextSettings(model=MODEL_DIR, role=Role.EPD, port=0, **changes)  # type: ignore[arg-type]
 
 
-def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() -> None:
+def test_the_encoder_gets_its_own_settings_and_shares_those_of_the_instance() -> None:
     settings = told(dtype="bfloat16", max_pull_s=3.0, mount_encoder="--arena-bytes 1048576 --max-batch-items=3")
     encoder = settings_of_encoder(settings)
     assert (encoder.arena_bytes, encoder.batches.max_batch_items) == (MIB, 3)
@@ -41,12 +41,12 @@ def test_the_encoder_is_told_what_is_its_own_and_shares_what_is_the_instances() 
         ("--dtype bfloat16", "dtype belongs to the whole instance"),
     ],
 )
-def test_what_the_encoder_cannot_be_told_is_refused_at_start(command: str, message: str) -> None:
+def test_encoder_settings_owned_by_the_instance_are_refused_at_start(command: str, message: str) -> None:
     with pytest.raises(CannotStart, match=f"--mount-encoder: (.|\n)*{message}"):
         settings_of_encoder(told(mount_encoder=command))
 
 
-async def test_a_directory_without_a_model_ends_the_start_with_one_line(tmp_path: Path) -> None:
+async def test_a_directory_without_a_model_is_one_line_at_start(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match=r"config\.json"):
         async with app(TextSettings(model=tmp_path, role=Role.EPD, port=0)):
             pass
@@ -66,7 +66,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
         assert info.role is Role.EPD
         assert info.max_items
         assert info.kv_tokens
-        assert {offer.backend for offer in info.offers} == {"shm"}, "others do not read from memory to memory"
+        assert {offer.backend for offer in info.offers} == {"shm"}, "other processes cannot use the in-memory transport"
         async with aclosing(stub.watch_load()) as loads:
             assert set((await anext(loads)).stages) == set(Stage)
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -84,7 +84,7 @@ async def test_two_services_are_one_instance_on_one_port() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("side", ["text", "encoder"])
-async def test_the_process_fails_with_either_side(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_process_fails_when_either_service_fails(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "image_cache_bytes": MIB,
         "transports": ("shm",),

@@ -1,4 +1,4 @@
-"""Embeddings on their way in: from many encoders at once, fair, bounded in bytes, the most urgent first."""
+"""Pulls of embeddings: from many encoders at once, fair, bounded in bytes, most urgent first."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.services.panels import (
+from tests.unit.services.instances import (
     SLOT_NBYTES,
-    EncoderPanel,
+    EncoderInstance,
     answer,
     encode_and_keep_only_tickets,
-    encoder_panel,
-    panels,
+    encoder_instance,
+    instances,
     question,
-    text_panel,
+    text_instance,
     under_virtual_time,
 )
 from triptych.domain.embedding import Ticket
@@ -27,8 +27,8 @@ ITEM_NBYTES = 1024 + 16
 """On the way; in the image cache it is rounded up."""
 
 
-class Road:
-    """Every pull takes PULL_S; what is on its way, and in which order pulls began, is written down."""
+class RecordingPull:
+    """A fake pull that takes PULL_S and records the bytes in flight and the order in which pulls start."""
 
     def __init__(self) -> None:
         self.order: list[bytes] = []
@@ -57,22 +57,25 @@ def now_s() -> float:
 Items = list[tuple[str, EncodeResult]]
 
 
-async def items(panel: EncoderPanel, prefix: str, count: int) -> Items:
-    return await encode_and_keep_only_tickets(panel, *(f"{prefix}-{n}" for n in range(count)))
+async def items(instance: EncoderInstance, prefix: str, count: int) -> Items:
+    return await encode_and_keep_only_tickets(instance, *(f"{prefix}-{n}" for n in range(count)))
 
 
-def test_items_are_pulled_from_all_their_encoders_at_once() -> None:
+def test_items_are_pulled_concurrently_from_all_their_encoders() -> None:
     async def scenario() -> None:
-        road = Road()
+        road = RecordingPull()
         network = MemoryNetwork(road)
         async with AsyncExitStack() as stack:
             encoders = [
-                await stack.enter_async_context(encoder_panel(network=network, instance_id=f"e{n}")) for n in range(4)
+                await stack.enter_async_context(encoder_instance(network=network, instance_id=f"e{n}"))
+                for n in range(4)
             ]
             text = await stack.enter_async_context(
-                text_panel(network, [panel.service for panel in encoders], pulls=PullLimits(max_pulls_per_encoder=1))
+                text_instance(
+                    network, [instance.service for instance in encoders], pulls=PullLimits(max_pulls_per_encoder=1)
+                )
             )
-            embedded = [one for n, panel in enumerate(encoders) for one in await items(panel, f"from-{n}", 2)]
+            embedded = [one for n, instance in enumerate(encoders) for one in await items(instance, f"from-{n}", 2)]
             asked = question("who", embedded)
             began_s = now_s()
             assert (await answer(text.service, asked.request)).token_ids == asked.expected
@@ -82,11 +85,11 @@ def test_items_are_pulled_from_all_their_encoders_at_once() -> None:
     under_virtual_time(scenario)
 
 
-def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encoder() -> None:
+def test_bytes_in_flight_are_bounded_with_half_of_the_bound_per_encoder() -> None:
     async def scenario() -> None:
-        road = Road()
+        road = RecordingPull()
         bound = 6 * ITEM_NBYTES
-        async with panels(
+        async with instances(
             before_pull=road, pulls=PullLimits(bound, max_pulls_per_encoder=64), encoder={"slots": 256}, slots=256
         ) as p:
             asked = [question(f"q{n}", await items(p.encoder, f"q{n}", 5)) for n in range(8)]
@@ -97,10 +100,10 @@ def test_bytes_on_their_way_never_exceed_the_bound_and_half_of_it_from_one_encod
     under_virtual_time(scenario)
 
 
-def test_an_urgent_request_overtakes_those_that_wait() -> None:
+def test_an_urgent_request_pulls_before_waiting_ones() -> None:
     async def scenario() -> None:
-        road = Road()
-        async with panels(
+        road = RecordingPull()
+        async with instances(
             before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
         ) as p:
             patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
@@ -111,16 +114,16 @@ def test_an_urgent_request_overtakes_those_that_wait() -> None:
                 began_s = now_s()
                 got = await answer(p.text.service, urgent.request)
                 assert got.token_ids == urgent.expected
-                assert now_s() - began_s < 0.5 * PULL_S + 3 * PULL_S + 0.1, "one pull was under way, three were its own"
+                assert now_s() - began_s < 0.5 * PULL_S + 3 * PULL_S + 0.1, "one pull was in flight, three were its own"
             assert [task.result().token_ids for task in waiting] == [one.expected for one in patient]
 
     under_virtual_time(scenario)
 
 
-def test_a_lower_priority_number_overtakes_those_that_wait_to_pull() -> None:
+def test_a_lower_priority_number_pulls_before_waiting_ones() -> None:
     async def scenario() -> None:
-        road = Road()
-        async with panels(
+        road = RecordingPull()
+        async with instances(
             before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
         ) as p:
             low = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=5.0) for n in range(5)]
@@ -135,10 +138,10 @@ def test_a_lower_priority_number_overtakes_those_that_wait_to_pull() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_urgent_request_overtakes_in_the_line_for_memory_too() -> None:
+def test_an_urgent_request_gets_memory_before_waiting_ones() -> None:
     async def scenario() -> None:
-        road = Road()
-        async with panels(before_pull=road, slots=3, max_running=1, encoder={"slots": 64}) as p:
+        road = RecordingPull()
+        async with instances(before_pull=road, slots=3, max_running=1, encoder={"slots": 64}) as p:
             patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
             urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
             ended: list[str] = []
@@ -161,8 +164,8 @@ def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("triptych.policy.queueing.SHARE_NBYTES_PER_S", 10 * ITEM_NBYTES)
 
     async def scenario() -> None:
-        road = Road()
-        async with panels(
+        road = RecordingPull()
+        async with instances(
             before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1), encoder={"slots": 256}, slots=256
         ) as p:
             huge = question("huge", await items(p.encoder, "huge", 100), timeout_s=60.0)
@@ -173,23 +176,23 @@ def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPat
                     await asyncio.sleep(5 * PULL_S)
                     began_s = now_s()
                     assert (await answer(p.text.service, one.request)).token_ids == one.expected
-                    assert now_s() - began_s < 12 * PULL_S, "not the ten seconds that the huge one takes"
+                    assert now_s() - began_s < 12 * PULL_S, "not the ten seconds of the huge request"
                 assert not long.done()
             assert long.result().token_ids == huge.expected
 
     under_virtual_time(scenario)
 
 
-def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() -> None:
+def test_queued_pulls_of_a_cancelled_request_are_dropped_and_release_everything() -> None:
     async def scenario() -> None:
-        road = Road()
-        async with panels(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
+        road = RecordingPull()
+        async with instances(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
             leaving = question("leaving", await items(p.encoder, "item", 10))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5 * PULL_S):
                     await answer(p.text.service, leaving.request)
             assert p.text.receiver.cache.turns.waiting == 0
-            assert p.text.receiver.cache.pinned_bytes == SLOT_NBYTES, "the pull that is under way goes on"
+            assert p.text.receiver.cache.pinned_bytes == SLOT_NBYTES, "the pull in flight continues"
             await asyncio.sleep(PULL_S)
             assert len(road.order) == 2
             assert p.encoder.store.memory.leases == 0
@@ -197,10 +200,10 @@ def test_pulls_of_a_request_that_left_do_not_begin_and_give_everything_back() ->
     under_virtual_time(scenario)
 
 
-def test_a_pull_that_another_request_still_needs_goes_on_in_its_name() -> None:
+def test_a_pull_that_another_request_needs_continues() -> None:
     async def scenario() -> None:
-        road = Road()
-        async with panels(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
+        road = RecordingPull()
+        async with instances(before_pull=road, pulls=PullLimits(max_pulls_per_encoder=1)) as p:
             first = question("first", await items(p.encoder, "item", 4))
             second = question("second", await items(p.encoder, "item", 4))
 
@@ -216,16 +219,16 @@ def test_a_pull_that_another_request_still_needs_goes_on_in_its_name() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_hung_encoder_with_many_pulls_leaves_the_others_their_turns() -> None:
+def test_a_hanging_encoder_does_not_block_pulls_from_others() -> None:
     async def scenario() -> None:
         async def hang(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(1000.0 if ticket.holder == "hung" else PULL_S)
 
         network = MemoryNetwork(hang)
         async with (
-            encoder_panel(network=network, instance_id="good") as good,
-            encoder_panel(network=network, instance_id="hung", settle=False) as hung,
-            text_panel(
+            encoder_instance(network=network, instance_id="good") as good,
+            encoder_instance(network=network, instance_id="hung", settle=False) as hung,
+            text_instance(
                 network, [good.service, hung.service], pulls=PullLimits(4 * ITEM_NBYTES), max_pull_s=5.0
             ) as text,
         ):

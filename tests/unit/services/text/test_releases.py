@@ -1,5 +1,3 @@
-"""Leases are released in the background, in batches, and an unresponsive holder delays no others."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +6,7 @@ import pytest
 
 from services.text import releases
 from services.text.releases import Releases
-from tests.unit.services.panels import address_of, encode_and_keep_only_tickets, encoder_panel, under_virtual_time
+from tests.unit.services.instances import address_of, encode_and_keep_only_tickets, encoder_instance, under_virtual_time
 from triptych.domain.embedding import LeaseId
 from triptych.ports import Encoder, Peer
 from triptych.runtime.tasks import TaskScope
@@ -16,7 +14,7 @@ from triptych.testing.links import Link, LinkedInstance
 from triptych.transport.peer_pool import PeerPool
 
 
-class Listening(LinkedInstance):
+class ReleaseRecorder(LinkedInstance):
     """Records released leases."""
 
     def __init__(self, link: Link[Encoder]) -> None:
@@ -29,7 +27,7 @@ class Listening(LinkedInstance):
 
 
 def pool(**encoders: LinkedInstance) -> PeerPool:
-    """Of encoders by their instance ids. Nothing is read: giving back needs no link."""
+    """A pool of encoders by instance id, without data-plane links, which releases do not need."""
     stubs = {address_of(instance_id): encoder for instance_id, encoder in encoders.items()}
 
     async def no_link(_: object) -> Peer:
@@ -38,30 +36,30 @@ def pool(**encoders: LinkedInstance) -> PeerPool:
     return PeerPool(stubs.__getitem__, no_link, limit=8, clock=asyncio.get_running_loop().time)
 
 
-def test_leases_that_come_up_during_a_call_go_together_with_the_next() -> None:
+def test_leases_released_during_a_call_are_batched_in_the_next() -> None:
     async def scenario() -> None:
-        async with encoder_panel() as panel, TaskScope("test") as scope:
-            encoder = Listening(Link[Encoder]("encoder", panel.service, latency_s=lambda: 0.1))
+        async with encoder_instance() as instance, TaskScope("test") as scope:
+            encoder = ReleaseRecorder(Link[Encoder]("encoder", instance.service, latency_s=lambda: 0.1))
             back = Releases(pool(encoder=encoder), scope=scope, timeout_s=1.0)
-            items = await encode_and_keep_only_tickets(panel, *(f"item-{n}" for n in range(20)))
+            items = await encode_and_keep_only_tickets(instance, *(f"item-{n}" for n in range(20)))
             for number, (_, result) in enumerate(items):
                 back.add(result.ticket)
                 if number == 4:
                     await asyncio.sleep(0.25)
             await asyncio.sleep(1.0)
             assert encoder.calls == [5, 15]
-            assert panel.store.memory.leases == 0
+            assert instance.store.memory.leases == 0
             assert len(scope) == 0
 
     under_virtual_time(scenario)
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_themselves(*, gone: bool) -> None:
+def test_an_unresponsive_holder_delays_no_other_and_its_leases_expire(*, gone: bool) -> None:
     async def scenario() -> None:
         async with (
-            encoder_panel(instance_id="good") as good,
-            encoder_panel(instance_id="bad", settle=False) as bad,
+            encoder_instance(instance_id="good") as good,
+            encoder_instance(instance_id="bad", settle=False) as bad,
             TaskScope("test") as scope,
         ):
             link = Link[Encoder]("bad", bad.service)
@@ -85,18 +83,18 @@ def test_a_holder_that_does_not_answer_holds_nobody_up_and_its_leases_end_by_the
     under_virtual_time(scenario)
 
 
-def test_leases_that_wait_for_one_holder_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_releases_of_a_holder_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "_MAX_PENDING", 10)
 
     async def scenario() -> None:
-        async with encoder_panel() as panel, TaskScope("test") as scope:
-            encoder = Listening(Link[Encoder]("encoder", panel.service))
+        async with encoder_instance() as instance, TaskScope("test") as scope:
+            encoder = ReleaseRecorder(Link[Encoder]("encoder", instance.service))
             back = Releases(pool(encoder=encoder), scope=scope, timeout_s=1.0)
-            [[_, result]] = await encode_and_keep_only_tickets(panel, "cat")
+            [[_, result]] = await encode_and_keep_only_tickets(instance, "cat")
             for number in range(100):
                 back.add(replace(result.ticket, lease_id=number.to_bytes(16, "big")))
             await asyncio.sleep(1.0)
             assert encoder.calls == [10]
-            await panel.service.release([result.ticket.lease_id])
+            await instance.service.release([result.ticket.lease_id])
 
     under_virtual_time(scenario)

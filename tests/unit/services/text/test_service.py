@@ -1,4 +1,4 @@
-"""The text instance as its callers see it, with a real encoder service beside it."""
+"""The text service with a real encoder service."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from services.text.service import TextService
-from tests.unit.services.panels import (
+from tests.unit.services.instances import (
     ITEM_TOKENS,
     VOCABULARY,
     Answered,
     Asked,
     answer,
     encode_and_keep_only_tickets,
-    encoder_panel,
-    panels,
+    encoder_instance,
+    instances,
     question,
-    text_panel,
+    text_instance,
     under_virtual_time,
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
@@ -39,15 +39,16 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.ports import Encoder, EngineOutput
+from triptych.ports import Encoder, EngineOutput, EngineRequest
 from triptych.testing.fakes import FakeTextEngine
 from triptych.testing.links import Link, LinkedInstance
+from triptych.testing.offload import spend
 from triptych.transport.memory import MemoryNetwork
 
 
-def test_an_answer_depends_on_every_embedding_in_its_place() -> None:
+def test_an_answer_depends_on_every_embedding_and_its_position() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog", "owl")
             asked = question("who", items)
             got = await answer(p.text.service, asked.request)
@@ -69,7 +70,7 @@ def test_an_answer_depends_on_every_embedding_in_its_place() -> None:
 
 def test_text_alone_needs_no_encoder() -> None:
     async def scenario() -> None:
-        async with text_panel(MemoryNetwork(), []) as text:
+        async with text_instance(MemoryNetwork(), []) as text:
             asked = question("hello", [])
             got = await answer(text.service, asked.request)
             assert (got.token_ids, got.ready.pulls) == (asked.expected, ())
@@ -77,9 +78,9 @@ def test_text_alone_needs_no_encoder() -> None:
     under_virtual_time(scenario)
 
 
-def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
+def test_leases_are_released_as_soon_as_everything_is_pulled() -> None:
     async def scenario() -> None:
-        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
+        async with instances(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
             async with aclosing(p.text.service.generate(asked.request)) as stream:
                 assert isinstance((await anext(stream))[0], Ready)
@@ -90,14 +91,14 @@ def test_leases_are_given_back_as_soon_as_everything_was_pulled() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_embedding_that_was_pulled_before_is_not_pulled_again() -> None:
+def test_a_cached_embedding_is_not_pulled_again() -> None:
     async def scenario() -> None:
         pulls: list[str] = []
 
         async def count(reader: str, ticket: Ticket) -> None:
             pulls.append(reader)
 
-        async with panels(before_pull=count) as p:
+        async with instances(before_pull=count) as p:
             for name in ("first", "second"):
                 asked = question(name, await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
                 got = await answer(p.text.service, asked.request)
@@ -108,7 +109,7 @@ def test_an_embedding_that_was_pulled_before_is_not_pulled_again() -> None:
     under_virtual_time(scenario)
 
 
-def test_requests_that_want_the_same_embedding_at_once_share_one_pull() -> None:
+def test_concurrent_requests_for_an_embedding_share_one_pull() -> None:
     async def scenario() -> None:
         pulls: list[str] = []
 
@@ -116,7 +117,7 @@ def test_requests_that_want_the_same_embedding_at_once_share_one_pull() -> None:
             pulls.append(reader)
             await asyncio.sleep(0.05)
 
-        async with panels(before_pull=count) as p:
+        async with instances(before_pull=count) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
             got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
             assert [one.token_ids for one in got] == [one.expected for one in asked]
@@ -125,18 +126,18 @@ def test_requests_that_want_the_same_embedding_at_once_share_one_pull() -> None:
     under_virtual_time(scenario)
 
 
-def test_one_item_twice_in_a_request_is_pulled_once() -> None:
+def test_an_item_used_twice_in_a_request_is_pulled_once() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("twins", await encode_and_keep_only_tickets(p.encoder, "cat", "cat"))
             assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
 
     under_virtual_time(scenario)
 
 
-def test_a_burst_of_200_is_answered_and_none_is_lost_or_mixed_up() -> None:
+def test_a_burst_of_200_is_answered_without_losses_or_mix_ups() -> None:
     async def scenario() -> None:
-        async with panels(slots=24, encoder={"slots": 512}, max_running=8) as p:
+        async with instances(slots=24, encoder={"slots": 512}, max_running=8) as p:
 
             async def ask(number: int) -> tuple[Asked, Answered]:
                 names = [f"image-{(number * 7 + k) % 61}" for k in range(number % 4)]
@@ -150,12 +151,12 @@ def test_a_burst_of_200_is_answered_and_none_is_lost_or_mixed_up() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
+def test_clients_that_cancel_at_any_time_leak_nothing(seed: int) -> None:
     async def scenario() -> None:
         async def slowly(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(0.01)
 
-        async with panels(before_pull=slowly, slots=8, max_running=2) as p:
+        async with instances(before_pull=slowly, slots=8, max_running=2) as p:
 
             async def ask_and_leave(number: int) -> None:
                 names = [f"image-{(number + k) % 5}" for k in range(number % 3)]
@@ -173,7 +174,7 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(seed: int) -> None:
 
 def test_a_closed_stream_ends_the_sequence_within_one_step() -> None:
     async def scenario() -> None:
-        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p:
+        async with instances(engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             async with aclosing(p.text.service.generate(asked.request)) as stream:
                 await anext(stream)
@@ -184,14 +185,14 @@ def test_a_closed_stream_ends_the_sequence_within_one_step() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_failed_pull_names_the_items_and_keeps_what_arrived() -> None:
+def test_a_failed_pull_names_its_items_and_keeps_the_others() -> None:
     async def scenario() -> None:
         async def dead_twice(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(0.01 * ticket.generation)
             if ticket.generation in (1, 3):
                 raise TransferFailed("the holder is gone")
 
-        async with panels(before_pull=dead_twice) as p:
+        async with instances(before_pull=dead_twice) as p:
             items = []
             for name in ("cat", "dog", "owl", "fox"):
                 items += await encode_and_keep_only_tickets(p.encoder, name)
@@ -203,9 +204,9 @@ def test_a_failed_pull_names_the_items_and_keeps_what_arrived() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_lease_that_is_over_fails_the_transfer_of_that_item() -> None:
+def test_an_expired_lease_fails_the_transfer_of_its_item() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
             await p.encoder.service.release([items[1][1].ticket.lease_id])
             with pytest.raises(TransferFailed) as raised:
@@ -215,9 +216,9 @@ def test_a_lease_that_is_over_fails_the_transfer_of_that_item() -> None:
     under_virtual_time(scenario)
 
 
-def test_damage_on_the_way_is_found() -> None:
+def test_corruption_in_transit_is_detected() -> None:
     async def scenario() -> None:
-        async with panels(damage=lambda _: True) as p:
+        async with instances(damage=lambda _: True) as p:
             items = await encode_and_keep_only_tickets(p.encoder, "cat")
             with pytest.raises(TransferFailed, match="checksum") as raised:
                 await answer(p.text.service, question("who", items).request)
@@ -226,12 +227,12 @@ def test_damage_on_the_way_is_found() -> None:
     under_virtual_time(scenario)
 
 
-def test_another_request_for_the_same_embedding_is_not_dragged_down_by_a_lost_lease() -> None:
+def test_a_lost_lease_does_not_fail_another_request_for_the_embedding() -> None:
     async def scenario() -> None:
         async def slowly(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(0.02)
 
-        async with panels(before_pull=slowly) as p:
+        async with instances(before_pull=slowly) as p:
             lost = await encode_and_keep_only_tickets(p.encoder, "cat")
             kept = await encode_and_keep_only_tickets(p.encoder, "cat")
             await p.encoder.service.release([lost[0][1].ticket.lease_id])
@@ -248,9 +249,9 @@ def test_another_request_for_the_same_embedding_is_not_dragged_down_by_a_lost_le
     under_virtual_time(scenario)
 
 
-def test_a_holder_that_nobody_knows_fails_the_transfer() -> None:
+def test_an_unknown_holder_fails_the_transfer() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             items = await encode_and_keep_only_tickets(p.encoder, "cat")
             asked = question("who", items)
             [placement] = asked.request.placements
@@ -265,16 +266,16 @@ def test_a_holder_that_nobody_knows_fails_the_transfer() -> None:
     under_virtual_time(scenario)
 
 
-def test_one_encoder_that_hangs_delays_nobody_who_needs_another() -> None:
+def test_a_hanging_encoder_does_not_delay_requests_for_another() -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
         async with (
-            encoder_panel(network=network, instance_id="good") as good,
-            encoder_panel(network=network, instance_id="hung", settle=False) as hung,
+            encoder_instance(network=network, instance_id="good") as good,
+            encoder_instance(network=network, instance_id="hung", settle=False) as hung,
         ):
             link: Link[Encoder] = Link("hung", hung.service)
             encoders: list[Encoder] = [LinkedInstance(link), good.service]
-            async with text_panel(network, encoders) as text:
+            async with text_instance(network, encoders) as text:
                 link.stall()
                 asked = question("who", await encode_and_keep_only_tickets(good, "cat"))
                 began_s = asyncio.get_running_loop().time()
@@ -288,13 +289,13 @@ def test_one_encoder_that_hangs_delays_nobody_who_needs_another() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_pull_that_hangs_ends_in_time() -> None:
+def test_a_hanging_pull_times_out() -> None:
     async def scenario() -> None:
         async def hang(reader: str, ticket: Ticket) -> None:
             if ticket.generation == 1:
                 await asyncio.sleep(1000)
 
-        async with panels(before_pull=hang, max_pull_s=2.0) as p:
+        async with instances(before_pull=hang, max_pull_s=2.0) as p:
             items = [
                 *await encode_and_keep_only_tickets(p.encoder, "cat"),
                 *await encode_and_keep_only_tickets(p.encoder, "dog"),
@@ -308,9 +309,9 @@ def test_a_pull_that_hangs_ends_in_time() -> None:
     under_virtual_time(scenario)
 
 
-def test_stop_strings_end_an_answer_wherever_it_is_cut_into_chunks() -> None:
+def test_stop_strings_end_an_answer_at_any_chunk_boundary() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat", "dog"))
             whole = (await answer(p.text.service, asked.request)).text
             for begin in range(len(whole) - 1):
@@ -324,9 +325,9 @@ def test_stop_strings_end_an_answer_wherever_it_is_cut_into_chunks() -> None:
     under_virtual_time(scenario)
 
 
-def test_the_longest_answer_is_max_tokens() -> None:
+def test_max_tokens_bounds_an_answer() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"), max_tokens=3)
             got = await answer(p.text.service, asked.request)
             assert (got.token_ids, got.finished.reason) == (asked.expected, FinishReason.LENGTH)
@@ -334,9 +335,9 @@ def test_the_longest_answer_is_max_tokens() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
+def test_a_slow_client_delays_no_other_and_gets_everything() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1) as p:
+        async with instances(max_running=1) as p:
             slow = question("slow", await encode_and_keep_only_tickets(p.encoder, "cat"))
             fast = question("fast", await encode_and_keep_only_tickets(p.encoder, "dog"))
             async with aclosing(p.text.service.generate(slow.request)) as stream:
@@ -355,10 +356,10 @@ def test_a_slow_client_slows_only_itself_and_gets_everything() -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0.012, 0.5])
-def test_with_an_interval_an_answer_comes_in_fewer_messages_and_neither_end_waits(interval_s: float) -> None:
+def test_a_stream_interval_merges_messages_and_delays_neither_first_nor_last(interval_s: float) -> None:
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
-        async with text_panel(MemoryNetwork(), [], stream_interval_s=interval_s) as text:
+        async with text_instance(MemoryNetwork(), [], stream_interval_s=interval_s) as text:
             asked = question("hello", [])
             times: list[float] = []
             chunks: list[TokenChunk] = []
@@ -382,7 +383,7 @@ def test_with_an_interval_an_answer_comes_in_fewer_messages_and_neither_end_wait
 
 def test_a_failed_sequence_fails_alone() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             one = question("one", await encode_and_keep_only_tickets(p.encoder, "cat"))
             two = question("two", await encode_and_keep_only_tickets(p.encoder, "dog"))
             p.text.engine.failures.append(ValueError("secret"))
@@ -397,7 +398,7 @@ def test_a_failed_sequence_fails_alone() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() -> None:
+def test_a_step_that_raises_fails_its_sequences_and_the_loop_continues() -> None:
     class Fragile(FakeTextEngine):
         broken = False
 
@@ -408,7 +409,7 @@ def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() 
 
     async def scenario() -> None:
         engine = Fragile(VOCABULARY)
-        async with panels(engine=engine) as p:
+        async with instances(engine=engine) as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             engine.broken = True
             with pytest.raises(EngineFailure) as raised:
@@ -422,7 +423,7 @@ def test_an_engine_step_that_raises_fails_who_was_in_it_and_the_loop_lives_on() 
 
 
 async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Ready], dict[int, list[TextEvent]]]:
-    """The events of a stream by choice; nothing follows a choice's end."""
+    """The events of a stream by choice; no event follows a choice's end."""
     readies: list[Ready] = []
     choices: dict[int, list[TextEvent]] = {}
     async with aclosing(service.generate(request)) as stream:
@@ -441,14 +442,14 @@ def sampled(request: TextRequest, **changes: Any) -> TextRequest:
     return replace(request, sampling=replace(request.sampling, **changes))
 
 
-def test_several_answers_come_of_one_pull_and_one_place() -> None:
+def test_several_choices_share_one_pull_and_one_prompt() -> None:
     async def scenario() -> None:
         pulls: list[str] = []
 
         async def count(reader: str, ticket: Ticket) -> None:
             pulls.append(reader)
 
-        async with panels(before_pull=count) as p:
+        async with instances(before_pull=count) as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             readies, choices = await by_choice(p.text.service, sampled(asked.request, n=3))
             assert (len(readies), len(pulls)) == (1, 1)
@@ -468,10 +469,10 @@ def test_several_answers_come_of_one_pull_and_one_place() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_stop_string_ends_its_choice_alone() -> None:
+def test_a_stop_string_ends_only_its_choice() -> None:
     async def scenario() -> None:
         engine = FakeTextEngine(VOCABULARY)
-        async with text_panel(MemoryNetwork(), [], engine=engine) as text:
+        async with text_instance(MemoryNetwork(), [], engine=engine) as text:
             request = sampled(question("hello", []).request, n=3)
             _, whole = await by_choice(text.service, request)
             texts = {
@@ -489,9 +490,9 @@ def test_a_stop_string_ends_its_choice_alone() -> None:
     under_virtual_time(scenario)
 
 
-def test_an_engine_that_gives_one_choice_up_fails_the_request_once() -> None:
+def test_a_choice_failed_by_the_engine_fails_the_request_once() -> None:
     async def scenario() -> None:
-        async with text_panel(MemoryNetwork(), []) as text:
+        async with text_instance(MemoryNetwork(), []) as text:
             text.engine.failures.append(ValueError("secret"))
             with pytest.raises(EngineFailure):
                 await by_choice(text.service, sampled(question("hello", []).request, n=4))
@@ -501,13 +502,15 @@ def test_an_engine_that_gives_one_choice_up_fails_the_request_once() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_reader_who_leaves_cancels_all_choices() -> None:
+def test_closing_the_stream_cancels_all_choices() -> None:
     async def scenario() -> None:
-        async with text_panel(MemoryNetwork(), [], engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as text:
+        async with text_instance(MemoryNetwork(), [], engine=FakeTextEngine(VOCABULARY, step_s=0.1)) as text:
             async with aclosing(text.service.generate(sampled(question("hello", []).request, n=4))) as stream:
                 assert isinstance((await anext(stream))[0], Ready)
                 first = await anext(stream)
-                assert [event.choice for event in first if isinstance(event, TokenChunk)] == [0, 1, 2, 3], "together"
+                assert [event.choice for event in first if isinstance(event, TokenChunk)] == [0, 1, 2, 3], (
+                    "in one message"
+                )
                 assert text.engine.has_work
             await asyncio.sleep(0.2)
             assert not text.engine.has_work
@@ -515,9 +518,9 @@ def test_a_reader_who_leaves_cancels_all_choices() -> None:
     under_virtual_time(scenario)
 
 
-def test_log_probabilities_name_the_bytes_of_their_tokens() -> None:
+def test_logprobs_have_the_bytes_of_their_tokens() -> None:
     async def scenario() -> None:
-        async with text_panel(MemoryNetwork(), []) as text:
+        async with text_instance(MemoryNetwork(), []) as text:
             asked = question("hello", [])
             _, choices = await by_choice(text.service, sampled(asked.request, logprobs=2))
             chunks = [event for event in choices[0] if isinstance(event, TokenChunk)]
@@ -534,9 +537,9 @@ def test_log_probabilities_name_the_bytes_of_their_tokens() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_response_format_that_cannot_be_followed_is_refused_before_anything_is_pulled() -> None:
+def test_an_unsupported_response_format_is_refused_before_pulling() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             with pytest.raises(InvalidRequest, match="response format"):
                 await answer(
@@ -548,23 +551,23 @@ def test_a_response_format_that_cannot_be_followed_is_refused_before_anything_is
     under_virtual_time(scenario)
 
 
-def test_a_sequence_that_the_engine_forgot_fails_rather_than_hangs() -> None:
+def test_a_sequence_lost_by_the_engine_fails() -> None:
     class Forgetful(FakeTextEngine):
         def step(self) -> list[EngineOutput]:
             self._waiting.clear()
             return []
 
     async def scenario() -> None:
-        async with panels(engine=Forgetful(VOCABULARY)) as p:
+        async with instances(engine=Forgetful(VOCABULARY)) as p:
             with pytest.raises(EngineFailure, match="lost"):
                 await answer(p.text.service, question("who", []).request)
 
     under_virtual_time(scenario)
 
 
-def test_a_deadline_in_the_middle_of_an_answer_ends_it() -> None:
+def test_a_deadline_during_an_answer_ends_it() -> None:
     async def scenario() -> None:
-        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
+        async with instances(engine=FakeTextEngine(VOCABULARY, step_s=1.0)) as p:
             items = await encode_and_keep_only_tickets(p.encoder, "cat")
             with pytest.raises(DeadlineExceeded):
                 await answer(p.text.service, question("who", items, timeout_s=2.5).request)
@@ -574,9 +577,9 @@ def test_a_deadline_in_the_middle_of_an_answer_ends_it() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_deadline_in_the_queue_ends_the_wait_and_frees_everything() -> None:
+def test_a_deadline_in_the_queue_ends_the_request_and_frees_everything() -> None:
     async def scenario() -> None:
-        async with panels(engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
+        async with instances(engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
             first = question("first", await encode_and_keep_only_tickets(p.encoder, "cat"))
             late = question("late", await encode_and_keep_only_tickets(p.encoder, "dog"), timeout_s=2.0)
             got, failed = await asyncio.gather(
@@ -590,7 +593,7 @@ def test_a_deadline_in_the_queue_ends_the_wait_and_frees_everything() -> None:
 
 def test_the_most_urgent_request_runs_first() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1) as p:
+        async with instances(max_running=1) as p:
             ended: list[str] = []
 
             async def ask(name: str, timeout_s: float) -> None:
@@ -608,9 +611,9 @@ def test_the_most_urgent_request_runs_first() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_lower_priority_number_goes_first_into_the_engine_however_little_time_the_others_have() -> None:
+def test_a_lower_priority_number_runs_first_regardless_of_deadlines() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1) as p:
+        async with instances(max_running=1) as p:
             ended: list[str] = []
 
             async def ask(name: str, priority: int, timeout_s: float) -> None:
@@ -629,9 +632,9 @@ def test_a_lower_priority_number_goes_first_into_the_engine_however_little_time_
     under_virtual_time(scenario)
 
 
-def test_requests_wait_for_the_engine_in_one_place_where_a_later_one_may_still_go_first() -> None:
+def test_a_late_urgent_request_overtakes_all_waiting_for_the_engine() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1, slots=256, encoder={"slots": 256}) as p:
+        async with instances(max_running=1, slots=256, encoder={"slots": 256}) as p:
             ended: list[str] = []
 
             async def ask(name: str, priority: int) -> None:
@@ -652,9 +655,9 @@ def test_requests_wait_for_the_engine_in_one_place_where_a_later_one_may_still_g
     under_virtual_time(scenario)
 
 
-def test_the_longest_wait_is_told_by_priority() -> None:
+def test_the_longest_wait_is_reported_by_priority() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1, engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
+        async with instances(max_running=1, engine=FakeTextEngine(VOCABULARY, step_s=1.0, max_running=1)) as p:
             assert p.text.service.longest_waits_s() == {}
             async with asyncio.TaskGroup() as group:
                 for name, priority in (("runs", 0), ("a", 0), ("b", 3), ("c", 1000)):
@@ -667,9 +670,9 @@ def test_the_longest_wait_is_told_by_priority() -> None:
     under_virtual_time(scenario)
 
 
-def test_a_full_queue_refuses_and_gives_the_leases_back() -> None:
+def test_a_full_queue_refuses_and_releases_the_leases() -> None:
     async def scenario() -> None:
-        async with panels(tensor_cache=CacheLimits(max_waiting_requests=3), max_running=1) as p:
+        async with instances(tensor_cache=CacheLimits(max_waiting_requests=3), max_running=1) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
             results = await asyncio.gather(
                 *(answer(p.text.service, one.request) for one in asked), return_exceptions=True
@@ -682,12 +685,12 @@ def test_a_full_queue_refuses_and_gives_the_leases_back() -> None:
     under_virtual_time(scenario)
 
 
-def test_requests_wait_for_room_in_the_image_cache_and_all_get_it() -> None:
+def test_requests_wait_for_cache_room_and_all_finish() -> None:
     async def scenario() -> None:
         async def slowly(reader: str, ticket: Ticket) -> None:
             await asyncio.sleep(0.01)
 
-        async with panels(before_pull=slowly, slots=3) as p:
+        async with instances(before_pull=slowly, slots=3) as p:
             asked = [
                 question(
                     f"q{n}", await encode_and_keep_only_tickets(p.encoder, *(f"{n}-{k}" for k in range(1 + n % 3)))
@@ -700,9 +703,9 @@ def test_requests_wait_for_room_in_the_image_cache_and_all_get_it() -> None:
     under_virtual_time(scenario)
 
 
-def test_what_can_never_fit_the_image_cache_is_the_requests_fault() -> None:
+def test_a_request_larger_than_the_cache_is_invalid() -> None:
     async def scenario() -> None:
-        async with panels(slots=2) as p:
+        async with instances(slots=2) as p:
             items = await encode_and_keep_only_tickets(p.encoder, "a", "b", "c")
             with pytest.raises(InvalidRequest, match="image cache"):
                 await answer(p.text.service, question("who", items).request)
@@ -732,11 +735,11 @@ def _with_run(request: TextRequest, start: int) -> TextRequest:
         ),
     ],
 )
-def test_a_request_that_is_wrong_is_refused_before_ready(
+def test_an_invalid_request_is_refused_before_ready(
     spoil: Callable[[TextRequest], TextRequest], error: type[TriptychError], says: str
 ) -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             with pytest.raises(error, match=says):
                 await answer(p.text.service, spoil(asked.request))
@@ -746,9 +749,9 @@ def test_a_request_that_is_wrong_is_refused_before_ready(
     under_virtual_time(scenario)
 
 
-def test_embeddings_of_another_shape_are_not_spliced() -> None:
+def test_embeddings_of_another_shape_are_refused() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             [placement] = asked.request.placements
             [spec] = placement.ticket.tensors
@@ -780,9 +783,9 @@ def test_embeddings_of_another_shape_are_not_spliced() -> None:
     ],
     ids=str,
 )
-def test_a_tampered_ticket_is_its_bringers_fault(tampered: dict[str, Any]) -> None:
+def test_a_tampered_ticket_is_the_callers_error(tampered: dict[str, Any]) -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             [placement] = asked.request.placements
             bad = replace(placement, ticket=replace(placement.ticket, **tampered))
@@ -799,9 +802,9 @@ def test_a_tampered_ticket_is_its_bringers_fault(tampered: dict[str, Any]) -> No
     under_virtual_time(scenario)
 
 
-def test_the_same_request_can_be_sent_again_and_even_at_the_same_time() -> None:
+def test_equal_requests_can_be_sent_repeatedly_and_concurrently() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             asked = [question("same", await encode_and_keep_only_tickets(p.encoder, "cat")) for _ in range(2)]
             got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
             assert [one.token_ids for one in got] == [asked[0].expected] * 2
@@ -809,9 +812,9 @@ def test_the_same_request_can_be_sent_again_and_even_at_the_same_time() -> None:
     under_virtual_time(scenario)
 
 
-def test_load_counts_what_waits_and_runs() -> None:
+def test_the_load_counts_waiting_and_running_requests() -> None:
     async def scenario() -> None:
-        async with panels(max_running=1) as p:
+        async with instances(max_running=1) as p:
             async with asyncio.TaskGroup() as group, aclosing(p.text.service.watch_load()) as watch:
                 for n in range(4):
                     group.create_task(answer(p.text.service, question(f"q{n}", []).request))
@@ -831,9 +834,9 @@ def test_load_counts_what_waits_and_runs() -> None:
     under_virtual_time(scenario)
 
 
-def test_while_draining_nothing_new_is_taken_and_what_runs_is_answered() -> None:
+def test_a_draining_instance_refuses_new_requests_and_finishes_running_ones() -> None:
     async def scenario() -> None:
-        async with panels() as p, asyncio.TaskGroup() as group:
+        async with instances() as p, asyncio.TaskGroup() as group:
             asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat"))
             running = group.create_task(answer(p.text.service, asked.request))
             await asyncio.sleep(0.001)
@@ -847,11 +850,42 @@ def test_while_draining_nothing_new_is_taken_and_what_runs_is_answered() -> None
     under_virtual_time(scenario)
 
 
-def test_a_text_instance_says_who_it_is() -> None:
+def test_a_text_instance_describes_itself() -> None:
     async def scenario() -> None:
-        async with panels() as p:
+        async with instances() as p:
             info = await p.text.service.describe()
             assert (info.instance_id, info.role, info.encoder_version) == ("text", Role.PD, "")
             assert info.model == p.text.engine.model
+
+    under_virtual_time(scenario)
+
+
+class _SlowToAdd(FakeTextEngine):
+    """Copies a request's tensors for a second."""
+
+    def add(self, request: EngineRequest) -> None:
+        super().add(request)
+        spend(1.0)
+
+
+def test_the_load_counts_the_tokens_of_a_request_once_at_every_time() -> None:
+    async def scenario() -> None:
+        async with instances(engine=_SlowToAdd(VOCABULARY, step_s=1.0)) as p, asyncio.TaskGroup() as group:
+            asked = question("who", await encode_and_keep_only_tickets(p.encoder, "cat")).request
+            most = len(asked.token_ids) + asked.sampling.n * (asked.sampling.max_tokens or 0)
+
+            def pending_tokens() -> int:
+                return sum(stage.pending_tokens for stage in p.text.service.load().stages.values())
+
+            running = group.create_task(answer(p.text.service, asked))
+            await asyncio.sleep(0)
+            seen = []
+            while not running.done():
+                seen.append(pending_tokens())
+                await asyncio.sleep(0.25)
+            assert seen[0] == most
+            assert seen == sorted(seen, reverse=True)
+            assert seen[-1] > 0
+            assert pending_tokens() == 0
 
     under_virtual_time(scenario)

@@ -1,5 +1,3 @@
-"""What the text instance's settings refuse, and that every one of them is described."""
-
 import pytest
 
 from services.text.settings import TextSettings
@@ -7,7 +5,7 @@ from triptych.domain.stage import Role
 from triptych.runtime.settings import SettingsError
 
 
-def test_defaults_need_nothing_but_the_model() -> None:
+def test_only_the_model_is_required() -> None:
     settings = TextSettings.load(["--model", "somewhere"], {})
     assert settings.role is Role.PD
 
@@ -28,17 +26,17 @@ def test_every_setting_is_described() -> None:
         ["--model", "m", "--encode-patience-s", "-1"],
     ],
 )
-def test_what_cannot_work_is_refused(arguments: list[str]) -> None:
+def test_invalid_settings_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         TextSettings.load(arguments, {})
 
 
 @pytest.mark.parametrize("role", ["EP", "ED", "E", "P", "D", "epd", ""])
-def test_roles_that_are_not_there_are_refused_by_name(role: str) -> None:
+def test_unknown_roles_are_refused_by_name(role: str) -> None:
     with pytest.raises(SettingsError, match=f"{role} is neither PD nor EPD|Input should be"):
         TextSettings.load(["--model", "m", "--role", role], {})
 
 
-def test_an_encoder_is_mounted_only_where_it_encodes() -> None:
+def test_an_encoder_is_mounted_only_in_roles_that_encode() -> None:
     with pytest.raises(SettingsError, match="mount_encoder is for role EPD, the role is PD"):
         TextSettings.load(["--model", "m", "--mount-encoder=--arena-bytes 9999999"], {})

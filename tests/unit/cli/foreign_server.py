@@ -1,4 +1,4 @@
-"""What may listen on a port instead of Triptych."""
+"""A web server that is not Triptych."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 @contextmanager
-def stranger(answer: bytes = b"<html>Hello</html>", status: int = 200, kind: str = "text/html") -> Iterator[int]:
+def foreign_server(answer: bytes = b"<html>Hello</html>", status: int = 200, kind: str = "text/html") -> Iterator[int]:
     """A web server with a fixed answer; returns its port."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""An encoder and a text service in one process, under virtual time, with fake engines and in-memory pulls."""
+"""An encoder service and a text service in one process, under virtual time, with fake engines and in-memory pulls."""
 
 import asyncio
 import random
@@ -51,14 +51,14 @@ from triptych.transport.transport_set import TransportSet
 
 VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17
-"""Of the embedding of an item of 32 tokens: 1,024 bytes and the two words around them, rounded up."""
+"""Slot of an item of 32 tokens: 1,024 bytes of embedding and two generation words, rounded up."""
 ITEM_TOKENS = 32
 LASTING_TASKS = 2
-"""Of either service: the loop that feeds the engine and the sweeper."""
+"""Background tasks of each service: the engine loop and the lease sweeper."""
 
 
-class Letters:
-    """A detokenizer whose tokens are letters."""
+class LetterDetokenizer:
+    """A detokenizer with one letter per token."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
@@ -71,7 +71,7 @@ class Letters:
 
 
 def media_of(name: str, *, width: int = 16) -> tuple[bytes, MediaInfo]:
-    """An item that the fake engine embeds."""
+    """An item that the fake engine can embed."""
     media = name.encode().ljust(40, b".")
     return media, MediaInfo(Modality.IMAGE, "png", width, 8, len(media), blake2b(media, digest_size=32).digest())
 
@@ -112,7 +112,7 @@ def encode_request(
 
 
 @dataclass
-class EncoderPanel:
+class EncoderInstance:
     service: EncoderService[FakePrepared]
     engine: FakeEncoderEngine
     store: ArenaStore
@@ -121,7 +121,7 @@ class EncoderPanel:
     lasting_tasks: int = LASTING_TASKS
 
     async def settled(self) -> None:
-        """No lease is out, nothing waits, and the books are in order."""
+        """Waits until no lease is granted and nothing waits, and checks the invariants."""
         for _ in range(200):
             waits = self.store.memory.leases or self.service.load().at(Stage.ENCODE).pending
             if not waits and len(self.scope) == self.lasting_tasks:
@@ -135,7 +135,7 @@ class EncoderPanel:
 
 
 @asynccontextmanager
-async def encoder_panel(
+async def encoder_instance(
     *,
     network: MemoryNetwork | None = None,
     engine: FakeEncoderEngine | None = None,
@@ -146,10 +146,10 @@ async def encoder_panel(
     settle: bool = True,
     thread: InlineOffload | None = None,
     **settings: Any,
-) -> AsyncIterator[EncoderPanel]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds. Checks at the end that nothing leaked.
+) -> AsyncIterator[EncoderInstance]:
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the arena holds.
 
-    With ``thread``, the text engine's, somebody else gives the tower its turns.
+    Checks at the end that nothing leaked. With ``thread``, the text engine's, the caller runs the encoder's batches.
     """
     clock = asyncio.get_running_loop().time
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
@@ -172,21 +172,21 @@ async def encoder_panel(
         )
         service.start(runs_batches=thread is None)
         lasting_tasks = LASTING_TASKS - (thread is not None)
-        panel = EncoderPanel(service, engine, store, transport, scope, lasting_tasks)
-        yield panel
+        instance = EncoderInstance(service, engine, store, transport, scope, lasting_tasks)
+        yield instance
         if settle:
-            await panel.settled()
+            await instance.settled()
 
 
 @dataclass
-class TextPanel:
+class TextInstance:
     service: TextService
     engine: FakeTextEngine
     receiver: TensorReceiver
     scope: TaskScope
 
     async def settled(self) -> None:
-        """No request is left, nothing is pinned, and the books are in order."""
+        """Waits until no request is left and nothing is pinned, and checks the invariants."""
         for _ in range(200):
             if not self.receiver.cache.pinned_bytes and not self.engine.has_work and len(self.scope) == LASTING_TASKS:
                 break
@@ -198,7 +198,7 @@ class TextPanel:
 
 
 @asynccontextmanager
-async def text_panel(
+async def text_instance(
     network: MemoryNetwork,
     encoders: Sequence[Encoder],
     *,
@@ -207,13 +207,13 @@ async def text_panel(
     slots: int = 64,
     damage: Callable[[object], bool] = lambda _: False,
     thread: InlineOffload | None = None,
-    tower: VisionEncoder | None = None,
+    vision_encoder: VisionEncoder | None = None,
     budget: ImageBudget | None = None,
     **settings: Any,
-) -> AsyncIterator[TextPanel]:
-    """``slots``: how many embeddings of ITEM_TOKENS tokens the image cache holds. Checks that nothing leaked.
+) -> AsyncIterator[TextInstance]:
+    """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds.
 
-    ``tower`` has its turns, within ``budget``, in the engine's ``thread``.
+    Checks at the end that nothing leaked. The batches of ``vision_encoder`` run within ``budget`` in the engine's ``thread``.
     """
     clock = asyncio.get_running_loop().time
     engine = engine or FakeTextEngine(vocabulary=VOCABULARY, max_running=max_running)
@@ -241,19 +241,21 @@ async def text_panel(
             receiver,
             said,
             offers=transports.offers,
-            new_detokenizer=Letters,
+            new_detokenizer=LetterDetokenizer,
             new_grammar=Grammars(fake_tokenizer()).start,
             scope=scope,
             offload=InlineOffload(1),
             engine_thread=thread or InlineOffload(1),
             rng=random.Random(2),
             clock=clock,
-            scheduler=None if tower is None else DeviceScheduler(engine, tower, budget, said.encode_patience_s, clock),
+            scheduler=None
+            if vision_encoder is None
+            else DeviceScheduler(engine, vision_encoder, budget, said.encode_patience_s, clock),
         )
         service.start()
-        panel = TextPanel(service, engine, receiver, scope)
-        yield panel
-        await panel.settled()
+        instance = TextInstance(service, engine, receiver, scope)
+        yield instance
+        await instance.settled()
     await peers.close()
 
 
@@ -278,7 +280,7 @@ def question(
     stop: tuple[str, ...] = (),
     timeout_s: float = 60.0,
 ) -> Asked:
-    """``results``: the items' names and embeddings, in the order in which the prompt has them."""
+    """``results``: the items' names and embeddings, in the order of the prompt."""
     token_ids: list[int] = [ord(letter) for letter in name]
     placements: list[Placement] = []
     spliced: list[Spliced] = []
@@ -308,7 +310,7 @@ class Answered:
 
 
 async def answer(service: TextService, request: TextRequest) -> Answered:
-    """The whole stream, put together."""
+    """The whole stream, concatenated."""
     async with aclosing(service.generate(request)) as stream:
         events = [event async for together in stream for event in together]
     ready, *chunks, finished = events
@@ -323,54 +325,56 @@ async def answer(service: TextService, request: TextRequest) -> Answered:
     return Answered(ready, tuple(tokens), text, finished)
 
 
-async def encode_and_keep_only_tickets(panel: EncoderPanel, *names: str) -> list[tuple[str, EncodeResult]]:
-    """Encode items and release the caller's own leases: only the readers' are left."""
-    results = await asyncio.gather(*(panel.service.encode(encode_request(name)) for name in names))
-    await panel.service.release([result.router_lease for result in results])
+async def encode_and_keep_only_tickets(instance: EncoderInstance, *names: str) -> list[tuple[str, EncodeResult]]:
+    """Encodes items and releases the caller's own leases: only those of the readers are left."""
+    results = await asyncio.gather(*(instance.service.encode(encode_request(name)) for name in names))
+    await instance.service.release([result.router_lease for result in results])
     return [(name, addressed(result)) for name, result in zip(names, results, strict=True)]
 
 
 def address_of(instance_id: str) -> str:
-    """Where the readers of these tests call an encoder."""
+    """The address at which the readers of these tests call an encoder."""
     return f"{instance_id}:50061"
 
 
 def addressed(result: EncodeResult) -> EncodeResult:
-    """As the router passes it on: with the holder's address in the ticket."""
+    """The ticket with the holder's address, as the router forwards it."""
     return replace(result, ticket=replace(result.ticket, address=address_of(result.ticket.holder)))
 
 
 @dataclass
-class Panels:
-    encoder: EncoderPanel
-    text: TextPanel
+class Instances:
+    encoder: EncoderInstance
+    text: TextInstance
 
 
 @asynccontextmanager
-async def panels(
+async def instances(
     *, before_pull: BeforePull | None = None, encoder: dict[str, Any] | None = None, **text: Any
-) -> AsyncIterator[Panels]:
+) -> AsyncIterator[Instances]:
     network = MemoryNetwork(before_pull)
     async with (
-        encoder_panel(network=network, **(encoder or {})) as one,
-        text_panel(network, [one.service], **text) as two,
+        encoder_instance(network=network, **(encoder or {})) as one,
+        text_instance(network, [one.service], **text) as two,
     ):
-        yield Panels(one, two)
+        yield Instances(one, two)
 
 
 @asynccontextmanager
-async def hybrid_panels(
+async def hybrid_instances(
     *, budget: ImageBudget | None = None, encoder: dict[str, Any] | None = None, **text: Any
-) -> AsyncIterator[Panels]:
-    """Both in one process: one thread, whose turns the text service's loop gives."""
+) -> AsyncIterator[Instances]:
+    """Both in one process and one thread, with batches scheduled by the text service's loop."""
     network, thread = MemoryNetwork(), InlineOffload(1)
     async with (
-        encoder_panel(network=network, thread=thread, **(encoder or {})) as one,
-        text_panel(network, [one.service], thread=thread, tower=one.service.batcher, budget=budget, **text) as two,
+        encoder_instance(network=network, thread=thread, **(encoder or {})) as one,
+        text_instance(
+            network, [one.service], thread=thread, vision_encoder=one.service.batcher, budget=budget, **text
+        ) as two,
     ):
-        yield Panels(one, two)
+        yield Instances(one, two)
 
 
 def under_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]], *, seed: int | None = None) -> None:
-    """Run a scenario of up to an hour of virtual time."""
+    """Runs a scenario of up to an hour of virtual time."""
     run(scenario(), seed=seed)

@@ -1,0 +1,41 @@
+"""kill -9 of each kind of process: the cluster is whole again without a command, at the same addresses."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.e2e.client import post, rest, text_of
+from tests.e2e.reference import Question, answer
+from triptych.cli.cluster import LocalCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+HEALED_S = 90.0
+QUESTION = Question("What digits are shown?", ("9_c",))
+
+
+async def answered(client: httpx.AsyncClient) -> str:
+    """The answer, once the cluster gives one again."""
+    while True:
+        try:
+            response = await post(client, QUESTION.body())
+            if response.status_code == httpx.codes.OK:
+                return text_of(response)
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.2)
+
+
+async def test_each_kind_of_process_is_replaced_after_kill_9() -> None:
+    async with LocalCluster(encoders=1, text=1, restart=True) as cluster, rest(cluster.url) as client:
+        for name in ("encoder-1", "text-1", "pool-manager", "router", "gateway"):
+            pid, target = cluster.processes[name], cluster.targets[name]
+            cluster.kill(name)
+            await cluster.next_exit()
+            async with asyncio.timeout(HEALED_S):
+                assert await answered(client) == answer(QUESTION).text
+                # Requests need no pool manager, so it may be back later.
+                while cluster.processes.get(name, pid) == pid:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
+            assert cluster.targets[name] == target

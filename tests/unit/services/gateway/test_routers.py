@@ -1,0 +1,211 @@
+"""Several routers behind one gateway: the choice by model, failover, and what is shown of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.routers import Routers
+from services.gateway.settings import GatewaySettings
+from tests.unit.services.gateway.fakes import HELLO, MODEL, FakeRouter
+from triptych.domain.chat import ChatRequest
+from triptych.domain.generation import ChatEvent, TokenChunk
+from triptych.domain.instance import ModelInfo
+from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
+from triptych.domain.sampling import SamplingParams
+from triptych.domain.timeline import Readiness
+from triptych.errors import InstanceLost, ModelNotFound, NotFound, Unavailable
+from triptych.runtime.settings import SettingsError
+
+OTHER = replace(MODEL, model_id="other")
+
+
+class Client(FakeRouter):
+    """A router at an address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = False
+        self.is_closed = False
+        self.served: tuple[ModelInfo, ...] | Exception = (MODEL,)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        if isinstance(self.served, Exception):
+            raise self.served
+        return self.served
+
+    def goes_away(self) -> None:
+        """Nothing listens at the address any more."""
+        self.refused, self.served, self.script = True, InstanceLost("gone"), [InstanceLost("gone")]
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Site:
+    def __init__(self, **models: ModelInfo) -> None:
+        self.clients: dict[str, Client] = {}
+        self.routers = Routers(self.connect)
+        self._models = models
+        self.routers.use(models)
+
+    def connect(self, address: str) -> Client:
+        client = self.clients[address] = Client()
+        client.served = (self._models[address],)
+        return client
+
+    async def chat(self, name: str, model: str = "demo") -> list[ChatEvent]:
+        async with aclosing(self.routers.chat(request(name, model))) as answer:
+            return [event async for events in answer for event in events]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests that each router got."""
+        return {address: len(client.requests) for address, client in self.clients.items()}
+
+
+def request(name: str = "r", model: str = "demo") -> ChatRequest:
+    return ChatRequest(name, model, (), SamplingParams(), 5.0)
+
+
+async def site(**models: ModelInfo) -> Site:
+    made = Site(**models)
+    await made.routers.ask()
+    return made
+
+
+async def test_a_request_goes_to_a_router_of_its_model() -> None:
+    here = await site(a=MODEL, b=OTHER)
+    assert tuple(await here.chat("1", "other")) == HELLO
+    assert here.counts == {"a": 0, "b": 1}
+    assert [model.model_id for model in await here.routers.models()] == ["demo", "other"]
+    with pytest.raises(ModelNotFound, match="'third' is not served"):
+        await here.chat("2", "third")
+
+
+async def test_routers_of_one_model_take_turns_and_the_one_with_fewer_calls_comes_first() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    for number in range(4):
+        await here.chat(str(number))
+    assert here.counts == {"a": 2, "b": 2}
+    held = asyncio.Event()
+    here.clients["a"].script = here.clients["b"].script = [TokenChunk((1,), "x"), held, *HELLO]
+    async with aclosing(here.routers.chat(request("long"))) as answer:
+        await anext(answer)
+        busy = "a" if here.counts["a"] == 3 else "b"
+        here.clients["a"].script = here.clients["b"].script = HELLO
+        for number in range(3):
+            await here.chat(f"short {number}")
+        assert here.counts[busy] == 3
+
+
+@pytest.mark.parametrize("error", [Unavailable("the router is shutting down"), InstanceLost("refused")], ids=str)
+async def test_a_request_that_a_router_did_not_take_goes_to_the_next(error: Unavailable) -> None:
+    here = await site(a=MODEL, b=MODEL)
+    here.clients["a"].script, here.clients["a"].refused = [error], True
+    for number in range(3):
+        assert tuple(await here.chat(str(number))) == HELLO
+        assert (await here.routers.tokenize(request())).token_ids == (5, 6, 7)
+
+
+@pytest.mark.parametrize("script", [[InstanceLost("cut")], [TokenChunk((1,), "x"), Unavailable("late")]], ids=str)
+async def test_a_request_that_was_sent_and_lost_is_not_repeated(script: list[ChatEvent | Exception]) -> None:
+    here = await site(a=MODEL, b=MODEL)
+    here.clients["a"].script = here.clients["b"].script = script
+    with pytest.raises(Unavailable):
+        await here.chat("1")
+    assert sum(here.counts.values()) == 1
+
+
+async def test_the_last_router_s_refusal_is_the_answer() -> None:
+    here = await site(a=MODEL, b=MODEL)
+    here.clients["a"].script = here.clients["b"].script = [Unavailable("no text instance")]
+    with pytest.raises(Unavailable, match="no text instance"):
+        await here.chat("1")
+    assert here.counts == {"a": 1, "b": 1}
+
+
+async def test_a_router_that_does_not_answer_is_chosen_last_and_keeps_its_models() -> None:
+    here = await site(a=MODEL, b=MODEL, c=OTHER)
+    for address in ("a", "c"):
+        here.clients[address].goes_away()
+    await here.routers.ask()
+    for number in range(3):
+        await here.chat(str(number))
+    assert here.counts == {"a": 0, "b": 3, "c": 0}
+    assert [model.model_id for model in await here.routers.models()] == ["demo", "other"]
+    with pytest.raises(InstanceLost):
+        await here.chat("4", "other")
+
+
+async def test_without_any_router_that_ever_answered_requests_are_to_be_repeated() -> None:
+    here = Site(a=MODEL)
+    with pytest.raises(Unavailable, match="no router is connected yet"):
+        await here.chat("1")
+    assert await here.routers.readiness() == Readiness(ready=False, missing=("router",))
+    assert await Site().routers.models() == ()
+
+
+async def test_a_timeline_is_found_at_whichever_router_had_the_request() -> None:
+    here = await site(a=MODEL, b=MODEL, c=OTHER)
+    for name in ("1", "2"):
+        await here.chat(name)
+        assert (await here.routers.timeline(name)).request_id == name
+    with pytest.raises(NotFound):
+        await here.routers.timeline("3")
+
+
+async def test_it_is_ready_when_every_model_has_a_router_that_is() -> None:
+    here = await site(a=MODEL, b=MODEL, c=OTHER)
+    here.clients["a"].readiness_answer = Readiness(ready=False, missing=("encode",), instances=("t: ready",))
+    found = await here.routers.readiness()
+    assert (found.ready, found.missing) == (True, ())
+    assert found.instances == ("t: ready", "encoder-1", "text-1")
+    here.clients["c"].readiness_answer = InstanceLost("gone")
+    found = await here.routers.readiness()
+    assert (found.ready, found.missing) == (False, ("router of other",))
+
+
+class Source:
+    """A membership that is told what to yield."""
+
+    fault = ""
+
+    def __init__(self, *lists: dict[str, MemberState]) -> None:
+        self._lists = lists
+
+    async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
+        for version, states in enumerate(self._lists):
+            members = (Member(address, state, kind=MemberKind.ROUTER) for address, state in states.items())
+            yield MembershipSnapshot(version + 1, tuple(members))
+
+
+async def test_routers_come_and_go_with_the_membership() -> None:
+    here, active, leaving = Site(), MemberState.ACTIVE, MemberState.LEAVING
+    here._models = {"a": MODEL, "b": MODEL}
+    await here.routers.follow(Source({"a": active}, {"a": leaving, "b": active}))
+    await here.routers.ask()
+    for number in range(3):
+        await here.chat(str(number))
+    assert here.counts == {"a": 0, "b": 3}
+    here.clients["a"].goes_away()
+    await here.routers.follow(Source({"b": active}))
+    await here.routers.ask()
+    assert (here.clients["a"].is_closed, here.clients["b"].is_closed) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--router", "nowhere"], "nowhere.: it is not HOST:PORT"),
+        (["--router", "a:1,a:1"], "from 1 to 64 routers, each once"),
+        (["--router", ""], "from 1 to 64 routers"),
+        (["--router", "a:1", "--pool-manager", "m:1"], "router and pool_manager both name routers"),
+        (["--mount-router", "--model m", "--pool-manager", "m:1"], "mount_router and pool_manager both"),
+    ],
+)
+def test_settings_name_routers_in_one_way(argv: Sequence[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        GatewaySettings.load(argv, {})
