@@ -31,5 +31,7 @@ def test_no_other_module_adds_an_error_to_the_tree() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
-                assert not bases & (names), f"{path.relative_to(ROOT)}: {node.name}"
+                bases = {
+                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases
+                }
+                assert not bases & names, f"{path.relative_to(ROOT)}: {node.name}"
