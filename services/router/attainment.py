@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
 
 from prometheus_client.core import Metric as Family
 
+from triptych.domain.embedding import embedding_tokens
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.slo import ChargedStage, Metric, Slo, modality_of, request_class
@@ -48,7 +48,7 @@ class Attainment:
         """Count an arrival. Returns where the gaps between its tokens are counted."""
         tokens: dict[Modality, int] = {}
         for item in items:
-            tokens[item.info.modality] = tokens.get(item.info.modality, 0) + _embedding_tokens(item)
+            tokens[item.info.modality] = tokens.get(item.info.modality, 0) + embedding_tokens(item.tensors)
         shape = RequestShape(
             request_class(tokens),
             len(items),
@@ -91,11 +91,6 @@ class Attainment:
         now_s = self._clock()
         for effect in self._machine.handle(event, now_s):
             self._reports.append((now_s, effect.report))
-
-
-def _embedding_tokens(item: ItemPlan) -> int:
-    """Rows of its embedding: families with cross-attention have one position in the prompt for all of them."""
-    return prod(item.tensors[0].shape[:-1])
 
 
 def _pixels(info: MediaInfo) -> int:

@@ -114,6 +114,14 @@ class TensorSpec:
         return prod(self.shape) * _ITEMSIZE[self.dtype]
 
 
+def embedding_tokens(tensors: Sequence[TensorSpec]) -> int:
+    """Rows of an item's embedding: the unit in which load, profiles and capacities of encoders are counted.
+
+    Families with cross-attention have one position in the prompt for all rows, so positions say nothing about the work.
+    """
+    return prod(tensors[0].shape[:-1])
+
+
 def with_rows(tensors: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...]:
     """The same tensors with ``rows`` rows, as a shard has."""
     return tuple(replace(spec, shape=(rows, *spec.shape[1:])) for spec in tensors)

@@ -23,6 +23,7 @@ import torch
 import transformers
 
 import triptych
+from triptych.domain.embedding import embedding_tokens
 from triptych.domain.profile import LoadRow, Profile, parse_profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
@@ -178,8 +179,8 @@ class ProfiledEncoder(Profiled):
         load_s = time.perf_counter() - began_s
         self._probe = EncoderProbe(self._engine)
         self._item = self._probe.item()
-        self.tokens, self.output_tokens = self._item.tokens, 0
-        output_nbytes = sum(spec.nbytes for spec in self._item.outputs) // max(1, self._item.tokens)
+        self.tokens, self.output_tokens = embedding_tokens(self._item.outputs), 0
+        output_nbytes = sum(spec.nbytes for spec in self._item.outputs) // max(1, self.tokens)
         self.facts = {
             "load_s": load_s,
             "weights_nbytes": self._engine.weights_nbytes,
@@ -192,15 +193,16 @@ class ProfiledEncoder(Profiled):
         for pixels, media in self._media():
             tasks.append(Task("prepare", (len(media), pixels), self._prepare(media), line=len(tasks)))
             item = self._probe.prepared(media)
-            if item.tokens in seen:
+            tokens = embedding_tokens(item.outputs)
+            if tokens in seen:
                 continue
-            seen.add(item.tokens)
+            seen.add(tokens)
             for items in self._effort.items:
 
                 def encode_s(item: Any = item, items: int = items) -> float:
                     return self._effort.repeats.median_s(lambda: [self._probe.encode_s(item, items)])
 
-                tasks.append(Task("encode", (item.tokens, items), encode_s, line=item.tokens))
+                tasks.append(Task("encode", (tokens, items), encode_s, line=tokens))
         return tasks
 
     def _media(self) -> Iterable[tuple[int, bytes]]:

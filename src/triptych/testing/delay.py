@@ -7,13 +7,13 @@ those of the real model; embeddings are zeros, and answers repeat one token.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.profile import (
     BadProfile,
     DecodeRow,
@@ -26,6 +26,7 @@ from triptych.domain.profile import (
     ProfileIdentity,
 )
 from triptych.domain.stage import ModelPart, Stage
+from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
@@ -75,7 +76,7 @@ class DelayEncoderEngine:
         return DelayedItem(tokens, outputs, sum(spec.nbytes for spec in outputs))
 
     def encode(self, batch: Sequence[DelayedItem]) -> list[tuple[Tensor, ...]]:
-        tokens = sum(item.tokens for item in batch) / max(1, len(batch))
+        tokens = sum(embedding_tokens(item.outputs) for item in batch) / max(1, len(batch))
         self._sleep(self._costs.encode_s(tokens, len(batch)).value)
         return [tuple(Tensor(spec, memoryview(bytes(spec.nbytes))) for spec in item.outputs) for item in batch]
 
@@ -273,3 +274,42 @@ def synthetic_decoder_profile(
             DecodeRow(batch, context, step_s + sequence_s * batch) for batch in (1, 1024) for context in (1, 65536)
         ),
     )
+
+
+def synthetic_profiles(
+    model: Path,
+    *,
+    image_s: float = 0.2,
+    side_px: int = 448,
+    prompt_token_s: float = 0.0005,
+    step_s: float = 0.01,
+    load_s: float = 5.0,
+    process_s: float = 3.0,
+) -> tuple[Profile, Profile]:
+    """Profiles of the encoder and the decoder of a model directory, for engines that sleep. Raises BadModel.
+
+    An image of ``side_px`` alone takes ``image_s`` to encode, a tenth of it for the pass itself: so an encoder bears about
+    1 / ``image_s`` such images per second, whatever the family. A step of the decoder takes ``step_s``, with
+    ``prompt_token_s`` more per prompt token, and a tenth of ``step_s`` per sequence. Engines load for ``load_s``; the rest
+    of a process's start is put at ``process_s``.
+    """
+    checkpoint = open_checkpoint(model)
+    image = MediaInfo(Modality.IMAGE, "png", side_px, side_px, 0, bytes(32))
+    tokens = embedding_tokens(checkpoint.family.outputs(image, DType.F32))
+    profiles = (
+        synthetic_encoder_profile(
+            pass_s=0.1 * image_s,
+            token_s=0.9 * image_s / tokens,
+            load_s=load_s,
+            digest=checkpoint.part_digest(ModelPart.ENCODER),
+        ),
+        synthetic_decoder_profile(
+            step_s=step_s,
+            sequence_s=0.1 * step_s,
+            prefill_token_s=prompt_token_s,
+            load_s=load_s,
+            digest=checkpoint.part_digest(ModelPart.DECODER),
+        ),
+    )
+    encoder, decoder = (replace(one, measured=replace(one.measured, start_s=load_s + process_s)) for one in profiles)
+    return encoder, decoder
