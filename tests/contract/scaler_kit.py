@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,9 @@ from triptych.domain.stage import Role
 from triptych.integrations.kubernetes.api import KubernetesApi
 from triptych.integrations.kubernetes.scaler import KubernetesScaler
 from triptych.ports import Scaler
+from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
+from triptych.rpc.server import RpcServer
+from triptych.rpc.stubs import ScalerStub
 from triptych.scaling.none import NoScaler
 
 POOL, OTHER = PoolName(MODEL_ID, Role.E), PoolName(MODEL_ID, Role.PD)
@@ -79,6 +82,22 @@ async def process_kit(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: s
     )
     async with cluster:
         yield Kit(cluster.scaler, 64, broken, slow, lambda name: name in cluster.processes)
+
+
+@asynccontextmanager
+async def remote_kit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kit]:
+    """The scaler of processes, over gRPC."""
+    async with process_kit(folder, monkeypatch) as kit, served(kit.scaler) as stub:
+        yield replace(kit, scaler=stub)
+
+
+@asynccontextmanager
+async def served(scaler: Scaler, *, port: int = 0, timeout_s: float = 10) -> AsyncIterator[ScalerStub]:
+    register = ScalerServicer(scaler).register
+    async with RpcServer(host="127.0.0.1", port=port, service_names=(SERVICE_NAME,), register=register) as server:
+        stub = ScalerStub(f"127.0.0.1:{server.port}", timeout_s=timeout_s)
+        yield stub
+        await stub.close()
 
 
 @asynccontextmanager

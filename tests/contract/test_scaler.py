@@ -8,9 +8,23 @@ from pathlib import Path
 import pytest
 
 from tests.contract.kubernetes_kit import api_server
-from tests.contract.scaler_kit import GRACE_S, OTHER, POOL, Kit, kubernetes_kit, none_kit, process_kit
-from triptych.domain.scaling import Phase, ScaledPool
-from triptych.errors import Deposed, InvalidRequest, NotFound
+from tests.contract.scaler_kit import (
+    GRACE_S,
+    OTHER,
+    POOL,
+    Kit,
+    kubernetes_kit,
+    none_kit,
+    process_kit,
+    remote_kit,
+    served,
+)
+from triptych.cli import ports
+from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.stage import Role
+from triptych.errors import Deposed, InternalError, InvalidRequest, NotFound, Unavailable
+from triptych.rpc.stubs import ScalerStub
+from triptych.scaling.none import NoScaler
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +40,19 @@ def kit_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Kit]:
             return none_kit(folder)
         case "kubernetes":
             return kubernetes_kit(folder, *request.getfixturevalue("kubernetes"))
+        case "remote":
+            return remote_kit(folder, request.getfixturevalue("monkeypatch"))
         case _:
             return process_kit(folder, request.getfixturevalue("monkeypatch"))
 
 
-@pytest.fixture(params=["none", "processes", "kubernetes"])
+@pytest.fixture(params=["none", "processes", "remote", "kubernetes"])
 async def kit(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
     async with kit_of(request) as made:
         yield made
 
 
-@pytest.fixture(params=["processes", "kubernetes"])
+@pytest.fixture(params=["processes", "remote", "kubernetes"])
 async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
     async with kit_of(request) as made:
         yield made
@@ -163,3 +179,67 @@ async def test_an_instance_that_still_works_is_not_killed_before_the_grace_time(
             await asyncio.sleep(0.02)
         assert GRACE_S - 0.1 <= loop.time() - asked_s < GRACE_S + 10
         await kit.until(lambda pool: pool.instances == ())
+
+
+# --- in another process ---
+
+
+async def test_a_scaler_that_is_away_is_unavailable_and_serves_again_when_it_is_back() -> None:
+    scaler = NoScaler()
+    (port,) = ports.free(1)
+    async with served(scaler, port=port) as stub:
+        await stub.scale(POOL, 2, 5)
+    away = ScalerStub(ports.address(port), timeout_s=2)
+    for call in (away.scale(POOL, 3, 5), away.remove(POOL, "encoder-1", 5), away.pools()):
+        with pytest.raises(Unavailable, match="the scaler cannot be reached"):
+            await call
+    async with served(scaler, port=port):
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    (pool,) = await away.pools()
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.05)
+        assert pool.wanted == 2
+        with pytest.raises(Deposed, match="token is 4"):
+            await away.scale(POOL, 3, 4)
+    await away.close()
+
+
+class Hanging(NoScaler):
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        await asyncio.Event().wait()
+        return ()
+
+
+async def test_a_scaler_that_does_not_answer_in_time_is_unavailable() -> None:
+    async with served(Hanging(), timeout_s=0.1) as stub:
+        with pytest.raises(Unavailable, match=r"did not answer within 0\.1 s"):
+            await stub.pools()
+
+
+class Verbose(NoScaler):
+    def __init__(self, *pools: ScaledPool) -> None:
+        super().__init__()
+        self._pools = pools
+
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        return self._pools
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        (ScaledPool(POOL, 1, ()), ScaledPool(POOL, 2, ())),
+        tuple(ScaledPool(PoolName(f"m{number}", Role.E), 1, ()) for number in range(1025)),
+        (ScaledPool(POOL, 4097, tuple(ScaledInstance(f"e-{number}", Phase.RUNNING) for number in range(4097))),),
+        (ScaledPool(POOL, 1, (), "x" * 4097),),
+        (ScaledPool(PoolName("m" * 513, Role.E), 1, ()),),
+    ],
+    ids=["a pool twice", "many pools", "many instances", "a long fault", "a long name"],
+)
+async def test_a_report_of_another_process_that_is_out_of_bounds_is_refused(pools: tuple[ScaledPool, ...]) -> None:
+    async with served(Verbose(*pools)) as stub:
+        with pytest.raises(InternalError, match="invalid answer"):
+            await stub.pools()

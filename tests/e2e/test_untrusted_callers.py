@@ -4,6 +4,7 @@ request.
 
 import asyncio
 import contextlib
+import os
 import random
 import resource
 import socket
@@ -26,7 +27,19 @@ from tests.e2e.reference import DIGITS
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.media import digest_of
-from triptych.v1 import calls_pb2, common_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2
+from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
+from triptych.rpc.server import RpcServer
+from triptych.scaling.none import NoScaler
+from triptych.v1 import (
+    calls_pb2,
+    common_pb2,
+    encoder_pb2,
+    instance_pb2,
+    pool_manager_pb2,
+    router_pb2,
+    scaler_pb2,
+    text_pb2,
+)
 from triptych.wire.decode import REQUESTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -159,6 +172,8 @@ async def is_healthy(port: Port) -> None:
             request, path = encode_request().SerializeToString(), "/triptych.v1.Encoder/Encode"
         case "text-1":
             request, path = text_request().SerializeToString(), "/triptych.v1.Text/Generate"
+        case "scaler":
+            request, path = b"", f"/{SERVICE_NAME}/Pools"
         case "pool-manager":
             request, path = report().SerializeToString(), "/triptych.v1.PoolManager/Attend"
         case _:
@@ -212,6 +227,21 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
     ]
 
 
+@asynccontextmanager
+async def scaler_requests() -> AsyncIterator[list[tuple[Port, str, Message]]]:
+    """One for every rpc of a scaler, which serves in this process."""
+    register = ScalerServicer(NoScaler()).register
+    async with RpcServer(host="127.0.0.1", port=0, service_names=(SERVICE_NAME,), register=register) as server:
+        port = Port("scaler", os.getpid(), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", CHANNEL))
+        pool = scaler_pb2.PoolName(model=MODEL_ID, role=instance_pb2.ROLE_E)
+        yield [
+            (port, f"/{SERVICE_NAME}/Scale", scaler_pb2.ScaleRequest(pool=pool, size=1, token=2**64 - 1)),
+            (port, f"/{SERVICE_NAME}/Remove", scaler_pb2.RemoveRequest(pool=pool, instance="e", token=2**64 - 1)),
+            (port, f"/{SERVICE_NAME}/Pools", scaler_pb2.PoolsRequest()),
+        ]
+        await port.channel.close()
+
+
 async def placeholder_id(router: Port) -> int:
     """The item's placeholder in the prompt: its most frequent token."""
     chat = chat_request()
@@ -223,10 +253,10 @@ async def placeholder_id(router: Port) -> int:
 
 
 async def test_no_mutated_request_affects_an_instance() -> None:
-    async with cluster_under_a_memory_limit() as (cluster, ports):
+    async with cluster_under_a_memory_limit() as (cluster, ports), scaler_requests() as of_scaler:
         before = resident(ports)
         faults: list[str] = []
-        requests = await good_requests(cluster, ports)
+        requests = [*await good_requests(cluster, ports), *of_scaler]
         assert REQUESTS.keys() <= {path for _, path, _ in requests}
         for port, path, good in requests:
             assert await port.call(path, good.SerializeToString()) is grpc.StatusCode.OK, f"{path} of a good request"

@@ -1,7 +1,8 @@
 """gRPC stubs that satisfy ``ports.py``, so that callers use a remote service like a local one."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -11,7 +12,9 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
 from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
 from triptych.rpc.credentials import channel_credentials
@@ -25,9 +28,13 @@ from triptych.v1 import (
     pool_manager_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
+    scaler_pb2,
+    scaler_pb2_grpc,
     text_pb2,
 )
-from triptych.wire import common, encoder, instance, pool_manager, router, text
+from triptych.wire import common, encoder, instance, pool_manager, router, scaler, text
+
+T = TypeVar("T")
 
 _CHAT_EVENTS = calls.reader(router_pb2.ChatEvents, router.chat_events_from_wire)
 _TEXT_EVENTS = calls.reader(text_pb2.TextEvents, text.text_events_from_wire)
@@ -178,3 +185,32 @@ async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenera
     async with aclosing(reports):
         async for report in reports:
             yield pool_manager.report_to_wire(report)
+
+
+class ScalerStub(_Channel):
+    """``ports.Scaler`` at ``target``. Every method raises Unavailable when it is away. ``close`` leaves the scaler running."""
+
+    def __init__(
+        self, target: str, tls: TlsIdentity | None = None, *, timeout_s: float = limits.QUERY_TIMEOUT_S
+    ) -> None:
+        """``timeout_s`` bounds each call."""
+        super().__init__(target, tls)
+        self._stub = scaler_pb2_grpc.ScalerStub(self._channel)
+        self._timeout_s = timeout_s
+
+    async def scale(self, pool: PoolName, size: int, token: int) -> None:
+        await self._call(self._stub.Scale, scaler.scale_to_wire(pool, size, token), lambda _: None)
+
+    async def remove(self, pool: PoolName, instance: str, token: int) -> None:
+        await self._call(self._stub.Remove, scaler.remove_to_wire(pool, instance, token), lambda _: None)
+
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        return await self._call(self._stub.Pools, scaler_pb2.PoolsRequest(), scaler.pools_from_wire)
+
+    async def _call(self, method: Any, message: object, convert: Callable[[Any], T]) -> T:
+        try:
+            return await calls.unary(method(message, timeout=self._timeout_s), convert)
+        except InstanceLost:
+            raise Unavailable("the scaler cannot be reached") from None
+        except DeadlineExceeded:
+            raise Unavailable(f"the scaler did not answer within {self._timeout_s:g} s") from None

@@ -166,6 +166,9 @@ TABLE: Mapping[str, Rows] = {
         "kinds": Many(8, unit="kinds"),
     },
     "DrainRequest": {"instance_id": Size(128, low=1)},
+    "PoolName": {"model": Size(512, low=1)},
+    "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size
+    "RemoveRequest": {"instance": Size(128, low=1), "token": Anything()},
     "CallRequests": {"requests": Many(4096, unit="requests")},
     "CallRequest": {"call": Between(1, 1 << 62), "received_nbytes": Between(0, 1 << 40)},
     "StartCall": {

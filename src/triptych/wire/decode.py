@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from triptych.domain.bounds import Bound, Many, Size
 from triptych.errors import InvalidRequest
-from triptych.v1 import calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2
+from triptych.v1 import calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2
 from triptych.wire.bounds import bound_of, checker
 
 COUNTED_FROM_NBYTES = 64 << 10
@@ -123,7 +123,7 @@ def decoder(message: type[MessageT]) -> Callable[[bytes], MessageT]:
 
 REQUESTS: Mapping[str, Decode] = {
     f"/{service.full_name}/{method.name}": decoder(GetMessageClass(method.input_type))
-    for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2)
+    for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

@@ -10,7 +10,16 @@ from google.protobuf.message_factory import GetMessageClass
 
 from triptych.domain.sampling import PARAMETERS, SamplingParams
 from triptych.errors import InvalidRequest
-from triptych.v1 import calls_pb2, common_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2
+from triptych.v1 import (
+    calls_pb2,
+    common_pb2,
+    encoder_pb2,
+    instance_pb2,
+    pool_manager_pb2,
+    router_pb2,
+    scaler_pb2,
+    text_pb2,
+)
 from triptych.wire.bounds import TABLE, bound_of, checker
 from triptych.wire.common import SAMPLING
 from triptych.wire.decode import COUNTED_FROM_NBYTES, MAX_FIELDS, REQUESTS, decoder
@@ -25,7 +34,7 @@ NUL = float("nan")
 def test_every_rpc_has_its_request_decoded() -> None:
     services = [
         service
-        for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2)
+        for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     assert REQUESTS.keys() == {f"/{one.full_name}/{method.name}" for one in services for method in one.methods}
@@ -41,7 +50,7 @@ def test_every_row_of_the_table_names_a_request_field() -> None:
             if field.message_type is not None and not field.message_type.GetOptions().map_entry:
                 walk(field.message_type)
 
-    for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, text_pb2):
+    for module in (calls_pb2, encoder_pb2, instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 walk(method.input_type)

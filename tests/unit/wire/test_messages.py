@@ -46,11 +46,12 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
+from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role, Stage
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
-from triptych.v1 import instance_pb2, pool_manager_pb2, router_pb2, text_pb2
-from triptych.wire import common, encoder, instance, pool_manager, router, text
+from triptych.v1 import instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2
+from triptych.wire import common, encoder, instance, pool_manager, router, scaler, text
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -367,3 +368,27 @@ def test_an_empty_report_and_a_delta_with_invalid_members_are_refused() -> None:
         pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(many))
     with pytest.raises(errors.InvalidRequest, match="address"):
         pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(MembershipDelta(1, 1, members=(Member("/etc"),))))
+
+
+POOL = st.builds(PoolName, TEXT, st.sampled_from(Role))
+SCALED = st.builds(
+    ScaledPool,
+    POOL,
+    st.none() | st.integers(0, 4096),
+    st.lists(st.builds(ScaledInstance, TEXT, st.sampled_from(Phase), TEXT), max_size=3).map(tuple),
+    TEXT,
+)
+
+
+@given(POOL, st.integers(0, 4096), TEXT, U64, st.lists(SCALED, max_size=3, unique_by=lambda pool: pool.name).map(tuple))
+def test_what_managers_and_scalers_exchange_survives_the_wire(
+    pool: PoolName, size: int, instance_id: str, token: int, pools: tuple[ScaledPool, ...]
+) -> None:
+    assert scaler.scale_from_wire(scaler.scale_to_wire(pool, size, token)) == (pool, size, token)
+    assert scaler.remove_from_wire(scaler.remove_to_wire(pool, instance_id, token)) == (pool, instance_id, token)
+    assert scaler.pools_from_wire(scaler.pools_to_wire(pools)) == pools
+
+
+def test_an_order_without_a_pool_is_refused() -> None:
+    with pytest.raises(errors.InvalidRequest, match="role is not set"):
+        scaler.scale_from_wire(scaler_pb2.ScaleRequest(size=1))
