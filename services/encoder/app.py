@@ -1,4 +1,7 @@
-"""Wires up the encoder: engine, memory, transports, threads."""
+"""Wires up the encoder: engine, memory, transports, threads.
+
+Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,9 +14,8 @@ import grpc.aio
 
 from triptych.domain.profile import BadProfile
 from triptych.domain.stage import ModelPart
+from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.device_arena import open_arena
-from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.item import Decoding
 from triptych.families.model_files import BadModel
@@ -115,7 +117,8 @@ async def opened(
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
         engine = await compute.run(partial(_load, settings, model, decoders))
-        await prepare.run(decoders.start)
+        if settings.delay_profile is None:
+            await prepare.run(decoders.start)
 
         record = EncoderRecord(telemetry.metrics)
         opening = partial(open_arena, instance_id=instance_id, epoch=epoch, device=settings.device)
@@ -170,6 +173,8 @@ def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decodin
                 model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.dtype]
             )
             return DelayEncoderEngine(info, checkpoint.family, delay_costs(settings.delay_profile, ModelPart.ENCODER))
+        from triptych.engine.encoder import TransformersEncoderEngine
+
         return TransformersEncoderEngine(
             checkpoint,
             model_id=settings.model_id or served_name(settings.model),

@@ -1,4 +1,7 @@
-"""Wires up the text instance: engine, memory, transports, stubs, threads."""
+"""Wires up the text instance: engine, memory, transports, stubs, threads.
+
+Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
+"""
 
 import random
 from collections.abc import AsyncGenerator, Callable
@@ -12,14 +15,13 @@ import grpc.aio
 from triptych.domain.embedding import LeaseId
 from triptych.domain.profile import BadProfile
 from triptych.domain.stage import ModelPart
+from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
-from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.engine.device_arena import open_arena
 from triptych.errors import TransferFailed
 from triptych.families.model_files import BadModel
 from triptych.policy.addresses import why_not_called
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Arena, HolderStub, Instance, Offload
+from triptych.ports import Arena, HolderStub, Instance, ObservedTextEngine, Offload
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.instance import InstanceServicer
@@ -52,9 +54,6 @@ from .service import TextService
 from .servicer import SERVICE_NAME, TextServicer
 from .settings import TextSettings
 
-Engine = TransformersTextEngine | DelayTextEngine
-"""The engines that a text instance runs."""
-
 _MAX_HOLDERS = 1024
 """Limit on concurrent connections."""
 
@@ -68,7 +67,7 @@ class MountedEncoder:
     network: MemoryNetwork
     """The network of both memory transports."""
     vision_encoder: VisionEncoder
-    image_budget: Callable[[Engine], ImageBudget | None]
+    image_budget: Callable[[ObservedTextEngine], ImageBudget | None]
     """Measured with this engine, in the engine's thread."""
     whole: Callable[[TextService], Instance]
     """Combines the text service and the encoder into one instance."""
@@ -178,7 +177,7 @@ async def opened(
 
 
 async def _scheduler(
-    settings: TextSettings, engine: Engine, mounted: MountedEncoder, engine_thread: Offload
+    settings: TextSettings, engine: ObservedTextEngine, mounted: MountedEncoder, engine_thread: Offload
 ) -> DeviceScheduler:
     budget = await engine_thread.run(mounted.image_budget, engine)
     return DeviceScheduler(engine, mounted.vision_encoder, budget, settings.encode_patience_s, monotonic)
@@ -220,7 +219,7 @@ def _holder(settings: TextSettings, tls: TlsIdentity | None, address: str) -> In
     return InstanceStub(f"dns:///{address}", tls)  # an explicit scheme, so that gRPC does not parse the address as one
 
 
-def _kv_memory(engine: Engine) -> KvMemory:
+def _kv_memory(engine: ObservedTextEngine) -> KvMemory:
     return KvMemory(
         1 - engine.kv_free_tokens / engine.kv_tokens,
         engine.prefix_queries_tokens,
@@ -257,12 +256,14 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[Engine, Tokenizer, Grammars]:
+def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[ObservedTextEngine, Tokenizer, Grammars]:
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         model_id = settings.model_id or served_name(settings.model)
-        engine: Engine
+        engine: ObservedTextEngine
         if settings.delay_profile is None:
+            from triptych.engine.decoder.text_engine import TransformersTextEngine
+
             engine = TransformersTextEngine(
                 checkpoint,
                 settings.engine,

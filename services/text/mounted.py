@@ -16,13 +16,10 @@ from functools import partial
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.engine.image_budget import measured_image_budget
 from triptych.families.model_files import BadModel
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import Encoder
+from triptych.ports import Encoder, ObservedTextEngine
 from triptych.rpc.app import RpcApp
 from triptych.rpc.registered import instance_registered
 from triptych.runtime.host import instance_name, machine_name, new_epoch
@@ -36,7 +33,7 @@ from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from ..encoder import app as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.servicer import SERVICE_NAME, EncoderServicer  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
-from .app import Engine, MountedEncoder, opened
+from .app import MountedEncoder, opened
 from .hybrid import HybridInstance
 from .service import TextService
 from .settings import TextSettings
@@ -164,12 +161,16 @@ def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
 
 
 def _image_budget(
-    encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int, text: Engine
+    encoder: encoders.OpenEncoder, tpot_slo_s: float | None, most_items: int, text: ObservedTextEngine
 ) -> ImageBudget | None:
     """Runs in the engine's thread, before anything else."""
     vision = encoder.engine
     if tpot_slo_s is None:
         return None
+    from triptych.engine.decoder.text_engine import TransformersTextEngine
+    from triptych.engine.encoder import TransformersEncoderEngine
+    from triptych.engine.image_budget import measured_image_budget
+
     if not isinstance(text, TransformersTextEngine) or not isinstance(vision, TransformersEncoderEngine):
         raise CannotStart("tpot_slo_s is measured: it needs engines that compute, without delay_profile")
     budget, iteration_s = measured_image_budget(

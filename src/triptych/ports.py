@@ -599,6 +599,28 @@ class StagedTextEngine(TextEngine, Protocol):
         ...
 
 
+class ObservedTextEngine(StagedTextEngine, Protocol):
+    """A text engine that an instance runs: metrics show its memory."""
+
+    @property
+    def kv_free_tokens(self) -> int: ...
+
+    @property
+    def prefix_queries_tokens(self) -> int:
+        """Prompt tokens looked up in the prefix cache."""
+        ...
+
+    @property
+    def prefix_hits_tokens(self) -> int:
+        """Those of them that were found."""
+        ...
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences that gave way for want of memory."""
+        ...
+
+
 # --- environment -----------------------------------------------------------------------------------------------------
 
 

@@ -31,3 +31,20 @@ async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, siz
     assert 0.5 <= timeline["items"][0]["encode_s"] < 5
     assert timeline["total_s"] >= 0.5 + 11 * 0.05
     assert not any("Traceback" in log.read_text() for log in (tmp_path / "logs").iterdir())
+
+
+async def test_a_process_whose_engine_delays_loads_no_torch(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
+    decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
+    write_profile(profiles / "decoder.json", decoder)
+    delayed = ("--delay-profile", str(profiles))
+    sizes = {"encoders": 1, "text": 1, "hybrid": 1}
+    async with LocalCluster(**sizes, options={"encoder": delayed, "text": delayed}) as cluster:  # type: ignore[arg-type]
+        for name in ("encoder-1", "text-1", "hybrid-1"):
+            assert "libtorch" not in mapped_by(cluster.processes[name]), name
+
+
+def mapped_by(pid: int) -> str:
+    """The files in a process's memory."""
+    return Path(f"/proc/{pid}/maps").read_text()

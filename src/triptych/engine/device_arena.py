@@ -6,8 +6,8 @@ such arenas, or to and from host memory, without staging. Reads through ``ports.
 
 import torch
 
-from triptych.ports import Arena, Region
-from triptych.transport.arena import HeaderArena, HostArena
+from triptych.ports import Region
+from triptych.transport.arena import HeaderArena
 
 
 class DeviceArena(HeaderArena):
@@ -48,13 +48,3 @@ class DeviceArena(HeaderArena):
     def _settle(self) -> None:
         if self._bytes.device.type == "cuda":
             torch.cuda.synchronize(self._bytes.device)
-
-
-def open_arena(where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
-    """An arena in the memory of ``device`` (``where`` is ``device``), or in host memory (``host``).
-
-    ``part`` tells the arenas of one instance apart. Blocks while all memory is touched. Raises as ``DeviceArena``.
-    """
-    if where == "device":
-        return DeviceArena(nbytes, instance_id=instance_id, epoch=epoch, device=device, part=part)
-    return HostArena(nbytes, instance_id=instance_id, epoch=epoch, part=part)
