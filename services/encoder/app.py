@@ -12,7 +12,8 @@ from typing import Any
 
 import grpc.aio
 
-from triptych.domain.profile import BadProfile
+from triptych.domain.instance import ServedPart
+from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
@@ -116,7 +117,7 @@ async def opened(
         stack.callback(prepare.close)
         decoders = DecoderProcesses(settings.decoding)
         stack.callback(decoders.close)
-        engine = await compute.run(partial(_load, settings, model, decoders))
+        engine, identity = await compute.run(partial(_load, settings, model, decoders))
         if settings.delay_profile is None:
             await prepare.run(decoders.start)
 
@@ -140,6 +141,7 @@ async def opened(
             clock=monotonic,
             max_preparing=threads,
             record=record,
+            part=ServedPart(identity, settings.batches.max_batch_items, prepare_cores=threads),
         )
         watch(telemetry.metrics, service, store)
         yield OpenEncoder(service, store, engine, scope)
@@ -165,17 +167,22 @@ async def _transports(
         raise CannotStart(str(error)) from None
 
 
-def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding) -> EncoderEngine[Any]:
+def _load(
+    settings: EncoderSettings, model: Path | Checkpoint, decoding: Decoding
+) -> tuple[EncoderEngine[Any], ProfileIdentity]:
+    """The engine, and what it runs: one that sleeps runs what its profile is of."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         if settings.delay_profile is not None:
             info = checkpoint.model_info(
                 model_id=settings.model_id or served_name(settings.model), dtype=DTYPES[settings.dtype]
             )
-            return DelayEncoderEngine(info, checkpoint.family, delay_costs(settings.delay_profile, ModelPart.ENCODER))
+            costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
+            return DelayEncoderEngine(info, checkpoint.family, costs), costs.profile.identity
         from triptych.engine.encoder import TransformersEncoderEngine
+        from triptych.engine.part_identity import part_identity
 
-        return TransformersEncoderEngine(
+        engine = TransformersEncoderEngine(
             checkpoint,
             model_id=settings.model_id or served_name(settings.model),
             device=settings.device,
@@ -183,5 +190,14 @@ def _load(settings: EncoderSettings, model: Path | Checkpoint, decoding: Decodin
             threads=settings.torch_threads,
             decoding=decoding,
         )
+        identity = part_identity(
+            checkpoint,
+            ModelPart.ENCODER,
+            dtype=settings.dtype,
+            device=settings.device,
+            threads=settings.torch_threads,
+            hardware=settings.hardware,
+        )
+        return engine, identity  # noqa: TRY300
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

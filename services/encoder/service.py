@@ -6,7 +6,7 @@ from typing import Generic
 
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.media import digest_of
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -45,12 +45,14 @@ class EncoderService(Generic[PreparedT]):
         clock: Clock,
         max_preparing: int,
         record: Record = NO_RECORD,
+        part: ServedPart | None = None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
 
         ``copy`` also hashes items, so that a cache hit never waits for preprocessing.
         """
         self._record = record
+        self._part = part
         self._engine = engine
         self._store = store
         self._settings = settings
@@ -96,6 +98,7 @@ class EncoderService(Generic[PreparedT]):
             offers=self._offers(),
             encoder_version=self._engine.version,
             max_items=self._settings.batches.max_waiting_items,
+            parts=() if self._part is None else (self._part,),
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:

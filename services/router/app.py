@@ -43,7 +43,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
     model = settings.model_id or served_name(settings.model)
 
     async def introduce(address: str) -> Registration:
-        return Registration(MemberKind.ROUTER, instance_id, epoch, address, model)
+        return Registration(MemberKind.ROUTER, instance_id, epoch, address, model, slo=settings.slo)
 
     async with AsyncExitStack() as stack:
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from triptych.domain.slo import Slo
+from triptych.domain.slo import MAX_OBJECTIVES, Slo
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.router.attainment import WindowLimits
 from triptych.machine.router.cluster import ClusterLimits
@@ -86,6 +86,8 @@ class RouterSettings(MemberSettings):
     @field_validator("slo")
     @classmethod
     def _objectives_are_valid(cls, slo: tuple[str, ...]) -> tuple[str, ...]:
+        if len(slo) > MAX_OBJECTIVES:
+            raise ValueError(f"slo has {len(slo)} objectives, at most {MAX_OBJECTIVES} are allowed")
         Slo.parse(slo)
         return slo
 

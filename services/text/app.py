@@ -13,7 +13,8 @@ from pathlib import Path
 import grpc.aio
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.profile import BadProfile
+from triptych.domain.instance import ServedPart
+from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.arenas import open_arena
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
@@ -118,7 +119,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         checks = ThreadOffload(settings.check_threads, name="text-check")
         stack.callback(checks.close)
-        engine, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
+        engine, identity, tokenizer, grammars = await engine_thread.run(partial(_load, settings, model))
 
         record = TextRecord(telemetry.metrics, engine.model)
         part = "" if mounted is None else "pulled"
@@ -150,6 +151,7 @@ async def opened(
             rng=random.SystemRandom(),
             clock=monotonic,
             record=record,
+            part=ServedPart(identity, settings.engine.max_sequences, token_budget=settings.engine.token_budget),
             scheduler=None if mounted is None else await _scheduler(settings, engine, mounted, engine_thread),
         )
         watch(
@@ -256,13 +258,17 @@ def _nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     return False
 
 
-def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[ObservedTextEngine, Tokenizer, Grammars]:
+def _load(
+    settings: TextSettings, model: Path | Checkpoint
+) -> tuple[ObservedTextEngine, ProfileIdentity, Tokenizer, Grammars]:
+    """The engine, what it runs (one that sleeps runs what its profile is of), tokenizer and grammars."""
     try:
         checkpoint = open_checkpoint(model if isinstance(model, Checkpoint) else model_directory(model))
         model_id = settings.model_id or served_name(settings.model)
         engine: ObservedTextEngine
         if settings.delay_profile is None:
             from triptych.engine.decoder.text_engine import TransformersTextEngine
+            from triptych.engine.part_identity import part_identity
 
             engine = TransformersTextEngine(
                 checkpoint,
@@ -273,14 +279,20 @@ def _load(settings: TextSettings, model: Path | Checkpoint) -> tuple[ObservedTex
                 dtype=settings.dtype,
                 threads=settings.torch_threads,
             )
-        else:
-            engine = DelayTextEngine(
-                checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.dtype]),
-                checkpoint.family,
-                delay_costs(settings.delay_profile, ModelPart.DECODER),
-                settings.engine,
+            identity = part_identity(
+                checkpoint,
+                ModelPart.DECODER,
+                dtype=settings.dtype,
+                device=settings.device,
+                threads=settings.torch_threads,
+                hardware=settings.hardware,
             )
+        else:
+            costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
+            info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.dtype])
+            engine = DelayTextEngine(info, checkpoint.family, costs, settings.engine)
+            identity = costs.profile.identity
         tokenizer = Tokenizer.load(checkpoint.files)
-        return engine, tokenizer, Grammars(tokenizer)
+        return engine, identity, tokenizer, Grammars(tokenizer)
     except (BadModel, BadProfile) as error:
         raise CannotStart(str(error)) from None

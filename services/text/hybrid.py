@@ -39,7 +39,12 @@ class HybridInstance:
     async def describe(self) -> InstanceInfo:
         """The encoder's description with both roles: readers read from its arena."""
         text, encoder = await self._text.describe(), await self._encoder.describe()
-        return replace(encoder, role=Role.of(text.role.stages | encoder.role.stages), kv_tokens=text.kv_tokens)
+        return replace(
+            encoder,
+            role=Role.of(text.role.stages | encoder.role.stages),
+            kv_tokens=text.kv_tokens,
+            parts=encoder.parts + text.parts,
+        )
 
     def load(self) -> InstanceLoad:
         text, encoder = self._text.load(), self._encoder.load()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from triptych.domain.generation import Finished, FinishReason, Ready, TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, InvalidRequest, Overloaded, TriptychError, Unavailable
@@ -68,6 +68,7 @@ class TextService:
         rng: Rng,
         clock: Clock,
         record: Record = NO_RECORD,
+        part: ServedPart | None = None,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
         """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
@@ -76,6 +77,7 @@ class TextService:
         ``offload``, and raises InvalidRequest.
         """
         self._record = record
+        self._part = part
         self._engine = engine
         self._receiver = receiver
         self._settings = settings
@@ -114,6 +116,7 @@ class TextService:
             arena_bytes=self._receiver.cache.capacity_bytes,
             offers=self._offers(),
             kv_tokens=self._engine.kv_tokens,
+            parts=() if self._part is None else (self._part,),
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:

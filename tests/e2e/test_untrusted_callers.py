@@ -110,7 +110,17 @@ def report(instance_id: str = "somebody", port: int = 1) -> pool_manager_pb2.Mem
         model=MODEL_ID,
         role=instance_pb2.ROLE_E,
         transports=["tcp"],
+        slo=["ttft=5x"],
     )
+    identity = instance_pb2.PartIdentity(
+        part=instance_pb2.MODEL_PART_ENCODER,
+        digest="0" * 64,
+        stages=[instance_pb2.STAGE_ENCODE],
+        dtype=common_pb2.DTYPE_F32,
+        tensor_parallel=1,
+        options={"threads": "1"},
+    )
+    registration.parts.add(identity=identity, max_batch=1)
     return pool_manager_pb2.MemberReport(registration=registration)
 
 

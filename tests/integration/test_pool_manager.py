@@ -77,7 +77,7 @@ async def member(manager_port: int, port: int) -> AsyncGenerator[Instance]:
     settings = RouterSettings(managers=access(manager_port))
 
     async def introduce(address: str) -> Registration:
-        told = Registration(MemberKind.INSTANCE, f"i{port}", 2**63, address, "m", "r", Role.E, 5, 6, 7, ("shm",), "cpu")
+        told = Registration(MemberKind.INSTANCE, f"i{port}", 2**63, address, "m", "r", Role.E, 5, 6, 7, ("shm",))
         assert address == ports.address(port)
         return told
 

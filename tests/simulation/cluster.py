@@ -99,7 +99,7 @@ class _Node:
         instance, address = self.instance, f"{self.name}:1"
 
         async def introduce() -> Registration:
-            return Registration.of_instance(await instance.describe(), address=address, hardware="")
+            return Registration.of_instance(await instance.describe(), address=address)
 
         access = ManagerAccess(tuple(self._cluster.managers))
         way = partial(self._cluster.way_to_manager, self.name)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.domain.embedding import DType
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
 
 
@@ -31,6 +32,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedPart:
+    """A part of the model in an instance: what its profile is found by, and the limits of its batches."""
+
+    identity: ProfileIdentity
+    max_batch: int
+    """Items in one pass of an encoder; sequences in one step of a decoder."""
+    token_budget: int = 0
+    """Tokens in one step of a decoder."""
+    prepare_cores: int = 0
+    """Cores that decode and preprocess items for an encoder."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceInfo:
     """An instance's description of itself. A restarted process has another ``epoch``."""
 
@@ -47,6 +61,8 @@ class InstanceInfo:
     """Limit on concurrent items of an encoder; 0 if unknown."""
     kv_tokens: int = 0
     """Token capacity of a text instance's KV memory (prompt and answer, per choice); 0 if unknown."""
+    parts: tuple[ServedPart, ...] = ()
+    """Parts of the model that it runs; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Self
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart
 from triptych.domain.membership import Member, MemberKind
 from triptych.domain.stage import Role
 from triptych.domain.windows import WindowReport
@@ -31,13 +31,13 @@ class Registration:
     kv_tokens: int = 0
     transports: tuple[str, ...] = ()
     """Backends by which its arena can be read."""
-    hardware: str = ""
-    """Kind of hardware, as in the names of profiles; empty if unknown."""
-    profile: str = ""
-    """The profile that describes it; empty if there is none."""
+    parts: tuple[ServedPart, ...] = ()
+    """Parts of the model that an instance runs, with the limits of their batches."""
+    slo: tuple[str, ...] = ()
+    """Objectives of a router, as ``Slo.parse`` reads them."""
 
     @classmethod
-    def of_instance(cls, info: InstanceInfo, *, address: str, hardware: str) -> Self:
+    def of_instance(cls, info: InstanceInfo, *, address: str) -> Self:
         return cls(
             MemberKind.INSTANCE,
             info.instance_id,
@@ -50,7 +50,7 @@ class Registration:
             info.max_items,
             info.kv_tokens,
             tuple(offer.backend for offer in info.offers),
-            hardware,
+            info.parts,
         )
 
 

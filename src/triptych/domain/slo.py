@@ -30,6 +30,9 @@ CLASSES = (
 )
 """All request classes. A request without media is ``text``; others go by their largest modality and their media tokens."""
 
+MAX_OBJECTIVES = 64
+"""Most objectives of one router."""
+
 _OBJECTIVE = re.compile(r"(?:(?P<of>[a-z0-9-]+):)?(?P<metric>ttft|tbt|e2e)=(?P<value>\d+(?:\.\d+)?)(?P<unit>ms|s|x)")
 _LARGEST_S = 3600.0
 _LARGEST_FACTOR = 1000.0

@@ -19,10 +19,6 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-import torch
-import transformers
-
-import triptych
 from triptych.domain.embedding import embedding_tokens
 from triptych.domain.profile import LoadRow, Profile, parse_profile
 from triptych.domain.sampling import SamplingParams
@@ -32,6 +28,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe, image, sound
+from triptych.engine.part_identity import part_identity
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel
 from triptych.policy.sizing import MARGIN
@@ -151,7 +148,6 @@ class Profiled(ABC):
     output_tokens: int
     facts: Mapping[str, object]
     """Fields of ``domain.profile.Measured``."""
-    options: Mapping[str, str]
 
     @abstractmethod
     def tasks(self) -> list[Task]: ...
@@ -186,7 +182,6 @@ class ProfiledEncoder(Profiled):
             "weights_nbytes": self._engine.weights_nbytes,
             "output_token_nbytes": output_nbytes,
         }
-        self.options = {"device": options.device.partition(":")[0], "threads": str(options.threads)}
 
     def tasks(self) -> list[Task]:
         tasks, seen = list[Task](), set[int]()
@@ -264,7 +259,6 @@ class ProfiledDecoder(Profiled):
             "weights_nbytes": self._engine.weights_nbytes,
             "kv_token_nbytes": options.kv_cache_bytes // self._engine.kv_tokens,
         }
-        self.options = {"device": options.device.partition(":")[0], "threads": str(options.threads)}
         self._serial = 0
 
     def tasks(self) -> list[Task]:
@@ -437,35 +431,21 @@ def _within(level: Sequence[LoadRow], slos_s: Mapping[Stage, float]) -> bool:
     return all(row.p99_s <= slos_s[row.stage] for row in level)
 
 
-def software(part: ModelPart) -> str:
-    versions = {"triptych": triptych.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return " ".join([part.value, *(f"{name}/{version}" for name, version in versions.items())])
-
-
-def hardware(device: str) -> str:
-    """The name of the device's hardware."""
-    if device.partition(":")[0] == "cuda":
-        return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "unknown CPU")
-
-
 def run(options: Options, known: Profile | None, emit: Emit) -> None:
     """Load the part, then measure. Raises BadModel."""
     checkpoint = open_checkpoint(options.model)
     made = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
     profiled = made(checkpoint, options)
-    stages = [Stage.ENCODE] if options.part is ModelPart.ENCODER else [Stage.PREFILL, Stage.DECODE]
+    one = part_identity(checkpoint, options.part, dtype=options.dtype, device=options.device, threads=options.threads)
     identity = {
-        "part": options.part.value,
-        "digest": checkpoint.part_digest(options.part),
-        "stages": [stage.value for stage in stages],
-        "hardware": hardware(options.device),
-        "dtype": DTYPES[options.dtype].value,
-        "tensor_parallel": 1,
-        "software": software(options.part),
-        "options": dict(profiled.options),
+        "part": one.part.value,
+        "digest": one.digest,
+        "stages": sorted(stage.value for stage in one.stages),
+        "hardware": one.hardware,
+        "dtype": one.dtype.value,
+        "tensor_parallel": one.tensor_parallel,
+        "software": one.software,
+        "options": dict(one.options),
     }
     emit({"kind": "ready", "identity": identity, "facts": dict(profiled.facts)})
     emit({"kind": "control", "seconds": profiled.control_s()})

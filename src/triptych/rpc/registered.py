@@ -39,7 +39,7 @@ def instance_registered(
 
     async def introduce(address: str) -> Registration:
         info = await service.describe()
-        return Registration.of_instance(info, address=address, hardware=settings.hardware)
+        return Registration.of_instance(info, address=address)
 
     return registered(settings, service, introduce, app, telemetry=telemetry, tls=tls)
 

@@ -178,8 +178,6 @@ class MemberSettings(RpcServiceSettings):
     """The pool managers to register with."""
     advertise: str = ""
     """HOST:PORT at which others reach this process, for pool managers; empty means ``host`` and ``port``."""
-    hardware: str = Field(default="", max_length=128)
-    """Kind of hardware, for pool managers, as in the names of profiles."""
 
     @model_validator(mode="after")
     def _others_can_reach_it(self) -> Self:
@@ -214,6 +212,8 @@ class InstanceSettings(MemberSettings):
     """Torch device on which this instance's part of the model runs."""
     dtype: str = Field(default="float32", pattern="^(float32|float16|bfloat16)$")
     """Data type of the computation: float32, float16 or bfloat16. Encoders and text instances must use the same."""
+    hardware: str = Field(default="", max_length=128)
+    """Kind of hardware, by which its profiles are found; empty means the name of the device."""
     torch_threads: int = Field(default=1, ge=1, le=256)
     """Threads of one batch of the encoder or one step of the text engine."""
     delay_profile: Path | None = None

@@ -25,6 +25,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_EP: _ClassVar[Role]
     ROLE_ED: _ClassVar[Role]
     ROLE_EPD: _ClassVar[Role]
+
+class ModelPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_PART_UNSPECIFIED: _ClassVar[ModelPart]
+    MODEL_PART_ENCODER: _ClassVar[ModelPart]
+    MODEL_PART_DECODER: _ClassVar[ModelPart]
 STAGE_UNSPECIFIED: Stage
 STAGE_ENCODE: Stage
 STAGE_PREFILL: Stage
@@ -37,6 +43,9 @@ ROLE_PD: Role
 ROLE_EP: Role
 ROLE_ED: Role
 ROLE_EPD: Role
+MODEL_PART_UNSPECIFIED: ModelPart
+MODEL_PART_ENCODER: ModelPart
+MODEL_PART_DECODER: ModelPart
 
 class TransportOffer(_message.Message):
     __slots__ = ("backend", "host", "metadata")
@@ -52,8 +61,47 @@ class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PartIdentity(_message.Message):
+    __slots__ = ("part", "digest", "stages", "hardware", "dtype", "tensor_parallel", "software", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    part: ModelPart
+    digest: str
+    stages: _containers.RepeatedScalarFieldContainer[Stage]
+    hardware: str
+    dtype: _common_pb2.DType
+    tensor_parallel: int
+    software: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, part: _Optional[_Union[ModelPart, str]] = ..., digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, str]]] = ..., hardware: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., tensor_parallel: _Optional[int] = ..., software: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ServedPart(_message.Message):
+    __slots__ = ("identity", "max_batch", "token_budget", "prepare_cores")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_CORES_FIELD_NUMBER: _ClassVar[int]
+    identity: PartIdentity
+    max_batch: int
+    token_budget: int
+    prepare_cores: int
+    def __init__(self, identity: _Optional[_Union[PartIdentity, _Mapping]] = ..., max_batch: _Optional[int] = ..., token_budget: _Optional[int] = ..., prepare_cores: _Optional[int] = ...) -> None: ...
+
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +111,7 @@ class InstanceInfo(_message.Message):
     ENCODER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     role: Role
@@ -72,7 +121,8 @@ class InstanceInfo(_message.Message):
     encoder_version: str
     max_items: int
     kv_tokens: int
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[ServedPart]
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

@@ -60,7 +60,7 @@ CONDITION_LEAVING: Condition
 CONDITION_DRAINED: Condition
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "hardware", "profile")
+    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -72,8 +72,8 @@ class Registration(_message.Message):
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
-    HARDWARE_FIELD_NUMBER: _ClassVar[int]
-    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     kind: MemberKind
     instance_id: str
     epoch: int
@@ -85,9 +85,9 @@ class Registration(_message.Message):
     max_items: int
     kv_tokens: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    hardware: str
-    profile: str
-    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hardware: _Optional[str] = ..., profile: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[_instance_pb2.ServedPart]
+    slo: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "load", "drained")

@@ -16,7 +16,8 @@ from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
-from triptych.domain.slo import CLASSES
+from triptych.domain.slo import CLASSES, MAX_OBJECTIVES
+from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.windows import MAX_BLAMED, SKETCH_BUCKETS, ClassWindow
 from triptych.errors import InvalidRequest
 from triptych.wire.flat import compiled
@@ -130,8 +131,17 @@ TABLE: Mapping[str, Rows] = {
         "max_items": _NUMBER,
         "kv_tokens": Between(0, 1 << 40),
         "transports": Many(8, Size(32), "transports"),
+        "parts": Many(len(ModelPart), unit="parts"),
+        "slo": Many(MAX_OBJECTIVES, Size(64), "objectives"),
+    },
+    "ServedPart": {"max_batch": _NUMBER, "token_budget": _PLACE, "prepare_cores": _NUMBER},
+    "PartIdentity": {
+        "digest": Size(64, low=16),
+        "stages": Many(len(Stage), unit="stages"),
         "hardware": Size(128),
-        "profile": Size(256),
+        "tensor_parallel": Between(1, 1024),
+        "software": _ID,
+        "options": Many(16, Pair(Size(64), Size(256))),
     },
     "Heartbeat": {"sequence": Anything()},
     "Farewell": {"reason": _ID},

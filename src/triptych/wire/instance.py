@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest
 from triptych.v1 import instance_pb2
@@ -34,8 +35,22 @@ def _stages_from_wire(message: instance_pb2.InstanceLoad) -> Mapping[Stage, Stag
     return stages
 
 
+_IDENTITY = Pair(
+    ProfileIdentity,
+    instance_pb2.PartIdentity,
+    special={
+        "stages": (
+            lambda identity: [_STAGE.to_wire[stage] for stage in Stage if stage in identity.stages],
+            lambda message: frozenset(_STAGE.from_wire[stage] for stage in message.stages),
+        ),
+        "options": (lambda identity: dict(identity.options), lambda message: dict(message.options)),
+    },
+)
+SERVED_PART = Pair(ServedPart, instance_pb2.ServedPart, nested=(_IDENTITY,))
 INSTANCE = Pair(
-    InstanceInfo, instance_pb2.InstanceInfo, nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer))
+    InstanceInfo,
+    instance_pb2.InstanceInfo,
+    nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer), SERVED_PART),
 )
 LOAD = Pair(InstanceLoad, instance_pb2.InstanceLoad, special={"stages": (_stages_to_wire, _stages_from_wire)})
 """Raises InvalidRequest for an unknown or duplicate stage."""

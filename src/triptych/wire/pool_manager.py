@@ -19,9 +19,9 @@ from triptych.errors import InvalidRequest
 from triptych.policy.addresses import why_not_called
 from triptych.v1 import pool_manager_pb2
 from triptych.wire.flat import Pair, Variants
-from triptych.wire.instance import LOAD
+from triptych.wire.instance import LOAD, SERVED_PART
 
-_REGISTRATION = Pair(Registration, pool_manager_pb2.Registration)
+_REGISTRATION = Pair(Registration, pool_manager_pb2.Registration, nested=(SERVED_PART,))
 _JUDGED = Pair(Judged, pool_manager_pb2.Judged)
 _CLASS = Pair(ClassWindow, pool_manager_pb2.ClassWindow, nested=(_JUDGED, Pair(Sketch, pool_manager_pb2.Sketch)))
 _WINDOW = Pair(

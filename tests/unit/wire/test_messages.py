@@ -26,7 +26,7 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad, TransportOffer
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
@@ -45,9 +45,10 @@ from triptych.domain.pool import (
     Removal,
     Watch,
 )
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
 from triptych.v1 import instance_pb2, pool_manager_pb2, router_pb2, scaler_pb2, text_pb2
@@ -118,6 +119,26 @@ MODEL = st.builds(
     ModelInfo, model_id=TEXT, revision=TEXT, dtype=st.sampled_from(DType), hidden_size=U32, context_length=U32
 )
 OFFERS = st.lists(st.builds(TransportOffer, TEXT, TEXT, st.binary(max_size=8)), max_size=3).map(tuple)
+PARTS = st.lists(
+    st.builds(
+        ServedPart,
+        st.builds(
+            ProfileIdentity,
+            st.sampled_from(ModelPart),
+            TEXT,
+            st.sets(st.sampled_from(Stage)).map(frozenset),
+            TEXT,
+            st.sampled_from(DType),
+            U32,
+            TEXT,
+            st.dictionaries(TEXT, TEXT, max_size=3),
+        ),
+        U32,
+        U32,
+        U32,
+    ),
+    max_size=2,
+).map(tuple)
 INSTANCE = st.builds(
     InstanceInfo,
     instance_id=TEXT,
@@ -129,6 +150,7 @@ INSTANCE = st.builds(
     encoder_version=TEXT,
     max_items=st.integers(0, 2**32 - 1),
     kv_tokens=U64,
+    parts=PARTS,
 )
 ALTERNATIVE = st.builds(Alternative, U32, st.binary(max_size=4), st.floats(-1e6, 0) | st.just(float("-inf")))
 LOGPROBS = st.lists(st.builds(TokenLogprobs, ALTERNATIVE, st.lists(ALTERNATIVE, max_size=3).map(tuple)), max_size=3)
@@ -291,8 +313,8 @@ REGISTRATION = st.builds(
     U32,
     U32,
     st.lists(TEXT, max_size=3).map(tuple),
-    TEXT,
-    TEXT,
+    PARTS,
+    st.lists(TEXT, max_size=3).map(tuple),
 )
 ADDRESS = st.integers(1, 65535).map(lambda port: f"host:{port}")
 MEMBER = st.builds(
