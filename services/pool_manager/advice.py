@@ -6,14 +6,31 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
-from triptych.domain.decision import Bounds, DecisionRecord, InstancePhase, PoolFacts, PoolInstance
-from triptych.domain.pool import Condition, MemberStatus, PoolStatus, Registration
+from triptych.domain.decision import (
+    Bounds,
+    DecisionRecord,
+    InstancePhase,
+    PoolFacts,
+    PoolInstance,
+    PoolState,
+    ScalingStatus,
+)
+from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import ChargedStage
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow, WindowReport
-from triptych.machine.pool_manager.pool_events import InstancesSeen, RecordDecision, Reported, RouterGone, Tick
-from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine, PoolState
+from triptych.errors import InvalidRequest, NotFound
+from triptych.machine.pool_manager.pool_events import (
+    InstancesSeen,
+    OverrideEnded,
+    OverrideSet,
+    RecordDecision,
+    Reported,
+    RouterGone,
+    Tick,
+)
+from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine
 from triptych.policy.scaling import ScalingLimits
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
@@ -63,6 +80,20 @@ class Advice:
             if (known := self._machines.get(name)) is not None:
                 self._decide(known, str(name), pool, now_s)
 
+    def set_size(self, order: ManualSize) -> None:
+        """As ``ports.PoolManager.set_size``."""
+        if (machine := self._machines.get(order.pool)) is None:
+            raise NotFound("no pool has this model and role", param="role")
+        if order.size is None:
+            machine.handle(OverrideEnded(str(order.pool)), self._clock())
+            return
+        if not self._bounds.least <= order.size <= self._bounds.most:
+            text = f"size is {order.size}, must be from {self._bounds.least} to {self._bounds.most}"
+            raise InvalidRequest(text, param="size")
+        if not order.for_s > 0:
+            raise InvalidRequest("a size by hand needs a time after which it ends", param="for_s")
+        machine.handle(OverrideSet(str(order.pool), order.size, order.for_s), self._clock())
+
     def _machine(self, name: PoolName, pool: PoolStatus, now_s: float) -> PoolsMachine:
         encodes = name.role.serves(Stage.ENCODE)
         settings = PoolSettings(
@@ -85,16 +116,20 @@ class Advice:
 
     def records(self, model: str, role: Role) -> tuple[DecisionRecord, ...]:
         """The last decisions on a pool, oldest first; empty for an unknown one."""
-        machine = self._machines.get(PoolName(model, role))
-        return () if machine is None else machine.status(self._clock())[0].records
+        name = PoolName(model, role)
+        machine = self._machines.get(name)
+        return () if machine is None else machine.records(str(name), self._clock())
+
+    def status(self) -> dict[PoolName, ScalingStatus]:
+        """The size of each pool."""
+        now_s = self._clock()
+        return {name: machine.status(now_s)[0] for name, machine in self._machines.items()}
 
     def metrics(self) -> Iterable[Metric]:
         labels = ("model_name", "role")
-        found = {
-            (name.model, name.role.value): machine.status(self._clock())[0] for name, machine in self._machines.items()
-        }
+        found = {(name.model, name.role.value): one for name, one in self.status().items()}
         advised: dict[tuple[str, ...], float] = {
-            name: one.records[-1].decision.target for name, one in found.items() if one.records
+            name: one.decisions[-1].target for name, one in found.items() if one.decisions
         }
         yield gauge(
             "triptych_pool_advised_instances", "Size that the last decision on the pool advises", advised, labels

@@ -11,13 +11,16 @@ from triptych.domain.pool import (
     Farewell,
     Heartbeat,
     ManagerStatus,
+    ManualSize,
     MemberReport,
     MembershipDelta,
     Order,
     OrderKind,
+    PoolStatus,
     Registration,
     Watch,
 )
+from triptych.domain.scaling import PoolName
 from triptych.domain.windows import WindowReport
 from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.pool_manager.member_events import (
@@ -177,14 +180,23 @@ class PoolManagerService:
 
     async def status(self) -> ManagerStatus:
         now_s = self._clock()
-        pools = self._machine.pools(now_s)
+        scaling = self.advice.status()
+        pools = [
+            pool if pool.role is None else replace(pool, scaling=scaling.pop(PoolName(pool.model, pool.role), None))
+            for pool in self._machine.pools(now_s)
+        ]
+        pools += [PoolStatus(name.model, name.role, (), one) for name, one in scaling.items()]
         up_s = now_s - self._began_s
-        return ManagerStatus(self._machine.incarnation, self._machine.version, up_s, self._watchers, pools)
+        return ManagerStatus(self._machine.incarnation, self._machine.version, up_s, self._watchers, tuple(pools))
 
     async def drain_instance(self, instance_id: str) -> None:
         if instance_id not in self._machine:
             raise NotFound("no member has this instance id", param="instance_id")
         self._feed(DrainWanted(instance_id, "an operator asked for it"))
+
+    async def set_size(self, order: ManualSize) -> None:
+        self._refuse_while_draining()
+        self.advice.set_size(order)
 
     # --- private -----------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,13 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         await self._service.drain_instance(request.instance_id)
         return pool_manager_pb2.DrainResponse()
 
+    async def SetSize(  # noqa: N802
+        self, request: pool_manager_pb2.SetSizeRequest, context: Context
+    ) -> pool_manager_pb2.SetSizeResponse:
+        del context
+        await self._service.set_size(pool_manager.MANUAL_SIZE.from_wire(request))
+        return pool_manager_pb2.SetSizeResponse()
+
 
 async def _reports(requests: AsyncIterator[pool_manager_pb2.MemberReport]) -> AsyncGenerator[MemberReport]:
     async for message in requests:

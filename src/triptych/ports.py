@@ -23,7 +23,7 @@ from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextR
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
-from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.scaling import PoolName, ScaledPool
@@ -142,6 +142,14 @@ class PoolManager(Protocol):
 
     async def drain_instance(self, instance_id: str) -> None:
         """Order the instance to drain. Raises NotFound."""
+        ...
+
+    async def set_size(self, order: ManualSize) -> None:
+        """Set or end the manual size of a pool. Returns at once.
+
+        Raises NotFound for an unknown pool, InvalidRequest for a size out of its bounds or a time of 0, Unavailable if
+        another manager decides.
+        """
         ...
 
 

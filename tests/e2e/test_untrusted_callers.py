@@ -124,6 +124,10 @@ def report(instance_id: str = "somebody", port: int = 1) -> pool_manager_pb2.Mem
     return pool_manager_pb2.MemberReport(registration=registration)
 
 
+def size_request() -> pool_manager_pb2.SetSizeRequest:
+    return pool_manager_pb2.SetSizeRequest(model=MODEL_ID, role=instance_pb2.ROLE_E, size=1, for_s=60)
+
+
 @dataclass
 class Port:
     """One service's gRPC port."""
@@ -227,6 +231,7 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
         (manager, "PoolManager/Watch", pool_manager_pb2.WatchRequest(kinds=[pool_manager_pb2.MEMBER_KIND_INSTANCE])),
         (manager, "PoolManager/Status", pool_manager_pb2.StatusRequest()),
         (manager, "PoolManager/Drain", pool_manager_pb2.DrainRequest(instance_id="another")),
+        (manager, "PoolManager/SetSize", size_request()),
     ]
     reflected = reflection_pb2.ServerReflectionRequest(file_containing_symbol="triptych.v1.Text")
     return [

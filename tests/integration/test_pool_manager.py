@@ -21,9 +21,9 @@ from triptych.cli import ports
 from triptych.domain.embedding import DType
 from triptych.domain.instance import InstanceLoad, ModelInfo, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
-from triptych.domain.pool import Registration
+from triptych.domain.pool import ManualSize, Registration
 from triptych.domain.stage import Role, Stage
-from triptych.errors import NotFound
+from triptych.errors import InvalidRequest, NotFound
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.pool_manager.members import MemberLimits
 from triptych.rpc.registered import registered
@@ -129,8 +129,18 @@ async def test_members_join_are_shown_drain_and_leave() -> None:
             await until(lambda: known[first].state is MemberState.LEAVING)
             assert known[second].state is MemberState.ACTIVE
             await until(lambda: instance.draining)
+            await until(service.advice.status)
+            await stub.set_size(ManualSize("m", Role.E, 2, 60.0))
+            scaling = (await stub.status()).pools[0].scaling
+            assert scaling is not None
+            assert scaling.override is not None
+            assert scaling.override.size == 2
+            with pytest.raises(InvalidRequest, match="size"):
+                await stub.set_size(ManualSize("m", Role.E, 65, 60.0))
+            with pytest.raises(InvalidRequest, match="for_s"):
+                await stub.set_size(ManualSize("m", Role.E, 2, 1e9))
         await until(lambda: not known)
-        assert (await stub.status()).pools == ()
+        assert not any(pool.members for pool in (await stub.status()).pools)
         await stub.close()
 
 

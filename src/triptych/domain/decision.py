@@ -5,6 +5,7 @@ All times are durations in seconds before now, or from now on.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from triptych.domain.windows import NOTHING_JUDGED, Judged
 
@@ -192,3 +193,89 @@ class DecisionRecord:
     decision: Decision
     outcome: DecisionOutcome = DecisionOutcome.PENDING
     detail: str = ""
+    age_s: float = 0.0
+    """Since the decision, when the record is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSummary:
+    """A decision for people: its record without the single instances."""
+
+    number: int
+    age_s: float
+    """Since the decision."""
+    wanted: int
+    """Size before it."""
+    target: int
+    reasons: tuple[Reason, ...]
+    """The main one first."""
+    drain: str
+    sick: str
+    missing: tuple[str, ...]
+    ready: int
+    starting: int
+    draining: int
+    load: PoolLoad | None
+    capacity_per_s: float | None
+    needed: int | None
+    attainment: Judged
+    report_age_s: float | None
+    """These and the above are what was seen, as in ``PoolView`` and ``Decision``."""
+    outcome: DecisionOutcome
+    detail: str
+
+    @classmethod
+    def of(cls, record: DecisionRecord) -> Self:
+        view, decision = record.view, record.decision
+        return cls(
+            number=record.number,
+            age_s=record.age_s,
+            wanted=view.wanted,
+            target=decision.target,
+            reasons=decision.reasons,
+            drain=decision.drain,
+            sick=decision.sick,
+            missing=decision.missing,
+            ready=view.count(InstancePhase.READY),
+            starting=view.count(InstancePhase.STARTING),
+            draining=view.count(InstancePhase.DRAINING) + view.count(InstancePhase.DRAINED),
+            load=view.load,
+            capacity_per_s=view.capacity_per_s,
+            needed=decision.needed,
+            attainment=view.attainment,
+            report_age_s=view.report_age_s,
+            outcome=record.outcome,
+            detail=record.detail,
+        )
+
+
+class PoolState(StrEnum):
+    STEADY = "steady"
+    GROWING = "growing"
+    SHRINKING = "shrinking"
+    BREACH = "breach"
+    """Attainment is below its threshold."""
+    FROZEN = "frozen"
+    """Nothing is ordered: ``ScalingStatus.fault`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingStatus:
+    """The size of a pool, for people."""
+
+    name: str
+    state: PoolState
+    advisory: bool
+    """Decisions are not carried out."""
+    wanted: int
+    ready: int
+    starting: int
+    draining: int
+    """Includes what has drained."""
+    bounds: Bounds
+    attainment: Judged
+    override: Override | None
+    fault: str
+    """Why the pool does not become what is wanted; empty while nothing is wrong."""
+    decisions: tuple[DecisionSummary, ...]
+    """The last ones, oldest first."""

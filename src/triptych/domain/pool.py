@@ -4,10 +4,15 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Self
 
+from triptych.domain.decision import ScalingStatus
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart
 from triptych.domain.membership import Member, MemberKind
+from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.windows import WindowReport
+
+MAX_OVERRIDE_S = 30 * 86_400.0
+"""Longest time of a manual size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ class PoolStatus:
     model: str
     role: Role | None
     members: tuple[MemberStatus, ...]
+    scaling: ScalingStatus | None = None
+    """None for routers, and before the first decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +185,23 @@ class ManagerStatus:
     up_s: float
     watchers: int
     pools: tuple[PoolStatus, ...]
+    leads: bool = True
+    """It decides on the size of pools; otherwise ``leader`` does."""
+    leader: str = ""
+    """The name of the manager that leads; empty if it is not known, or if there is only this one."""
+    store_fault: str = ""
+    """Why the store does not answer; empty if it does, or if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManualSize:
+    """A person wants a pool to have this size for a time, within its bounds. ``size`` None ends an earlier one."""
+
+    model: str
+    role: Role
+    size: int | None
+    for_s: float = 0.0
+
+    @property
+    def pool(self) -> PoolName:
+        return PoolName(self.model, self.role)

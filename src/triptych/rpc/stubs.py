@@ -11,7 +11,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
-from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
@@ -179,6 +179,10 @@ class PoolManagerStub(_Channel):
     async def drain_instance(self, instance_id: str) -> None:
         message = pool_manager_pb2.DrainRequest(instance_id=instance_id)
         await calls.unary(self._stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
+    async def set_size(self, order: ManualSize) -> None:
+        call = self._stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)
+        await calls.unary(call, lambda _: None)
 
 
 async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[pool_manager_pb2.MemberReport]:

@@ -16,7 +16,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, TransportOffer
-from triptych.domain.pool import ManagerStatus, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 
 S = TypeVar("S")
@@ -225,6 +225,9 @@ class LinkedPoolManager:
 
     async def drain_instance(self, instance_id: str) -> None:
         await self._link.call("drain_instance", lambda manager: manager.drain_instance(instance_id))
+
+    async def set_size(self, order: ManualSize) -> None:
+        await self._link.call("set_size", lambda manager: manager.set_size(order))
 
     async def close(self) -> None:
         """Does nothing: the link stays for the next connection."""

@@ -40,6 +40,45 @@ class Condition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONDITION_ACTIVE: _ClassVar[Condition]
     CONDITION_LEAVING: _ClassVar[Condition]
     CONDITION_DRAINED: _ClassVar[Condition]
+
+class PoolState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOL_STATE_UNSPECIFIED: _ClassVar[PoolState]
+    POOL_STATE_STEADY: _ClassVar[PoolState]
+    POOL_STATE_GROWING: _ClassVar[PoolState]
+    POOL_STATE_SHRINKING: _ClassVar[PoolState]
+    POOL_STATE_BREACH: _ClassVar[PoolState]
+    POOL_STATE_FROZEN: _ClassVar[PoolState]
+
+class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHY_UNSPECIFIED: _ClassVar[Why]
+    WHY_LOAD: _ClassVar[Why]
+    WHY_WAIT: _ClassVar[Why]
+    WHY_BREACH: _ClassVar[Why]
+    WHY_BOUNDS: _ClassVar[Why]
+    WHY_OVERRIDE: _ClassVar[Why]
+    WHY_LOW_LOAD: _ClassVar[Why]
+    WHY_STEADY: _ClassVar[Why]
+    WHY_FROZEN: _ClassVar[Why]
+    WHY_NO_REPORT: _ClassVar[Why]
+    WHY_NOT_CURED: _ClassVar[Why]
+    WHY_SICK: _ClassVar[Why]
+    WHY_SATURATED: _ClassVar[Why]
+    WHY_COOLDOWN: _ClassVar[Why]
+    WHY_BUDGET: _ClassVar[Why]
+    WHY_SETTLING: _ClassVar[Why]
+    WHY_CAUTION: _ClassVar[Why]
+
+class DecisionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECISION_OUTCOME_UNSPECIFIED: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_PENDING: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_DONE: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_ADVISED: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_REPLACED: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_FAILED: _ClassVar[DecisionOutcome]
+    DECISION_OUTCOME_TIMED_OUT: _ClassVar[DecisionOutcome]
 MEMBER_KIND_UNSPECIFIED: MemberKind
 MEMBER_KIND_INSTANCE: MemberKind
 MEMBER_KIND_ROUTER: MemberKind
@@ -58,6 +97,36 @@ CONDITION_UNSPECIFIED: Condition
 CONDITION_ACTIVE: Condition
 CONDITION_LEAVING: Condition
 CONDITION_DRAINED: Condition
+POOL_STATE_UNSPECIFIED: PoolState
+POOL_STATE_STEADY: PoolState
+POOL_STATE_GROWING: PoolState
+POOL_STATE_SHRINKING: PoolState
+POOL_STATE_BREACH: PoolState
+POOL_STATE_FROZEN: PoolState
+WHY_UNSPECIFIED: Why
+WHY_LOAD: Why
+WHY_WAIT: Why
+WHY_BREACH: Why
+WHY_BOUNDS: Why
+WHY_OVERRIDE: Why
+WHY_LOW_LOAD: Why
+WHY_STEADY: Why
+WHY_FROZEN: Why
+WHY_NO_REPORT: Why
+WHY_NOT_CURED: Why
+WHY_SICK: Why
+WHY_SATURATED: Why
+WHY_COOLDOWN: Why
+WHY_BUDGET: Why
+WHY_SETTLING: Why
+WHY_CAUTION: Why
+DECISION_OUTCOME_UNSPECIFIED: DecisionOutcome
+DECISION_OUTCOME_PENDING: DecisionOutcome
+DECISION_OUTCOME_DONE: DecisionOutcome
+DECISION_OUTCOME_ADVISED: DecisionOutcome
+DECISION_OUTCOME_REPLACED: DecisionOutcome
+DECISION_OUTCOME_FAILED: DecisionOutcome
+DECISION_OUTCOME_TIMED_OUT: DecisionOutcome
 
 class Registration(_message.Message):
     __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo")
@@ -320,28 +389,144 @@ class MemberStatus(_message.Message):
     def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("model", "role", "members")
+    __slots__ = ("model", "role", "members", "scaling")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     model: str
     role: _instance_pb2.Role
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
-    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ...) -> None: ...
+    scaling: ScalingStatus
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., scaling: _Optional[_Union[ScalingStatus, _Mapping]] = ...) -> None: ...
+
+class Reason(_message.Message):
+    __slots__ = ("why", "text")
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    why: Why
+    text: str
+    def __init__(self, why: _Optional[_Union[Why, str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class PoolLoad(_message.Message):
+    __slots__ = ("burst_per_s", "short_per_s", "long_per_s", "peak_per_s", "waiting", "coverage")
+    BURST_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SHORT_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LONG_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    burst_per_s: float
+    short_per_s: float
+    long_per_s: float
+    peak_per_s: float
+    waiting: float
+    coverage: float
+    def __init__(self, burst_per_s: _Optional[float] = ..., short_per_s: _Optional[float] = ..., long_per_s: _Optional[float] = ..., peak_per_s: _Optional[float] = ..., waiting: _Optional[float] = ..., coverage: _Optional[float] = ...) -> None: ...
+
+class SizeBounds(_message.Message):
+    __slots__ = ("least", "most")
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    least: int
+    most: int
+    def __init__(self, least: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class Override(_message.Message):
+    __slots__ = ("size", "left_s")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    left_s: float
+    def __init__(self, size: _Optional[int] = ..., left_s: _Optional[float] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("number", "age_s", "wanted", "target", "reasons", "drain", "sick", "missing", "ready", "starting", "draining", "load", "capacity_per_s", "needed", "attainment", "report_age_s", "outcome", "detail")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    SICK_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    age_s: float
+    wanted: int
+    target: int
+    reasons: _containers.RepeatedCompositeFieldContainer[Reason]
+    drain: str
+    sick: str
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    ready: int
+    starting: int
+    draining: int
+    load: PoolLoad
+    capacity_per_s: float
+    needed: int
+    attainment: Judged
+    report_age_s: float
+    outcome: DecisionOutcome
+    detail: str
+    def __init__(self, number: _Optional[int] = ..., age_s: _Optional[float] = ..., wanted: _Optional[int] = ..., target: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., drain: _Optional[str] = ..., sick: _Optional[str] = ..., missing: _Optional[_Iterable[str]] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., load: _Optional[_Union[PoolLoad, _Mapping]] = ..., capacity_per_s: _Optional[float] = ..., needed: _Optional[int] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., report_age_s: _Optional[float] = ..., outcome: _Optional[_Union[DecisionOutcome, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ScalingStatus(_message.Message):
+    __slots__ = ("name", "state", "advisory", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADVISORY_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: PoolState
+    advisory: bool
+    wanted: int
+    ready: int
+    starting: int
+    draining: int
+    bounds: SizeBounds
+    attainment: Judged
+    override: Override
+    fault: str
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., advisory: _Optional[bool] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class ManagerStatus(_message.Message):
-    __slots__ = ("incarnation", "version", "up_s", "watchers", "pools")
+    __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UP_S_FIELD_NUMBER: _ClassVar[int]
     WATCHERS_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    STORE_FAULT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     up_s: float
     watchers: int
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., up_s: _Optional[float] = ..., watchers: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
+    leads: bool
+    leader: str
+    store_fault: str
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., up_s: _Optional[float] = ..., watchers: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., leads: _Optional[bool] = ..., leader: _Optional[str] = ..., store_fault: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("instance_id",)
@@ -350,5 +535,21 @@ class DrainRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetSizeRequest(_message.Message):
+    __slots__ = ("model", "role", "size", "for_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    role: _instance_pb2.Role
+    size: int
+    for_s: float
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., size: _Optional[int] = ..., for_s: _Optional[float] = ...) -> None: ...
+
+class SetSizeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -30,7 +30,7 @@ class PoolManagerStub:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain--> pool manager
+    operator         --Status, Drain, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -61,6 +61,11 @@ class PoolManagerStub:
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.SetSize = channel.unary_unary(
+                '/triptych.v1.PoolManager/SetSize',
+                request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.FromString,
+                _registered_method=True)
 
 
 class PoolManagerServicer:
@@ -68,7 +73,7 @@ class PoolManagerServicer:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain--> pool manager
+    operator         --Status, Drain, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -102,6 +107,13 @@ class PoolManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSize(self, request, context):
+        """Set the size of a pool by hand for a time, or end that. Returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_PoolManagerServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.SerializeToString,
             ),
+            'SetSize': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSize,
+                    request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'triptych.v1.PoolManager', rpc_method_handlers)
@@ -138,7 +155,7 @@ class PoolManager:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain--> pool manager
+    operator         --Status, Drain, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -241,6 +258,33 @@ class PoolManager:
             '/triptych.v1.PoolManager/Drain',
             triptych_dot_v1_dot_pool__manager__pb2.DrainRequest.SerializeToString,
             triptych_dot_v1_dot_pool__manager__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PoolManager/SetSize',
+            triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
+            triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

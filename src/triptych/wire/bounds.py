@@ -15,6 +15,8 @@ from triptych.domain.chat import PRIORITY
 from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
+from triptych.domain.membership import MAX_MEMBERS
+from triptych.domain.pool import MAX_OVERRIDE_S
 from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
 from triptych.domain.slo import CLASSES, MAX_OBJECTIVES
 from triptych.domain.stage import ModelPart, Stage
@@ -179,6 +181,11 @@ TABLE: Mapping[str, Rows] = {
     "PoolName": {"model": Size(512, low=1)},
     "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size
     "RemoveRequest": {"instance": Size(128, low=1), "token": Anything()},
+    "SetSizeRequest": {
+        "model": Size(512, low=1),
+        "size": Between(0, MAX_MEMBERS),
+        "for_s": Between(0, MAX_OVERRIDE_S),
+    },
     "CallRequests": {"requests": Many(4096, unit="requests")},
     "CallRequest": {"call": Between(1, 1 << 62), "received_nbytes": Between(0, 1 << 40)},
     "StartCall": {

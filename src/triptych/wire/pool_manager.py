@@ -1,10 +1,12 @@
 """Conversion of members' reports, orders, membership deltas and the pool manager's status."""
 
+from triptych.domain.decision import Bounds, DecisionSummary, Override, PoolLoad, Reason, ScalingStatus
 from triptych.domain.membership import MAX_MEMBERS, Member
 from triptych.domain.pool import (
     Farewell,
     Heartbeat,
     ManagerStatus,
+    ManualSize,
     MemberReport,
     MembershipDelta,
     MemberStatus,
@@ -51,11 +53,27 @@ DELTA = Pair(
     nested=(Pair(Member, pool_manager_pb2.Member), Pair(Removal, pool_manager_pb2.Removal)),
 )
 _MEMBER_STATUS = Pair(MemberStatus, pool_manager_pb2.MemberStatus, nested=(_REGISTRATION, LOAD))
+_DECISION = Pair(
+    DecisionSummary,
+    pool_manager_pb2.Decision,
+    nested=(Pair(Reason, pool_manager_pb2.Reason), Pair(PoolLoad, pool_manager_pb2.PoolLoad), _JUDGED),
+)
+_SCALING = Pair(
+    ScalingStatus,
+    pool_manager_pb2.ScalingStatus,
+    nested=(
+        Pair(Bounds, pool_manager_pb2.SizeBounds),
+        Pair(Override, pool_manager_pb2.Override),
+        _JUDGED,
+        _DECISION,
+    ),
+)
 STATUS = Pair(
     ManagerStatus,
     pool_manager_pb2.ManagerStatus,
-    nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS,)),),
+    nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS, _SCALING)),),
 )
+MANUAL_SIZE = Pair(ManualSize, pool_manager_pb2.SetSizeRequest)
 
 
 def report_to_wire(report: MemberReport) -> pool_manager_pb2.MemberReport:

@@ -9,6 +9,17 @@ from hypothesis import strategies as st
 
 from triptych import errors
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart, Tokenized, ToolCall, ToolChoice
+from triptych.domain.decision import (
+    Bounds,
+    DecisionOutcome,
+    DecisionSummary,
+    Override,
+    PoolLoad,
+    PoolState,
+    Reason,
+    ScalingStatus,
+    Why,
+)
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import (
@@ -35,6 +46,7 @@ from triptych.domain.pool import (
     Farewell,
     Heartbeat,
     ManagerStatus,
+    ManualSize,
     MemberReport,
     MembershipDelta,
     MemberStatus,
@@ -338,10 +350,46 @@ DELTA = st.builds(
 MEMBER_STATUS = st.builds(
     MemberStatus, REGISTRATION, st.sampled_from(Condition), st.booleans(), LOADS, SECONDS, SECONDS
 )
-POOL_STATUS = st.builds(PoolStatus, TEXT, ROLES, st.lists(MEMBER_STATUS, max_size=2).map(tuple))
-
-
 JUDGED = st.builds(Judged, U32, U32)
+DECISION = st.builds(
+    DecisionSummary,
+    U64,
+    SECONDS,
+    U32,
+    U32,
+    st.lists(st.builds(Reason, st.sampled_from(Why), TEXT), max_size=2).map(tuple),
+    TEXT,
+    TEXT,
+    st.lists(TEXT, max_size=2).map(tuple),
+    U32,
+    U32,
+    U32,
+    st.none() | st.builds(PoolLoad, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS),
+    st.none() | SECONDS,
+    st.none() | U32,
+    JUDGED,
+    st.none() | SECONDS,
+    st.sampled_from(DecisionOutcome),
+    TEXT,
+)
+SCALING = st.builds(
+    ScalingStatus,
+    TEXT,
+    st.sampled_from(PoolState),
+    st.booleans(),
+    U32,
+    U32,
+    U32,
+    U32,
+    st.builds(Bounds, U32, U32),
+    JUDGED,
+    st.none() | st.builds(Override, U32, SECONDS),
+    TEXT,
+    st.lists(DECISION, max_size=2).map(tuple),
+)
+POOL_STATUS = st.builds(PoolStatus, TEXT, ROLES, st.lists(MEMBER_STATUS, max_size=2).map(tuple), st.none() | SCALING)
+
+
 SKETCH = st.builds(Sketch, st.integers(0, 95), st.lists(U32, max_size=4).map(tuple))
 CLASS = st.builds(
     ClassWindow, arrivals=U32, missed_encode=U32, ttft=JUDGED, tbt=JUDGED, e2e=JUDGED, ttft_s=SKETCH, tbt_s=SKETCH
@@ -371,11 +419,23 @@ def test_member_reports_round_trip(report: MemberReport) -> None:
     DELTA,
     st.builds(Order, st.sampled_from(OrderKind), TEXT),
     st.builds(Watch, U64, U64, TEXT, st.lists(KINDS, max_size=2).map(tuple)),
-    st.builds(ManagerStatus, U64, U64, SECONDS, U32, st.lists(POOL_STATUS, max_size=2).map(tuple)),
+    st.builds(
+        ManagerStatus,
+        U64,
+        U64,
+        SECONDS,
+        U32,
+        st.lists(POOL_STATUS, max_size=2).map(tuple),
+        st.booleans(),
+        TEXT,
+        TEXT,
+    ),
+    st.builds(ManualSize, TEXT, st.sampled_from(Role), st.none() | U32, SECONDS),
 )
-def test_deltas_orders_watches_and_status_round_trip(
-    delta: MembershipDelta, order: Order, watch: Watch, status: ManagerStatus
+def test_deltas_orders_watches_status_and_sizes_round_trip(
+    delta: MembershipDelta, order: Order, watch: Watch, status: ManagerStatus, size: ManualSize
 ) -> None:
+    assert pool_manager.MANUAL_SIZE.from_wire(pool_manager.MANUAL_SIZE.to_wire(size)) == size
     assert pool_manager.delta_from_wire(pool_manager.DELTA.to_wire(delta)) == delta
     assert pool_manager.ORDER.from_wire(pool_manager.ORDER.to_wire(order)) == order
     assert pool_manager.WATCH.from_wire(pool_manager.WATCH.to_wire(watch)) == watch

@@ -7,7 +7,6 @@ scaler keeps the size, and replaces an instance that died.
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import count
 
 from triptych.domain.decision import (
@@ -15,12 +14,15 @@ from triptych.domain.decision import (
     Decision,
     DecisionOutcome,
     DecisionRecord,
+    DecisionSummary,
     InstancePhase,
     Override,
     PoolFacts,
     PoolInstance,
     PoolLoad,
+    PoolState,
     PoolView,
+    ScalingStatus,
     Why,
 )
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
@@ -47,6 +49,7 @@ from triptych.machine.pool_manager.reports import BURST_S, LONG_S, SHORT_S, Drop
 from triptych.policy.scaling import ScalingLimits, decide, encode_tokens, prompt_tokens
 
 _HOUR_S = 3600.0
+_SHOWN_DECISIONS = 10
 _IMPROVEMENT = 0.01
 """Attainment must rise by this much for a growth to count as an improvement."""
 
@@ -85,34 +88,6 @@ class PoolSettings:
     facts: Facts
 
 
-class PoolState(StrEnum):
-    STEADY = "steady"
-    GROWING = "growing"
-    SHRINKING = "shrinking"
-    BREACH = "breach"
-    """Attainment is below its threshold."""
-    FROZEN = "frozen"
-    """Nothing is ordered: ``PoolStatus.fault`` says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingStatus:
-    """A pool for people."""
-
-    name: str
-    state: PoolState
-    wanted: int
-    ready: int
-    starting: int
-    draining: int
-    bounds: Bounds
-    attainment: Judged
-    override: Override | None
-    fault: str
-    records: tuple[DecisionRecord, ...]
-    """Oldest first."""
-
-
 @dataclass(slots=True)
 class _Order:
     """A size that the pool does not have yet."""
@@ -121,6 +96,12 @@ class _Order:
     size: int
     due_s: float
     attempt: int = 1
+
+
+@dataclass(slots=True)
+class _Recorded:
+    at_s: float
+    record: DecisionRecord
 
 
 @dataclass(slots=True)
@@ -144,7 +125,7 @@ class _Pool:
     crashes: int = 0
     given_up: str = ""
     fault: str = ""
-    records: deque[DecisionRecord] = field(default_factory=deque)
+    records: deque[_Recorded] = field(default_factory=deque)
     decision: Decision | None = None
     facts: PoolFacts | None = None
     """The last ones with a capacity."""
@@ -377,7 +358,7 @@ class PoolsMachine:
         outcome = DecisionOutcome.PENDING if changed else DecisionOutcome.DONE
         if self._advisory and changed:
             outcome = DecisionOutcome.ADVISED
-        effects = self._record(pool, DecisionRecord(number, view, decision, outcome))
+        effects = self._record(pool, DecisionRecord(number, view, decision, outcome), now_s)
         if not changed or self._advisory:
             return effects
         return effects + self._change(pool, decision, number, now_s)
@@ -429,17 +410,18 @@ class PoolsMachine:
 
     # --- records -----------------------------------------------------------------------------------------------------
 
-    def _record(self, pool: _Pool, record: DecisionRecord) -> list[PoolEffect]:
-        pool.records.append(record)
+    def _record(self, pool: _Pool, record: DecisionRecord, now_s: float) -> list[PoolEffect]:
+        pool.records.append(_Recorded(now_s, record))
         while len(pool.records) > self._limits.max_records:
             pool.records.popleft()
         return [RecordDecision(record)]
 
     def _outcome(self, pool: _Pool, number: int, outcome: DecisionOutcome, detail: str) -> list[PoolEffect]:
-        for index, record in enumerate(pool.records):
-            if record.number == number and record.outcome in (DecisionOutcome.PENDING, DecisionOutcome.TIMED_OUT):
-                pool.records[index] = replace(record, outcome=outcome, detail=detail)
-                return [RecordDecision(pool.records[index])]
+        for one in pool.records:
+            open_ = one.record.outcome in (DecisionOutcome.PENDING, DecisionOutcome.TIMED_OUT)
+            if one.record.number == number and open_:
+                one.record = replace(one.record, outcome=outcome, detail=detail)
+                return [RecordDecision(one.record)]
         return []
 
     # --- readers -----------------------------------------------------------------------------------------------------
@@ -452,11 +434,17 @@ class PoolsMachine:
         """Reports that were not counted, by the reason."""
         return self._dropped
 
+    def records(self, pool: str, now_s: float) -> tuple[DecisionRecord, ...]:
+        """The last decisions on a pool, oldest first; empty for an unknown one."""
+        found = self._pools.get(pool)
+        return () if found is None else tuple(replace(one.record, age_s=now_s - one.at_s) for one in found.records)
+
     def status(self, now_s: float) -> tuple[ScalingStatus, ...]:
         return tuple(
             ScalingStatus(
                 name,
                 self._state(pool),
+                self._advisory,
                 pool.wanted,
                 pool.count(InstancePhase.READY),
                 pool.count(InstancePhase.STARTING),
@@ -465,7 +453,7 @@ class PoolsMachine:
                 pool.attainment,
                 pool.override(now_s),
                 self._frozen or pool.given_up or pool.fault,
-                tuple(pool.records),
+                tuple(map(DecisionSummary.of, self.records(name, now_s)[-_SHOWN_DECISIONS:])),
             )
             for name, pool in self._pools.items()
         )

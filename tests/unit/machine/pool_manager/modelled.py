@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from triptych.domain.decision import Bounds, DecisionRecord, InstancePhase, PoolFacts, PoolInstance
+from triptych.domain.decision import (
+    Bounds,
+    DecisionRecord,
+    InstancePhase,
+    PoolFacts,
+    PoolInstance,
+    PoolState,
+    ScalingStatus,
+)
 from triptych.domain.slo import ChargedStage
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
 from triptych.machine.pool_manager.pool_events import (
@@ -16,7 +24,7 @@ from triptych.machine.pool_manager.pool_events import (
     ScaleTo,
     Tick,
 )
-from triptych.machine.pool_manager.pools import Facts, PoolLimits, PoolSettings, PoolsMachine, PoolState, ScalingStatus
+from triptych.machine.pool_manager.pools import Facts, PoolLimits, PoolSettings, PoolsMachine
 from triptych.policy.scaling import ScalingLimits
 
 CAPACITY_PER_S = 1000.0

@@ -17,6 +17,7 @@ from triptych.domain.decision import (
     InstancePhase,
     PoolFacts,
     PoolInstance,
+    PoolState,
     Why,
 )
 from triptych.domain.slo import ChargedStage
@@ -35,7 +36,7 @@ from triptych.machine.pool_manager.pool_events import (
     StartFailed,
     Tick,
 )
-from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine, PoolState
+from triptych.machine.pool_manager.pools import PoolLimits, PoolSettings, PoolsMachine
 from triptych.machine.pool_manager.reports import Dropped
 from triptych.policy.scaling import ScalingLimits, decide
 
@@ -78,7 +79,7 @@ def test_without_scaling_the_same_burst_is_missed() -> None:
     assert cluster.attainment(130, 400) < 0.5
     status = cluster.status("e")
     assert status.state is PoolState.BREACH
-    assert status.records[-1].decision.saturated
+    assert cluster.machine.records("e", cluster.now_s)[-1].decision.saturated
 
 
 def test_after_the_burst_the_pool_shrinks_by_one_per_period_and_keeps_its_objective() -> None:
@@ -231,7 +232,7 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
     cluster.run(200)
     status = cluster.status("e")
     assert "of" in status.fault
-    assert DecisionOutcome.TIMED_OUT in {one.outcome for one in status.records}
+    assert DecisionOutcome.TIMED_OUT in {one.outcome for one in status.decisions}
     cluster.encoders.scaler_works = True
     cluster.run(400)
     assert cluster.encoders.ready(cluster.now_s) == cluster.machine.wanted("e") > 1
@@ -352,6 +353,21 @@ def test_a_manual_size_wins_until_it_ends() -> None:
     assert cluster.status("e").override is None
 
 
+def test_the_status_has_the_last_decisions_with_their_age_reasons_and_outcome() -> None:
+    cluster = Modelled(burst, flat, FAST)
+    cluster.run(1500)
+    decisions = cluster.status("e").decisions
+    assert len(decisions) == 10
+    records = cluster.machine.records("e", cluster.now_s)[-10:]
+    assert [(one.number, one.age_s) for one in decisions] == [(one.number, one.age_s) for one in records]
+    assert all(before.age_s > after.age_s >= 0 for before, after in pairwise(decisions))
+    changed = next(one for one in decisions if one.target != one.wanted)
+    assert (changed.outcome, changed.ready) == (DecisionOutcome.DONE, changed.wanted)
+    assert changed.load is not None
+    assert changed.needed is not None
+    assert changed.reasons[0].text
+
+
 def test_growth_that_does_not_improve_attainment_ends() -> None:
     """Misses that have another cause than the number of instances."""
     cluster = Modelled(flat, flat, FAST)
@@ -366,4 +382,4 @@ def test_growth_that_does_not_improve_attainment_ends() -> None:
 def test_records_are_bounded() -> None:
     cluster = Modelled(lambda at_s: 1500 + 1500 * math.sin(at_s / 9), flat, FAST)
     cluster.run(900)
-    assert len(cluster.status("e").records) <= PoolLimits().max_records
+    assert len(cluster.machine.records("e", cluster.now_s)) <= PoolLimits().max_records

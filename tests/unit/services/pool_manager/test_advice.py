@@ -11,12 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.pool_manager import gauges
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
-from triptych.domain.decision import DecisionOutcome, Why
+from triptych.domain.decision import DecisionOutcome, Override, PoolState, ScalingStatus, Why
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
-from triptych.domain.pool import Registration
+from triptych.domain.pool import ManualSize, Registration
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
+from triptych.errors import InvalidRequest, NotFound
 from triptych.ports import PoolManager
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
@@ -120,6 +121,54 @@ def test_a_model_without_a_router_has_no_report_and_says_so() -> None:
             assert service.advice.records("other", Role.E)[-1].decision.why is Why.NO_REPORT
             assert service.advice.records("m", Role.E)[-1].decision.why is Why.STEADY
             assert service.advice.records("nobody", Role.E) == ()
+
+    virtual_time.run(test())
+
+
+def test_the_status_of_each_pool_has_its_size_and_decisions() -> None:
+    async def test() -> None:
+        async with cluster() as (service, router, _):
+            router.missed = 5
+            await asyncio.sleep(60)
+            pools = {(pool.model, pool.role): pool.scaling for pool in (await service.status()).pools}
+            assert pools.keys() == {("m", None), ("m", Role.E), ("m", Role.PD), ("other", Role.E)}
+            assert pools["m", None] is None
+            image = pools["m", Role.E]
+            assert image is not None
+            assert (image.name, image.state, image.advisory, image.ready) == ("m/E", PoolState.BREACH, True, 2)
+            assert image.attainment.missed > 0
+            last = image.decisions[-1]
+            assert (last.target, last.outcome, last.reasons[0].why) == (3, DecisionOutcome.ADVISED, Why.BREACH)
+
+    virtual_time.run(test())
+
+
+def test_a_size_by_hand_ends_after_its_time_or_by_hand_and_is_checked() -> None:
+    async def test() -> None:
+        async with cluster() as (service, _, _):
+
+            async def image() -> ScalingStatus:
+                (found,) = [one.scaling for one in (await service.status()).pools if (one.model, one.role) == encoders]
+                assert found is not None
+                return found
+
+            encoders = ("m", Role.E)
+            await asyncio.sleep(2)
+            await service.set_size(ManualSize("m", Role.E, 3, 60.0))
+            await asyncio.sleep(2)
+            assert (await image()).override == Override(3, 58.0)
+            assert (await image()).decisions[-1].reasons[0].why is Why.OVERRIDE
+            await service.set_size(ManualSize("m", Role.E, None))
+            assert (await image()).override is None
+            await service.set_size(ManualSize("m", Role.E, 1, 60.0))
+            await asyncio.sleep(61)
+            assert (await image()).override is None
+            with pytest.raises(NotFound):
+                await service.set_size(ManualSize("m", Role.EPD, 1, 60.0))
+            with pytest.raises(InvalidRequest, match="size is 4, must be from 1 to 3"):
+                await service.set_size(ManualSize("m", Role.E, 4, 60.0))
+            with pytest.raises(InvalidRequest, match="time after which it ends"):
+                await service.set_size(ManualSize("m", Role.E, 2, 0.0))
 
     virtual_time.run(test())
 
