@@ -17,7 +17,6 @@ from triptych.domain.decision import (
 )
 from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
-from triptych.domain.slo import ChargedStage
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow, WindowReport
 from triptych.errors import InvalidRequest, NotFound
@@ -98,7 +97,7 @@ class Advice:
         encodes = name.role.serves(Stage.ENCODE)
         settings = PoolSettings(
             str(name),
-            ChargedStage.ENCODE if name.role is Role.E else ChargedStage.PREFILL,
+            name.role,
             self._bounds,
             initial=len(pool.members),
             start_s=_START_S,

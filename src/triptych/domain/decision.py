@@ -114,6 +114,8 @@ class PoolFacts:
     """Longest wait in the queue within the objective."""
     missing: tuple[str, ...] = ()
     """Why something is unknown."""
+    start_s: float | None = None
+    """From the start of an instance's process until it is ready."""
 
 
 class Why(StrEnum):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import inf
 
 from triptych.domain.decision import PoolFacts
-from triptych.domain.slo import Metric, Objective, Slo
+from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
 from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import ItemClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs
-from triptych.policy.scaling import item_mix, request_mix
+from triptych.policy.scaling import encode_tokens, item_mix, prompt_tokens, request_mix
 
+_NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
 _RARE = 0.01
 """Classes with a smaller share of the arrivals do not determine the objective."""
 
@@ -26,20 +27,29 @@ class Profiles:
     text: Costs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderLimits:
+    """The limits of an encoder that bound its batches."""
+
+    max_items: int
+    prepare_cores: int = 1
+
+
 def encoder_facts(
-    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, max_items: int, prepare_cores: int = 1
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: EncoderLimits
 ) -> PoolFacts:
     """Of a pool of encoders, in tokens of embeddings per second."""
     costs, mix = profiles.encoder, item_mix(classes)
     if costs is None:
-        return PoolFacts(missing=("profile of the encoder",))
+        return PoolFacts(missing=(_NO_ENCODER,))
     if not mix:
         return PoolFacts(missing=("items in the last reports",))
-    share = _share_s(profiles, slo, {name: one for name, one in classes.items() if one.items}, encode=True)
+    with_items = {name: one for name, one in classes.items() if one.items}
+    share = _share_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
     if isinstance(share, str):
         return PoolFacts(missing=(share,))
     limit_s, alone_s = share
-    capacity = encode_capacity(costs, mix, limit_s, max_items=max_items, prepare_cores=prepare_cores)
+    capacity = encode_capacity(costs, mix, limit_s, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
     return _facts(capacity.tokens_per_s, limit_s, alone_s, [one.value for one in capacity.warnings])
 
 
@@ -47,10 +57,10 @@ def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow],
     """Of a pool of text instances, in tokens of prompts per second."""
     costs, mix = profiles.text, request_mix(classes)
     if costs is None:
-        return PoolFacts(missing=("profile of the language model",))
+        return PoolFacts(missing=(_NO_TEXT,))
     if not mix:
         return PoolFacts(missing=("finished requests in the last reports",))
-    share = _share_s(profiles, slo, classes, encode=False)
+    share = _share_s(profiles, slo, classes, (ChargedStage.PREFILL,))
     if isinstance(share, str):
         return PoolFacts(missing=(share,))
     limit_s, alone_s = share
@@ -58,6 +68,45 @@ def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow],
     tbt_s = min((_tbt_s(slo, name, costs, context) for name in classes), default=inf)
     capacity = text_capacity(costs, mix, ttft_slo_s=limit_s, tbt_slo_s=tbt_s, limits=limits)
     return _facts(capacity.tokens_per_s, limit_s, alone_s, [one.value for one in capacity.warnings])
+
+
+def hybrid_facts(
+    profiles: Profiles,
+    slo: Slo,
+    classes: Mapping[str, ClassWindow],
+    *,
+    encoder: EncoderLimits,
+    text: TextLimits,
+) -> PoolFacts:
+    """Of a pool of instances that encode, prefill and decode on one device, in tokens of prompts per second.
+
+    Each kind of work takes a share of the device. With r tokens to encode per token of prompts, and the capacities c_e
+    (tokens of embeddings, encoding alone) and c_t (tokens of prompts, without encoding), a load of c tokens of prompts fills
+    it when c / c_t + r c / c_e = 1: so c = 1 / (1 / c_t + r / c_e).
+    """
+    texts = text_facts(profiles, slo, classes, limits=text)
+    if not any(one.items for one in classes.values()):
+        return texts
+    items = encoder_facts(profiles, slo, classes, limits=encoder)
+    missing = tuple(dict.fromkeys(items.missing + texts.missing))
+    share = _share_s(profiles, slo, classes, (ChargedStage.ENCODE, ChargedStage.PREFILL))
+    if isinstance(share, str) or items.capacity_per_s is None or texts.capacity_per_s is None:
+        return PoolFacts(missing=missing)
+    ratio = encode_tokens(classes) / max(1.0, prompt_tokens(classes))
+    limit_s, alone_s = share
+    per_s = 1 / (1 / texts.capacity_per_s + ratio / items.capacity_per_s)
+    return PoolFacts(per_s, max(0.0, limit_s - alone_s), missing)
+
+
+def isolated(profiles: Profiles, one: ClassWindow) -> Isolated | None:
+    """The latencies of a request with the system to itself, from a window with nothing but it; None if they are unknown.
+
+    What no profile has is 0: preparation at the router, and the pull.
+    """
+    encode_s, prefill_s = _encode_s(profiles.encoder, one), _prefill_s(profiles.text, one)
+    if profiles.text is None or encode_s is None or prefill_s is None:
+        return None
+    return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, one.prompt_tokens).value)
 
 
 def _facts(per_s: float, limit_s: float, alone_s: float, warnings: Sequence[str]) -> PoolFacts:
@@ -68,9 +117,9 @@ def _facts(per_s: float, limit_s: float, alone_s: float, warnings: Sequence[str]
 
 
 def _share_s(
-    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, encode: bool
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], stages: Sequence[ChargedStage]
 ) -> tuple[float, float] | str:
-    """The stage's part of the TTFT objective that leaves the least for waiting, and the stage's isolated latency, over the
+    """The stages' part of the TTFT objective that leaves the least for waiting, and their isolated latency, over the
     classes; or what is missing.
     """
     arrivals = sum(one.arrivals for one in classes.values())
@@ -79,26 +128,20 @@ def _share_s(
         objective = slo.objective(name, Metric.TTFT)
         if objective is None or not one.arrivals or one.arrivals < _RARE * arrivals:
             continue
-        encode_s, prefill_s = _encode_s(profiles.encoder, one), _prefill_s(profiles.text, one)
-        share = _one_share_s(objective, encode_s, prefill_s, encode=encode)
-        if share is None:
-            return "profile of the language model" if encode else "profile of the encoder"
-        found.append(share)
+        alone: dict[ChargedStage, float] = {}
+        if (encode_s := _encode_s(profiles.encoder, one)) is not None:
+            alone[ChargedStage.ENCODE] = encode_s
+        if (prefill_s := _prefill_s(profiles.text, one)) is not None:
+            alone[ChargedStage.PREFILL] = prefill_s
+        # Seconds are divided in proportion to both stages' latencies; a factor is of the stages' own.
+        divided = stages if objective.relative else (ChargedStage.ENCODE, ChargedStage.PREFILL)
+        if unknown := [stage for stage in divided if stage not in alone]:
+            return _NO_ENCODER if ChargedStage.ENCODE in unknown else _NO_TEXT
+        alone_s, whole_s = sum(alone[stage] for stage in stages), sum(alone[stage] for stage in divided)
+        if whole_s > 0:
+            limit_s = objective.value * (whole_s if objective.relative else 1.0)
+            found.append((limit_s * alone_s / whole_s, alone_s))
     return min(found, key=lambda one: one[0] - one[1], default="an objective for TTFT")
-
-
-def _one_share_s(
-    objective: Objective, encode_s: float | None, prefill_s: float | None, *, encode: bool
-) -> tuple[float, float] | None:
-    """A factor is of the stage's own latency; seconds are divided in proportion to both stages' latencies."""
-    alone_s = encode_s if encode else prefill_s
-    if alone_s is None:
-        return None
-    if objective.relative:
-        return objective.value * alone_s, alone_s
-    if encode_s is None or prefill_s is None or encode_s + prefill_s <= 0:
-        return None
-    return objective.value * alone_s / (encode_s + prefill_s), alone_s
 
 
 def _encode_s(costs: Costs | None, one: ClassWindow) -> float | None:

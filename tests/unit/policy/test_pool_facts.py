@@ -7,11 +7,12 @@ from triptych.domain.slo import Slo
 from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import TextLimits
 from triptych.policy.costs import Costs
-from triptych.policy.pool_facts import Profiles, encoder_facts, text_facts
+from triptych.policy.pool_facts import EncoderLimits, Profiles, encoder_facts, hybrid_facts, isolated, text_facts
 
 BOTH = Profiles(Costs(ENCODER), Costs(DECODER))
 SLO = Slo.parse(["ttft=5x", "tbt=5x"])
 LIMITS = TextLimits(max_sequences=16, token_budget=512)
+ENCODER_LIMITS = EncoderLimits(max_items=8)
 IMAGES = ClassWindow(
     arrivals=100,
     items=200,
@@ -26,7 +27,7 @@ MIX = {"image-1024": IMAGES, "text": ClassWindow(arrivals=50, prompt_tokens=5_00
 
 
 def test_encoders_bear_what_they_encode_within_their_share() -> None:
-    facts = encoder_facts(BOTH, SLO, MIX, max_items=8)
+    facts = encoder_facts(BOTH, SLO, MIX, limits=ENCODER_LIMITS)
     # An item of 200 tokens: 1.2 ms to prepare and 40 ms to encode, five times that within the objective.
     alone_s = 0.04 + 1e-9 * 200_000 + 1e-8 * 100_000
     assert facts.wait_objective_s == pytest.approx(4 * alone_s)
@@ -42,7 +43,7 @@ def test_text_instances_bear_what_they_prefill_and_decode() -> None:
 
 
 def test_a_tighter_objective_means_a_smaller_capacity() -> None:
-    loose, tight = (encoder_facts(BOTH, Slo.parse([one]), MIX, max_items=8) for one in ("ttft=5x", "ttft=2x"))
+    loose, tight = (encoder_facts(BOTH, Slo.parse([one]), MIX, limits=ENCODER_LIMITS) for one in ("ttft=5x", "ttft=2x"))
     assert loose.capacity_per_s is not None
     assert tight.capacity_per_s is not None
     assert tight.capacity_per_s < loose.capacity_per_s
@@ -55,7 +56,7 @@ def test_other_requests_mean_another_capacity() -> None:
 
 
 def test_seconds_are_divided_in_proportion_to_both_parts() -> None:
-    facts = encoder_facts(BOTH, Slo.parse(["ttft=1s"]), {"image-1024": IMAGES}, max_items=8)
+    facts = encoder_facts(BOTH, Slo.parse(["ttft=1s"]), {"image-1024": IMAGES}, limits=ENCODER_LIMITS)
     encode_s, prefill_s = 0.04 + 0.0002 + 0.001, 0.01 + 1e-4 * 500
     share_s = encode_s / (encode_s + prefill_s)
     assert facts.wait_objective_s == pytest.approx(share_s - encode_s, rel=0.01)
@@ -71,13 +72,13 @@ def test_seconds_are_divided_in_proportion_to_both_parts() -> None:
     ],
 )
 def test_what_an_encoder_lacks_is_named(profiles: Profiles, slo: str, missing: str) -> None:
-    facts = encoder_facts(profiles, Slo.parse([slo]), MIX, max_items=8)
+    facts = encoder_facts(profiles, Slo.parse([slo]), MIX, limits=ENCODER_LIMITS)
     assert facts.capacity_per_s is None
     assert missing in facts.missing
 
 
 def test_a_factor_needs_the_profile_of_its_own_part_only() -> None:
-    assert encoder_facts(Profiles(BOTH.encoder, None), SLO, MIX, max_items=8).capacity_per_s is not None
+    assert encoder_facts(Profiles(BOTH.encoder, None), SLO, MIX, limits=ENCODER_LIMITS).capacity_per_s is not None
     assert text_facts(Profiles(None, BOTH.text), SLO, MIX, limits=LIMITS).capacity_per_s is not None
 
 
@@ -85,7 +86,7 @@ def test_what_a_text_pool_lacks_is_named() -> None:
     assert text_facts(Profiles(), SLO, MIX, limits=LIMITS).missing == ("profile of the language model",)
     nothing_done = {"text": ClassWindow(arrivals=5, prompt_tokens=10)}
     assert text_facts(BOTH, SLO, nothing_done, limits=LIMITS).missing == ("finished requests in the last reports",)
-    assert encoder_facts(BOTH, SLO, {}, max_items=8).missing == ("items in the last reports",)
+    assert encoder_facts(BOTH, SLO, {}, limits=ENCODER_LIMITS).missing == ("items in the last reports",)
 
 
 def test_a_rare_class_does_not_decide_for_the_others() -> None:
@@ -95,6 +96,48 @@ def test_a_rare_class_does_not_decide_for_the_others() -> None:
 
 def test_warnings_of_the_profile_are_passed_on() -> None:
     strange = Profiles(Costs(replace(ENCODER, measured=replace(ENCODER.measured, drift=0.5))), None)
-    facts = encoder_facts(strange, SLO, MIX, max_items=8)
+    facts = encoder_facts(strange, SLO, MIX, limits=ENCODER_LIMITS)
     assert facts.capacity_per_s is not None
     assert any("speed changed" in one for one in facts.missing)
+
+
+def test_a_hybrid_divides_its_device_between_items_and_prompts() -> None:
+    hybrid = hybrid_facts(BOTH, SLO, MIX, encoder=ENCODER_LIMITS, text=LIMITS)
+    items, texts = encoder_facts(BOTH, SLO, MIX, limits=ENCODER_LIMITS), text_facts(BOTH, SLO, MIX, limits=LIMITS)
+    assert hybrid.capacity_per_s is not None
+    assert items.capacity_per_s is not None
+    assert texts.capacity_per_s is not None
+    media_per_prompt = 40_000 / 55_000
+    busy = hybrid.capacity_per_s / texts.capacity_per_s
+    busy += media_per_prompt * hybrid.capacity_per_s / items.capacity_per_s
+    assert busy == pytest.approx(1)
+    assert hybrid.wait_objective_s == pytest.approx(4 * 0.02)  # of requests without images
+
+
+def test_a_hybrid_without_items_is_a_text_instance() -> None:
+    texts = {"text": MIX["text"]}
+    expected = text_facts(Profiles(None, BOTH.text), SLO, texts, limits=LIMITS)
+    assert hybrid_facts(Profiles(None, BOTH.text), SLO, texts, encoder=ENCODER_LIMITS, text=LIMITS) == expected
+
+
+def test_a_hybrid_names_what_either_part_lacks() -> None:
+    facts = hybrid_facts(Profiles(None, BOTH.text), SLO, MIX, encoder=ENCODER_LIMITS, text=LIMITS)
+    assert facts.capacity_per_s is None
+    assert "profile of the encoder" in facts.missing
+
+
+def test_a_request_alone_takes_what_both_profiles_say() -> None:
+    one = ClassWindow(arrivals=1, items=2, media_tokens=400, media_bytes=200_000, pixels=400_000, prompt_tokens=500)
+    found = isolated(BOTH, one)
+    assert found is not None
+    # Two items of 200 tokens are encoded beside each other.
+    assert found.encode_s == pytest.approx(0.04 + 1e-9 * 200_000 + 1e-8 * 100_000)
+    assert found.prefill_s == pytest.approx(0.01 + 1e-4 * 500)
+    assert found.tbt_s == pytest.approx(0.011 + 1e-6 * 500)
+
+
+def test_a_latency_alone_needs_the_profiles_of_the_parts_that_work() -> None:
+    text = ClassWindow(arrivals=1, prompt_tokens=100)
+    assert isolated(Profiles(None, BOTH.text), text) is not None
+    assert isolated(Profiles(None, BOTH.text), replace(text, items=1, media_tokens=9)) is None
+    assert isolated(Profiles(BOTH.encoder, None), text) is None

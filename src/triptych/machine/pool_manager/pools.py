@@ -27,6 +27,7 @@ from triptych.domain.decision import (
 )
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.domain.slo import ChargedStage
+from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import ClassWindow, Judged
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
@@ -76,16 +77,24 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """One pool. ``stage`` is ENCODE or PREFILL: which misses it is charged with, and which tokens are its load."""
+    """One pool. ``role`` says which misses it is charged with, and which tokens are its load: of embeddings for instances
+    that encode only, of prompts for all others.
+    """
 
     name: str
-    stage: ChargedStage
+    role: Role
     bounds: Bounds
     initial: int
     """Size to order first."""
     start_s: float
-    """Usual time from an order until an instance is ready."""
+    """Usual time from an order until an instance is ready, where ``facts`` do not know it."""
     facts: Facts
+
+    @property
+    def stages(self) -> tuple[ChargedStage, ...]:
+        """Whose misses it is charged with: an instance that encodes and prefills, with both."""
+        named = ((Stage.ENCODE, ChargedStage.ENCODE), (Stage.PREFILL, ChargedStage.PREFILL))
+        return tuple(charged for stage, charged in named if self.role.serves(stage))
 
 
 @dataclass(slots=True)
@@ -129,6 +138,8 @@ class _Pool:
     decision: Decision | None = None
     facts: PoolFacts | None = None
     """The last ones with a capacity."""
+    start_s: float = 0.0
+    """Usual time from an order until an instance is ready."""
     attainment: Judged = Judged(0, 0)  # noqa: RUF009 - immutable
 
     def count(self, *phases: InstancePhase) -> int:
@@ -164,7 +175,9 @@ class PoolsMachine:
         self._numbers = count(1)
         self._frozen = ""
         self._dropped: dict[Dropped, int] = {}
-        self._pools = {one.name: _Pool(one, one.initial, now_s + scaling.period_s) for one in pools}
+        self._pools = {
+            one.name: _Pool(one, one.initial, now_s + scaling.period_s, start_s=one.start_s) for one in pools
+        }
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -277,7 +290,7 @@ class PoolsMachine:
 
     def _view(self, pool: _Pool, now_s: float) -> PoolView:
         reports, settings = self._reports, pool.settings
-        pool.attainment = reports.attainment(settings.stage, now_s)
+        pool.attainment = reports.attainment(settings.stages, now_s)
         facts = self._facts(pool, now_s)
         missing = facts.missing
         if uncharged := reports.uncharged(now_s):
@@ -301,7 +314,7 @@ class PoolsMachine:
             wait_objective_s=facts.wait_objective_s,
             attainment=pool.attainment,
             missing=missing,
-            start_s=settings.start_s,
+            start_s=pool.start_s,
             override=pool.override(now_s),
             frozen=self._frozen or pool.given_up,
             since_growth_s=None if pool.grown_s is None else now_s - pool.grown_s,
@@ -318,6 +331,7 @@ class PoolsMachine:
         if facts.capacity_per_s is None:
             classes = self._reports.classes(LONG_S, now_s)
             facts = pool.settings.facts(classes)
+        pool.start_s = pool.settings.start_s if facts.start_s is None else facts.start_s
         if facts.capacity_per_s is not None:
             pool.facts = facts
         elif pool.facts is not None and not any(one.arrivals for one in classes.values()):
@@ -325,8 +339,8 @@ class PoolsMachine:
         return facts
 
     def _load(self, pool: _Pool, now_s: float) -> PoolLoad | None:
-        stage, reports = pool.settings.stage, self._reports
-        tokens = encode_tokens if stage is ChargedStage.ENCODE else prompt_tokens
+        stages, reports = pool.settings.stages, self._reports
+        tokens = encode_tokens if stages == (ChargedStage.ENCODE,) else prompt_tokens
         short = reports.per_s(SHORT_S, now_s, tokens)
         if short is None:
             return None
@@ -335,7 +349,7 @@ class PoolsMachine:
             short_per_s=short,
             long_per_s=reports.per_s(LONG_S, now_s, tokens) or 0.0,
             peak_per_s=max(pool.peak_per_s, short),
-            waiting=reports.waiting(stage, now_s),
+            waiting=reports.waiting(stages, now_s),
             coverage=reports.coverage(now_s),
         )
 
@@ -343,7 +357,7 @@ class PoolsMachine:
         """Whether the last growth for attainment alone has helped, once it can show."""
         if pool.share_before is None or pool.grown_s is None:
             return
-        if now_s - pool.grown_s < pool.settings.start_s + self._scaling.settle_s:
+        if now_s - pool.grown_s < pool.start_s + self._scaling.settle_s:
             return
         share = pool.attainment.attainment
         pool.futile = 0 if share is None or share > pool.share_before + _IMPROVEMENT else pool.futile + 1
@@ -376,7 +390,7 @@ class PoolsMachine:
         pool.wanted = decision.target
         if decision.why is not Why.OVERRIDE:
             pool.changes.append(now_s)
-        start_s = self._limits.order_starts * pool.settings.start_s
+        start_s = self._limits.order_starts * pool.start_s
         pool.order = _Order(number, decision.target, now_s + start_s)
         if decision.drain and not grows:
             pool.draining, pool.drain_due_s = decision.drain, now_s + self._limits.drain_timeout_s
@@ -386,7 +400,7 @@ class PoolsMachine:
 
     def _ordered(self, pool: _Pool, reason: str, now_s: float) -> list[PoolEffect]:
         """Order the present size again."""
-        start_s = self._limits.order_starts * pool.settings.start_s
+        start_s = self._limits.order_starts * pool.start_s
         if pool.order is None:
             pool.order = _Order(next(self._numbers), pool.wanted, now_s + start_s)
         pool.order.due_s = now_s + start_s * 2 ** (pool.order.attempt - 1)

@@ -156,22 +156,31 @@ class RouterReports:
         offered = tokens(classes) * (1 + refused / arrivals) if arrivals else 0.0
         return offered / covered_s * max(1, len(self._routers))
 
-    def waiting(self, stage: ChargedStage, now_s: float) -> float:
-        """Tokens that wait for the stage, by the routers' newest reports."""
-        fresh = [one.latest for one in self._routers.values() if now_s - one.heard_s <= 2 * _BUCKET_S]
-        if stage is ChargedStage.ENCODE:
-            return float(sum(one.waiting_media_tokens for one in fresh))
-        return float(sum(one.waiting_prompt_tokens for one in fresh))
+    def waiting(self, stages: tuple[ChargedStage, ...], now_s: float) -> float:
+        """Tokens that wait for the stages, by the routers' newest reports: of embeddings for ENCODE alone, else of prompts.
 
-    def attainment(self, stage: ChargedStage, now_s: float) -> Judged:
-        """Requests that the stage took part in; missed are those that it is charged with."""
+        With both stages, embeddings that wait count as the prompts they belong to, by the mix of the last 30 s.
+        """
+        fresh = [one.latest for one in self._routers.values() if now_s - one.heard_s <= 2 * _BUCKET_S]
+        media = float(sum(one.waiting_media_tokens for one in fresh))
+        if stages == (ChargedStage.ENCODE,):
+            return media
+        prompts = float(sum(one.waiting_prompt_tokens for one in fresh))
+        if ChargedStage.ENCODE in stages and media:
+            with_items = [one for one in self.classes(SHORT_S, now_s).values() if one.items]
+            arrived = sum(one.media_tokens for one in with_items)
+            prompts += media * sum(one.prompt_tokens for one in with_items) / arrived if arrived else 0.0
+        return prompts
+
+    def attainment(self, stages: tuple[ChargedStage, ...], now_s: float) -> Judged:
+        """Requests that the stages took part in; missed are those that one of them is charged with."""
         taking_part = [
             one
             for one in self.classes(ATTAINMENT_S, now_s).values()
-            if one.items or one.missed_encode or stage is not ChargedStage.ENCODE
+            if one.items or one.missed_encode or stages != (ChargedStage.ENCODE,)
         ]
         judged = sum(one.ttft.count for one in taking_part)
-        missed = sum(one.missed_by(stage) for one in taking_part)
+        missed = sum(min(one.ttft.missed, sum(map(one.missed_by, stages))) for one in taking_part)
         return Judged(max(0, judged - missed), missed)
 
     def uncharged(self, now_s: float) -> int:

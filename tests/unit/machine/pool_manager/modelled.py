@@ -12,7 +12,7 @@ from triptych.domain.decision import (
     PoolState,
     ScalingStatus,
 )
-from triptych.domain.slo import ChargedStage
+from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
@@ -49,7 +49,7 @@ class ModelledPool:
     """Instances that work off a queue of tokens. Whoever arrives at a queue that is too long misses its objective."""
 
     name: str
-    stage: ChargedStage
+    role: Role
     start_s: float
     instances: list[Instance] = field(default_factory=list)
     waiting: float = 0.0
@@ -117,11 +117,11 @@ class Modelled:
     sizes: list[tuple[float, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.encoders = ModelledPool("e", ChargedStage.ENCODE, self.start_s)
-        self.texts = ModelledPool("t", ChargedStage.PREFILL, self.start_s)
+        self.encoders = ModelledPool("e", Role.E, self.start_s)
+        self.texts = ModelledPool("t", Role.PD, self.start_s)
         self.pools = {one.name: one for one in (self.encoders, self.texts)}
         settings = tuple(
-            PoolSettings(one.name, one.stage, Bounds(1, self.most), self.initial, self.start_s, self.facts)
+            PoolSettings(one.name, one.role, Bounds(1, self.most), self.initial, self.start_s, self.facts)
             for one in self.pools.values()
         )
         self.machine = PoolsMachine(

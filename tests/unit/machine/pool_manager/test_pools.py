@@ -20,7 +20,7 @@ from triptych.domain.decision import (
     PoolState,
     Why,
 )
-from triptych.domain.slo import ChargedStage
+from triptych.domain.stage import Role
 from triptych.domain.windows import WindowReport
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
@@ -240,7 +240,7 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
 
 
 def one_pool(*, initial: int = 2) -> PoolsMachine:
-    pool = PoolSettings("e", ChargedStage.ENCODE, Bounds(1, 9), initial, 5.0, fixed_facts)
+    pool = PoolSettings("e", Role.E, Bounds(1, 9), initial, 5.0, fixed_facts)
     return PoolsMachine((pool,), scaling=FAST, limits=PoolLimits(), now_s=0.0)
 
 

@@ -9,6 +9,8 @@ from triptych.domain.slo import ChargedStage
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, WindowReport
 from triptych.machine.pool_manager.reports import MAX_ROUTERS, Dropped, RouterReports
 
+ENCODERS, TEXTS = (ChargedStage.ENCODE,), (ChargedStage.PREFILL,)
+
 
 def report(sequence: int, *, epoch: int = 1, tokens: int = 100, age_s: float = 0.0, **more: object) -> WindowReport:
     classes = (NamedClass("text", ClassWindow(arrivals=1, prompt_tokens=tokens)),)
@@ -121,8 +123,9 @@ def test_misses_count_for_the_stage_that_is_charged() -> None:
     instances = (NamedInstance("e", Judged(7, 3)),)
     for sequence in (1, 2):
         reports.accept("r", report(sequence, classes=classes, instances=instances), float(sequence))
-    assert reports.attainment(ChargedStage.ENCODE, 2.0) == Judged(14, 6)
-    assert reports.attainment(ChargedStage.PREFILL, 2.0) == Judged(38, 2)
+    assert reports.attainment(ENCODERS, 2.0) == Judged(14, 6)
+    assert reports.attainment(TEXTS, 2.0) == Judged(38, 2)
+    assert reports.attainment(ENCODERS + TEXTS, 2.0) == Judged(32, 8)
     assert reports.uncharged(2.0) == 2
     assert reports.instances(2.0) == {"e": Judged(14, 6)}
 
@@ -132,9 +135,9 @@ def test_what_waits_is_taken_from_the_newest_reports_only() -> None:
     reports.accept("r", report(1, waiting_media_tokens=9, waiting_prompt_tokens=3), 1.0)
     reports.accept("r", report(2, waiting_media_tokens=5, waiting_prompt_tokens=2), 2.0)
     reports.accept("s", report(1, waiting_media_tokens=1, waiting_prompt_tokens=1), 2.0)
-    assert reports.waiting(ChargedStage.ENCODE, 2.0) == 6
-    assert reports.waiting(ChargedStage.PREFILL, 2.0) == 3
-    assert reports.waiting(ChargedStage.ENCODE, 13.0) == 0
+    assert reports.waiting(ENCODERS, 2.0) == 6
+    assert reports.waiting(TEXTS, 2.0) == 3
+    assert reports.waiting(ENCODERS, 13.0) == 0
 
 
 arrivals = st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(1, 400), st.floats(0, 400), st.floats(0, 5))
@@ -149,3 +152,20 @@ def test_any_order_of_reports_keeps_memory_bounded(feed: list[tuple[str, int, in
         reports.validate()
         assert 0 <= reports.coverage(now_s) <= 1
         assert (reports.per_s(300.0, now_s, tokens) or 0) >= 0
+
+
+def test_hybrids_wait_for_prompts_and_for_the_prompts_of_the_embeddings_that_wait() -> None:
+    reports = RouterReports()
+    classes = (
+        NamedClass("image-256", ClassWindow(arrivals=1, items=2, media_tokens=200, prompt_tokens=300)),
+        NamedClass("text", ClassWindow(arrivals=1, prompt_tokens=999)),
+    )
+    reports.accept("r", report(1, classes=classes, waiting_media_tokens=100, waiting_prompt_tokens=30), 1.0)
+    assert reports.waiting(ENCODERS + TEXTS, 1.0) == 30 + 100 * 300 / 200
+
+
+def test_a_miss_that_both_stages_are_charged_with_is_one_miss_of_a_hybrid() -> None:
+    reports = RouterReports()
+    image = ClassWindow(arrivals=10, items=10, ttft=Judged(6, 4), missed_encode=4, missed_prefill=4)
+    reports.accept("r", report(1, classes=(NamedClass("image-256", image),)), 1.0)
+    assert reports.attainment(ENCODERS + TEXTS, 1.0) == Judged(6, 4)
