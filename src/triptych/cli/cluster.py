@@ -1,4 +1,4 @@
-"""A cluster of real processes on this machine: a gateway, a router, a pool manager, encoders and text instances."""
+"""A cluster of real processes on this machine: a gateway, routers, a pool manager, encoders and text instances."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,13 @@ from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.plan import ENGINES, MANAGER, ClusterPlan, ProcessPlan, engine, front_first, name_pattern
-from triptych.domain.scaling import Phase, PoolName
-from triptych.domain.stage import Role, Stage
+from triptych.domain.scaling import Phase
+from triptych.domain.stage import Stage
 from triptych.errors import Unavailable
+from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
+from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
+from triptych.rpc.server import RpcServer
 from triptych.runtime.admin import STARTING
 from triptych.runtime.clock import monotonic
 from triptych.runtime.tasks import TaskScope
@@ -36,10 +39,9 @@ _KILL_MARGIN_S = 4.0
 """Time after the drain for processes to close."""
 _LOG_TAIL_LINES = 12
 _WITHOUT = {
-    Stage.DECODE: "that was the last text instance: all requests wait or fail until there is one",
-    Stage.ENCODE: "that was the last encoder: requests with images, video or audio wait or fail until there is one",
+    Stage.DECODE: "that was the last text instance: all requests{} wait or fail until there is one",
+    Stage.ENCODE: "that was the last encoder: requests{} with images, video or audio wait or fail until there is one",
 }
-_SCALABLE = (Role.E, Role.PD, Role.EPD)
 _MAX_PROCESSES = 1024
 _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -48,10 +50,12 @@ _NO_OPTIONS: Mapping[str, Sequence[str]] = MappingProxyType({})
 class Exit:
     """A process that ended unexpectedly. A negative ``code`` is the signal that killed it."""
 
-    name: str
-    service: str
+    plan: ProcessPlan
     code: int
-    role: Role | None = None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -59,7 +63,8 @@ class Exit:
         return f"{self.name} ended with status {self.code}"
 
 
-Event = Exit | Done
+Event = Exit | Done | ProcessEnded
+"""The last is of a process that was told to end."""
 
 
 @dataclass(slots=True)
@@ -71,14 +76,16 @@ class _Child:
 class LocalCluster:
     """A set of processes, ready when the context is entered and gone when it is left.
 
+    ``model`` is one or several. Each gets the same numbers of instances, and a router of its own; there is one gateway.
     ``hybrid`` counts text processes that encode as well; ``options`` are further flags by service (``{"encoder":
-    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the router's, ``admin_port`` the first of
+    ("--transports", "tcp")}``). ``port`` is the gateway's, ``router_port`` the first router's, ``admin_port`` the first of
     all admin ports, in the order of ``admin_urls``; 0 takes free ones. With ``mount_router`` the router runs in the
     gateway's process, where its options apply too. ``threads`` bounds the compute threads of each torch process.
     Children die with this process, however it ends.
 
     With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
-    times in a row while starting; and ``scaler`` changes the numbers of instances.
+    times in a row while starting; and ``scaler`` changes the numbers of instances. With ``autoscale`` too, and the pool manager
+    orders these numbers: ``scaler`` is served on a loopback port, as long as the cluster runs.
 
     Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
     counts as ready when its own admin port reports the pid that was started here.
@@ -86,7 +93,7 @@ class LocalCluster:
 
     def __init__(
         self,
-        model: str | Path = "demo",
+        model: str | Path | Sequence[str | Path] = "demo",
         *,
         encoders: int = 2,
         text: int = 1,
@@ -101,14 +108,15 @@ class LocalCluster:
         start_timeout_s: float = 300.0,
         drain_s: float = 10.0,
         restart: bool = False,
+        autoscale: bool = False,
         first_backoff_s: float = 1.0,
     ) -> None:
         """Raises ClusterError when ``model`` is not a model, or ports are not available."""
-        self._model = Model.named(model)
+        models = Model.all_named([model] if isinstance(model, str | Path) else model)
         self._threads = threads
         self._options = options
         self._plan = ClusterPlan.made(
-            self._model,
+            models,
             encoders=encoders,
             text=text,
             hybrid=hybrid,
@@ -116,6 +124,7 @@ class LocalCluster:
             router_port=router_port,
             admin_port=admin_port,
             mount_router=mount_router,
+            autoscale=autoscale,
             threads=threads,
             options=options,
         )
@@ -130,17 +139,23 @@ class LocalCluster:
         """Called when a process was started again, or has ended for good; set before entering the context."""
         self._plans = {plan.name: plan for plan in self._plan.processes}
         self._children: dict[str, _Child] = {}
-        self._restart = restart
+        self._restart = restart or autoscale
+        self._server = contextlib.AsyncExitStack()
+        self._pools = {
+            pool: (plan.model, plan.role)
+            for plan in self._plan.processes
+            if plan.model is not None and plan.role is not None and (pool := plan.pool) is not None
+        }
         self.scaler = ProcessScaler(
             self,
-            scaled={PoolName(self._model.model_id, role): name_pattern(role) for role in _SCALABLE},
-            others={"router": "router", "gateway": "gateway", "pool_manager": MANAGER},
+            scaled={pool: name_pattern(*of) for pool, of in self._pools.items()},
+            others={plan.name: plan.name for plan in self._plan.processes if plan.role is None},
             rules=RestartRules(
                 first_backoff_s=first_backoff_s, start_timeout_s=start_timeout_s, grace_s=drain_s + _KILL_MARGIN_S
             ),
             clock=monotonic,
         )
-        """Starts and stops instances, if the cluster restarts processes."""
+        """Starts and stops instances of the pools that began with some, if the cluster restarts processes."""
         self._watchers = TaskScope("cluster", limit=_MAX_PROCESSES)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._stopping = False
@@ -157,8 +172,13 @@ class LocalCluster:
 
     @property
     def router_target(self) -> str:
-        """``host:port`` of the router's gRPC."""
-        return ports.address(self._plan.router_port)
+        """``host:port`` of the gRPC of the router, of the first model's where there are several."""
+        return next(iter(self.router_targets.values()))
+
+    @property
+    def router_targets(self) -> Mapping[str, str]:
+        """``host:port`` of the gRPC of each model's router, by the model's name."""
+        return {model: ports.address(port) for model, port in self._plan.router_ports.items()}
 
     @property
     def manager_target(self) -> str:
@@ -170,16 +190,26 @@ class LocalCluster:
         """Pids of the running processes by name (``encoder-1``)."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.returncode is None}
 
+    @property
+    def vital(self) -> frozenset[str]:
+        """Names of the processes without which no model is served."""
+        routers = [plan.name for plan in self._plan.processes if plan.service == "router"]
+        return frozenset({"gateway", *routers} if len(routers) == 1 else {"gateway"})
+
     def consequence(self, ended: Exit) -> str:
         """What no longer works after the last process of a kind ended, in one line; empty while others are left."""
         if ended.name == MANAGER:
             return "requests go on; instances that start or leave are noticed when it is back"
-        if ended.role is None:
-            return f"requests fail until the {ended.service} is back"
-        role = ended.role
-        left = [other for name in self.processes if (other := self._plans[name].role) is not None]
-        lost = {stage for stage in role.stages if not any(other.serves(stage) for other in left)}
-        return next((without for stage, without in _WITHOUT.items() if stage in lost), "")
+        plan = ended.plan
+        of_model = f" for {plan.model.model_id}" if plan.model is not None and plan.model.prefix else ""
+        if plan.role is None:
+            return f"requests{of_model} fail until the {ended.name} is back"
+        left = [self._plans[name] for name in self.processes]
+        served = {
+            stage for one in left if one.role is not None and one.model == plan.model for stage in one.role.stages
+        }
+        lost = plan.role.stages - served
+        return next((without.format(of_model) for stage, without in _WITHOUT.items() if stage in lost), "")
 
     @property
     def targets(self) -> Mapping[str, str]:
@@ -244,6 +274,8 @@ class LocalCluster:
             await self._until_ready()
             if self._restart:
                 self._keep()
+            if self._plan.scaler_port is not None:
+                await self._serve_scaler(self._plan.scaler_port)
         except BaseException:
             await self.stop()
             raise
@@ -257,6 +289,7 @@ class LocalCluster:
     async def stop(self) -> None:
         """Stop in order, with time for each process to drain; kill those that have not ended by then."""
         self._stopping = True
+        await self._server.aclose()
         await self.scaler.close()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s + _KILL_MARGIN_S
@@ -300,11 +333,20 @@ class LocalCluster:
         self._children[plan.name] = _Child(plan, process)
         self._watchers.spawn(self._watch(plan, process), name=plan.name)
 
+    async def _serve_scaler(self, port: int) -> None:
+        """Raises ClusterError."""
+        register = ScalerServicer(self.scaler).register
+        server = RpcServer(host=ports.HOST, port=port, service_names=(SERVICE_NAME,), register=register)
+        try:
+            await self._server.enter_async_context(server)
+        except Unavailable as error:
+            raise ClusterError(f"the scaler: {error.message}") from None
+
     def _keep(self) -> None:
         """From now on, start again what ends."""
         pools: dict[str, list[str]] = {}
         for plan in self._plans.values():
-            pools.setdefault(self._pool_of(plan), []).append(plan.name)
+            pools.setdefault(str(plan.pool or plan.name), []).append(plan.name)
         for pool, names in pools.items():
             self.scaler.adopt(pool, names)
         self._kept = True
@@ -313,9 +355,6 @@ class LocalCluster:
                 self.scaler.ended(name, "it ended")
         self.scaler.on_event = self._events.put_nowait
         self._watchers.spawn(self.scaler.run(), name="scaler")
-
-    def _pool_of(self, plan: ProcessPlan) -> str:
-        return plan.service if plan.role is None else str(PoolName(self._model.model_id, plan.role))
 
     async def start(self, pool: str, process: str) -> None:
         """Start a process of a pool: again, or a new instance on free ports. Raises Unavailable or OSError."""
@@ -330,11 +369,11 @@ class LocalCluster:
 
     def _another(self, pool: str, process: str) -> ProcessPlan:
         """A new instance of a pool."""
-        role = next(role for role in _SCALABLE if str(PoolName(self._model.model_id, role)) == pool)
+        model, role = next(of for name, of in self._pools.items() if str(name) == pool)
         taken = {port for plan in self._plans.values() for port in (plan.port, plan.admin_port)}
         port, admin_port = ports.free(2, taken)
         return engine(
-            self._model,
+            model,
             role,
             process,
             port,
@@ -348,11 +387,13 @@ class LocalCluster:
         code = await process.wait()
         if self._stopping:
             return
-        ended = Exit(plan.name, plan.service, code, plan.role)
+        ended = Exit(plan, code)
         expected = self._kept and self.scaler.phase(plan.name) is Phase.STOPPING
         if self._kept:
             self.scaler.ended(plan.name, str(ended))
-        if not expected:
+        if expected:
+            self._events.put_nowait(ProcessEnded(plan.name, str(ended)))
+        else:
             self._failed = True
             self._events.put_nowait(ended)
         self.on_change()

@@ -40,8 +40,7 @@ class LiveView:
         self._loads = dict(
             zip(admin, await asyncio.gather(*(scrape(http, url) for url in admin.values())), strict=True)
         )
-        router = self._router_samples()
-        finished = router.total("triptych_requests_total") if router is not None else None
+        finished = self._over_routers("triptych_requests_total")
         if finished is not None and self._finished is not None:
             self._rate = max(0.0, finished - self._finished) / since_s
         self._finished = self._finished if finished is None else finished
@@ -58,19 +57,20 @@ class LiveView:
         parts.append(Text("Ctrl-C stops", style="dim"))
         return Group(*parts)
 
-    def _router_samples(self) -> Samples | None:
-        """The router's metrics, from the gateway where the router runs there."""
-        return self._loads.get("router", self._loads.get("gateway"))
+    def _over_routers(self, metric: str, **labels: str) -> float | None:
+        """A metric's sum over all routers, or of the gateway where the router runs there; None if none answers."""
+        routers = [samples for name, samples in self._loads.items() if name.endswith("router")]
+        known = [samples for samples in routers or [self._loads.get("gateway")] if samples is not None]
+        return sum(samples.total(metric, **labels) or 0.0 for samples in known) if known else None
 
     def _requests(self) -> Text:
-        router = self._router_samples()
-        if router is None:
+        running = self._over_routers("triptych_requests_running")
+        if running is None:
             return Text("requests   -", style="dim")
-        running = router.total("triptych_requests_running") or 0
-        failed = router.total("triptych_requests_total", outcome="failed") or 0
-        refused = router.total("triptych_requests_refused_total") or 0
+        failed = self._over_routers("triptych_requests_total", outcome="failed")
+        refused = self._over_routers("triptych_requests_refused_total")
         line = f"requests   {running:g} running, {self._finished or 0:g} ended ({self._rate:.1f}/s)"
-        return Text(f"{line}, {failed:g} failed, {refused:g} refused")
+        return Text(f"{line}, {failed or 0:g} failed, {refused or 0:g} refused")
 
     def _processes(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

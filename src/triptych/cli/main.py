@@ -65,17 +65,22 @@ def root(
 @app.command(
     epilog="Examples:\n\n- `triptych up` serves the demo model\n\n"
     "- `triptych up --model ~/models/llava --encoders 3 --port 9000`\n\n"
+    "- `triptych up --model demo --model ~/models/llava` serves two models at one address\n\n"
     "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
     "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
     model: Annotated[
-        str,
-        typer.Option(help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model."),
-    ] = "demo",
-    encoders: Annotated[int, typer.Option(min=0, max=64, help="Encoder processes.")] = 2,
-    text: Annotated[int, typer.Option(min=0, max=64, help="Text processes (prefill and decode).")] = 1,
+        list[str] | None,
+        typer.Option(
+            help="Model directory, OWNER/NAME on a hub, or *demo* for the bundled demo model, which is the default. "
+            "`NAME=` before it is the name it is served under. May be repeated: each model gets its own instances.",
+            show_default=False,
+        ),
+    ] = None,
+    encoders: Annotated[int, typer.Option(min=0, max=64, help="Encoder processes of each model.")] = 2,
+    text: Annotated[int, typer.Option(min=0, max=64, help="Text processes (prefill and decode) of each model.")] = 1,
     hybrid: Annotated[
         int, typer.Option(min=0, max=64, help="Processes that encode, prefill and decode (the whole model in each).")
     ] = 0,
@@ -83,7 +88,7 @@ def up(
         int, typer.Option(min=0, max=65535, help="Port of the REST gateway; 0 picks a free one.")
     ] = DEFAULT_PORT,
     router_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="gRPC port of the router, for the SDK; 0 picks a free one.")
+        int, typer.Option(min=0, max=65535, help="gRPC port of the (first) router, for the SDK; 0 picks a free one.")
     ] = DEFAULT_ROUTER_PORT,
     admin_port: Annotated[
         int,
@@ -111,8 +116,9 @@ def up(
 ) -> None:
     """Run a cluster of processes on this machine until Ctrl-C.
 
-    One gateway, one router and one pool manager with encoder and text processes, all on the loopback address. A process
-    that dies is started again; the cluster stops when the gateway or the router crashes three times in a row at its start.
+    One gateway, one pool manager, and for each model a router with encoder and text processes, all on the loopback address.
+    A process that dies is started again; the cluster stops when the gateway or the only router crashes three times in a row
+    at its start.
     """
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
@@ -126,7 +132,7 @@ def up(
                 "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
             )
         cluster = LocalCluster(
-            model,
+            model or ["demo"],
             encoders=encoders,
             text=text,
             hybrid=hybrid,

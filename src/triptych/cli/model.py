@@ -1,6 +1,8 @@
-"""The model that a cluster serves."""
+"""The models that a cluster serves."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -16,13 +18,19 @@ class Model:
 
     path: Path
     model_id: str
+    prefix: str = ""
+    """Begins the names of its processes, where a cluster serves several models."""
 
     @classmethod
     def named(cls, model: str | Path) -> Self:
         """``demo`` is the bundled model; otherwise a directory, or ``OWNER/NAME[@REVISION]`` on a hub.
 
-        The latter is downloaded first, once for all processes, which may take long. Raises ClusterError.
+        The latter is downloaded first, once for all processes, which may take long. ``SERVED_NAME=`` before any of these
+        serves it under that name. Raises ClusterError.
         """
+        name, equals, rest = str(model).partition("=")
+        if equals and name and not Path(model).is_dir():
+            return replace(cls.named(rest), model_id=name)
         if model == "demo":
             return cls(demo.MODEL_DIR, demo.MODEL_ID)
         try:
@@ -32,3 +40,23 @@ class Model:
         if not (path / "config.json").is_file():
             raise ClusterError(f"{model} is not a model: there is no config.json in it")
         return cls(path, served_name(Path(model)))
+
+    @classmethod
+    def all_named(cls, models: Sequence[str | Path]) -> tuple[Self, ...]:
+        """At least one, each under another name. Raises ClusterError."""
+        found = [cls.named(model) for model in models]
+        if not found:
+            raise ClusterError("name at least one model")
+        ids = [one.model_id for one in found]
+        if twice := next((name for name in ids if ids.count(name) > 1), None):
+            raise ClusterError(
+                f"two models would be served as {twice}: a model is served once, under the name of its directory"
+            )
+        if len(found) == 1:
+            return (found[0],)
+        prefixes: list[str] = []
+        for one in found:
+            short = re.sub(r"[^a-z0-9]+", "-", one.model_id.rsplit("/", 1)[-1].lower())[:40].strip("-") or "model"
+            same = sum(re.fullmatch(rf"{re.escape(short)}(-\d+)?-", prefix) is not None for prefix in prefixes)
+            prefixes.append(f"{short}-{same + 1}-" if same else f"{short}-")
+        return tuple(replace(one, prefix=prefix) for one, prefix in zip(found, prefixes, strict=True))

@@ -12,6 +12,7 @@ from typing import Self
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
+from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 
 ENGINES = ("encoder", "text")
@@ -32,6 +33,13 @@ class ProcessPlan:
     admin_port: int = 0
     role: Role | None = None
     """The stages it serves; None for the others."""
+    model: Model | None = None
+    """What it serves; None for the gateway and the pool manager."""
+
+    @property
+    def pool(self) -> PoolName | None:
+        """The pool that it is an instance of; None for the others."""
+        return None if self.role is None or self.model is None else PoolName(self.model.model_id, self.role)
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line. Raises ClusterError when the service is not installed."""
@@ -55,13 +63,16 @@ class ClusterPlan:
     """All processes in start order. ``mounts_router``: the router's port is in the gateway's process."""
 
     processes: tuple[ProcessPlan, ...]
-    router_port: int
+    router_ports: Mapping[str, int]
+    """By model."""
     mounts_router: bool
+    scaler_port: int | None
+    """Where the scaler is served to the pool manager, if it is."""
 
     @classmethod
     def made(
         cls,
-        model: Model,
+        models: Sequence[Model],
         *,
         encoders: int,
         text: int,
@@ -70,23 +81,38 @@ class ClusterPlan:
         router_port: int,
         admin_port: int,
         mount_router: bool,
+        autoscale: bool,
         threads: int,
         options: Mapping[str, Sequence[str]],
     ) -> Self:
         """From the arguments of ``LocalCluster``; port 0 chooses a free one. Raises ClusterError."""
         if not (encoders or hybrid) or not (text or hybrid):
             raise ClusterError("--encoders 0 and --text 0 need --hybrid: every stage needs a process")
-        processes = encoders + text + hybrid + 3
-        asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
-        *engine_ports, manager_port, free_router_port, free_port = ports.free(processes, asked_for)
-        router_port = router_port or free_router_port
+        if mount_router and len(models) > 1:
+            raise ClusterError("--mount-router serves one model: a router of its own serves each of several")
         roles = [*[Role.E] * encoders, *[Role.PD] * text, *[Role.EPD] * hybrid]
-        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, (), tuple(options.get("pool_manager", ())))
+        processes = len(models) * (len(roles) + 1) + 2
+        asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
+        chosen = ports.free(processes + 1, asked_for)
+        taking = iter(chosen)
+        manager_port, scaler_port = next(taking), next(taking)
         at = ports.address(manager_port)
-        engines = _engines(model, list(zip(roles, engine_ports, strict=True)), at, threads, options)
-        front = _front(model, at, port or free_port, router_port, options, mount_router=mount_router)
-        others = {*engine_ports, manager_port, free_router_port, free_port, *asked_for}
-        return cls(_with_admin_ports((manager, *engines, *front), admin_port, others), router_port, mount_router)
+        scaled_by = ("--scaler", ports.address(scaler_port)) if autoscale else ()
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, scaled_by, tuple(options.get("pool_manager", ())))
+        engines = [
+            engine(model, role, _name(model, role, number), next(taking), manager=at, threads=threads, options=options)
+            for model in models
+            for role, number in _numbered(roles)
+        ]
+        router_ports = [router_port or next(taking), *(next(taking) for _ in models[1:])]
+        routers = [
+            _router(model, at, router_port, options) for model, router_port in zip(models, router_ports, strict=True)
+        ]
+        gateway = _gateway(routers, port or next(taking), options, mount_router=mount_router)
+        front = (gateway,) if mount_router else (*routers, gateway)
+        plans = _with_admin_ports((manager, *engines, *front), admin_port, {*chosen, *asked_for})
+        by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
+        return cls(plans, by_model, mount_router, scaler_port if autoscale else None)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
         """Every port to listen on; those chosen by flags first."""
@@ -94,9 +120,12 @@ class ClusterPlan:
         for plan in front_first(self.processes):
             yield ports.Wanted(plan.port, _the(plan), flags.get(plan.service, ""))
         if self.mounts_router:
-            yield ports.Wanted(self.router_port, "the router", flags["router"])
+            for port in self.router_ports.values():
+                yield ports.Wanted(port, "the router", flags["router"])
         for plan in front_first(self.processes):
             yield ports.Wanted(plan.admin_port, f"the admin port of {_the(plan)}", "--admin-port")
+        if self.scaler_port is not None:
+            yield ports.Wanted(self.scaler_port, "the scaler")
 
 
 _NAMES = {Role.E: ("encoder", "encoder"), Role.PD: ("text", "text"), Role.EPD: ("hybrid", "text")}
@@ -119,57 +148,47 @@ def engine(
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
     told = ("--role", role.value) if role is Role.EPD else ()
     own = ("--instance-id", name, "--pool-manager", manager, *shared, *told)
-    return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role)
+    return ProcessPlan(name, service, port, own, tuple(options.get(service, ())), admin_port, role, model)
 
 
-def name_pattern(role: Role) -> str:
-    """The names of instances of a role, with ``{}`` for their number."""
-    return f"{_NAMES[role][0]}-{{}}"
+def name_pattern(model: Model, role: Role) -> str:
+    """The names of instances of a model and role, with ``{}`` for their number."""
+    return f"{model.prefix}{_NAMES[role][0]}-{{}}"
 
 
-def _engines(
-    model: Model,
-    instances: Sequence[tuple[Role, int]],
-    manager: str,
-    threads: int,
-    options: Mapping[str, Sequence[str]],
-) -> tuple[ProcessPlan, ...]:
-    """``instances`` are pairs of role and port."""
+def _name(model: Model, role: Role, number: int) -> str:
+    return name_pattern(model, role).format(number)
+
+
+def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
+    """Each role with its number among those that are the same."""
     numbers: Counter[Role] = Counter()
-
-    def planned(role: Role, port: int) -> ProcessPlan:
+    for role in roles:
         numbers[role] += 1
-        name = name_pattern(role).format(numbers[role])
-        return engine(model, role, name, port, manager=manager, threads=threads, options=options)
-
-    return tuple(planned(role, port) for role, port in instances)
+        yield role, numbers[role]
 
 
-def _front(
-    model: Model,
-    manager: str,
-    port: int,
-    router_port: int,
-    options: Mapping[str, Sequence[str]],
-    *,
-    mount_router: bool,
-) -> tuple[ProcessPlan, ...]:
-    """The router and the gateway, or a gateway with a router in it."""
-    named = ("--instance-id", "router", "--model", str(model.path), "--model-id", model.model_id)
-    router = (*named, "--pool-manager", manager)
-    router_options, gateway_options = tuple(options.get("router", ())), tuple(options.get("gateway", ()))
+def _router(model: Model, manager: str, port: int, options: Mapping[str, Sequence[str]]) -> ProcessPlan:
+    name = f"{model.prefix}router"
+    own = ("--instance-id", name, "--model", str(model.path), "--model-id", model.model_id, "--pool-manager", manager)
+    return ProcessPlan(name, "router", port, own, tuple(options.get("router", ())), model=model)
+
+
+def _gateway(
+    routers: Sequence[ProcessPlan], port: int, options: Mapping[str, Sequence[str]], *, mount_router: bool
+) -> ProcessPlan:
+    """A gateway of these routers, or with the first of them in it."""
     if mount_router:
-        own = ("--host", ports.HOST, "--port", str(router_port), *router_options)
-        mount = (f"--mount-router={shlex.join((*router, *own))}",)
-        return (ProcessPlan("gateway", "gateway", port, mount, gateway_options),)
-    return (
-        ProcessPlan("router", "router", router_port, router, router_options),
-        ProcessPlan("gateway", "gateway", port, ("--router", ports.address(router_port)), gateway_options),
-    )
+        router = routers[0]
+        line = (*router.arguments, "--host", ports.HOST, "--port", str(router.port), *router.options)
+        own: tuple[str, ...] = (f"--mount-router={shlex.join(line)}",)
+    else:
+        own = ("--router", ",".join(ports.address(router.port) for router in routers))
+    return ProcessPlan("gateway", "gateway", port, own, tuple(options.get("gateway", ())))
 
 
 def front_first(plans: Iterable[ProcessPlan]) -> list[ProcessPlan]:
-    """In display order: gateway, router, pool manager, instances."""
+    """In display order: gateway, routers, pool manager, instances."""
     plans = list(plans)
     engines = [plan for plan in plans if plan.service in ENGINES]
     return [*(plan for plan in reversed(plans) if plan.service not in ENGINES), *engines]

@@ -11,10 +11,15 @@ from rich.live import Live
 from triptych.cli.cluster import Event, Exit, LocalCluster
 from triptych.cli.live import LiveView, keep_fresh
 from triptych.cli.running import noted
-from triptych.machine.process_pool_events import GaveUp, KillProcess, ProcessReady, StartProcess, StopProcess
+from triptych.machine.process_pool_events import (
+    GaveUp,
+    KillProcess,
+    ProcessEnded,
+    ProcessReady,
+    StartProcess,
+    StopProcess,
+)
 from triptych.runtime.tasks import TaskScope
-
-_VITAL = frozenset({"gateway", "router"})
 
 
 async def up(cluster: LocalCluster, console: Console, *, live: bool = False) -> int:
@@ -83,7 +88,7 @@ async def _watch(cluster: LocalCluster, console: Console) -> int:
             console.print(
                 f"{len(cluster.processes)} processes continue: {', '.join(cluster.processes)}", soft_wrap=True
             )
-        elif (ending := _ending(event)) is not None:
+        elif (ending := _ending(cluster, event)) is not None:
             console.print(ending)
             return 1
 
@@ -98,7 +103,7 @@ async def _watch_live(cluster: LocalCluster, console: Console) -> int:
                 for line in _told(cluster, event):
                     view.event(line)
                 live.refresh()
-                if (ending := _ending(event)) is not None:
+                if (ending := _ending(cluster, event)) is not None:
                     break
     for line in (*_told(cluster, event), ending):
         console.print(line, soft_wrap=True)
@@ -118,15 +123,17 @@ def _told(cluster: LocalCluster, event: Event) -> Iterator[str]:
             yield f"{process} is ready"
         case StopProcess(process, reason):
             yield f"stopping {process} ({reason})"
+        case ProcessEnded(process, _):
+            yield f"{process} has stopped"
         case KillProcess(process, reason):
             yield f"killing {process} ({reason})"
         case GaveUp(pool, reason):
             yield f"{pool}: {reason}; logs are in {cluster.log_dir}"
 
 
-def _ending(event: Event) -> str | None:
+def _ending(cluster: LocalCluster, event: Event) -> str | None:
     """Why the cluster stops after this event, if it does."""
-    if isinstance(event, GaveUp) and event.pool in _VITAL:
+    if isinstance(event, GaveUp) and event.pool in cluster.vital:
         return f"the cluster cannot run without the {event.pool}: stopping"
     return None
 
@@ -138,5 +145,8 @@ def _process(cluster: LocalCluster, name: str, took_s: float) -> str:
 
 def _show(cluster: LocalCluster, console: Console, took_s: float) -> None:
     console.print(f"ready in {took_s:.1f} s at {cluster.url}", style="bold")
-    console.print(f"gRPC, for the SDK, at {cluster.router_target}")
+    routers = cluster.router_targets
+    several = len(routers) > 1
+    at = ", ".join(f"{target} ({model})" if several else target for model, target in routers.items())
+    console.print(f"gRPC, for the SDK, at {at}", soft_wrap=True)
     console.print(f'try: triptych chat "Hello!" --url {cluster.url}', soft_wrap=True)

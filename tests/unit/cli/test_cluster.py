@@ -14,12 +14,15 @@ import psutil
 import pytest
 from rich.console import Console
 
+from triptych import demo
 from triptych.cli import cluster as module
 from triptych.cli import plan
-from triptych.cli.cluster import Exit, LocalCluster
+from triptych.cli.cluster import LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
+from triptych.domain.scaling import Phase, PoolName
 from triptych.domain.stage import Role
+from triptych.rpc.stubs import ScalerStub
 
 pytestmark = pytest.mark.process
 NAMES = ["pool-manager", "encoder-1", "encoder-2", "text-1", "router", "gateway"]
@@ -39,11 +42,13 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         admin_port: int = 0,
         start_timeout_s: float = 120,
         restart: bool = False,
+        autoscale: bool = False,
+        models: tuple[str | Path, ...] = ("demo",),
         **options: tuple[str, ...],
     ) -> LocalCluster:
         gateway = ("--instances", "encoder-1,encoder-2,text-1")
         return LocalCluster(
-            "demo",
+            models,
             encoders=(pools or {}).get("encoders", 2),
             text=(pools or {}).get("text", 1),
             hybrid=(pools or {}).get("hybrid", 0),
@@ -52,6 +57,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
             mount_router=mount_router,
             start_timeout_s=start_timeout_s,
             restart=restart,
+            autoscale=autoscale,
             first_backoff_s=0.05,
             options={"gateway": gateway, **options},
         )
@@ -222,7 +228,7 @@ async def test_a_killed_process_is_reported_and_the_others_keep_running(make: Ma
     async with make() as cluster:
         cluster.kill("encoder-2")
         ended = await cluster.next_exit()
-        assert ended == Exit("encoder-2", "encoder", -signal.SIGKILL, Role.E)
+        assert (ended.name, ended.code) == ("encoder-2", -signal.SIGKILL)
         assert str(ended) == "encoder-2 was killed by SIGKILL"
         assert list(cluster.processes) == ["pool-manager", "encoder-1", "text-1", "router", "gateway"]
 
@@ -301,6 +307,125 @@ async def test_up_gives_up_a_process_that_crashes_at_each_start_and_says_so(
     assert out.getvalue().count("ended with status 1; its log is") == 3
     assert ("the cluster cannot run without the router: stopping" in out.getvalue()) == (status == 1)
     assert cluster.processes == {}
+
+
+async def until_said(out: StringIO, *lines: str) -> None:
+    """Wait for what a person would see."""
+    while any(line not in out.getvalue() for line in lines):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_the_manager_of_an_autoscaled_cluster_starts_and_stops_instances_and_up_says_so(make: Make) -> None:
+    cluster, out = make(autoscale=True), StringIO()
+    pool = PoolName(demo.MODEL_ID, Role.E)
+    async with asyncio.timeout(50), asyncio.TaskGroup() as group:
+        running = group.create_task(up(cluster, Console(file=out, width=200)))
+        await until_said(out, "try:")
+        manager = psutil.Process(cluster.processes["pool-manager"]).cmdline()
+        scaler = ScalerStub(manager[manager.index("--scaler") + 1])
+        assert {found.name: found.wanted for found in await scaler.pools()} == {
+            pool: 2,
+            PoolName(demo.MODEL_ID, Role.PD): 1,
+        }
+        await scaler.scale(pool, 3, 1)
+        await until_said(out, "starting encoder-3 (3 wanted)", "encoder-3 is ready")
+        command = psutil.Process(cluster.processes["encoder-3"]).cmdline()
+        assert command[command.index("--instance-id") + 1] == "encoder-3"
+        assert command[command.index("--pool-manager") + 1] == cluster.manager_target
+        await scaler.scale(pool, 2, 1)
+        await scaler.remove(pool, "encoder-1", 1)
+        await until_said(out, "stopping encoder-1 (removed)", "encoder-1 has stopped")
+        (found,) = [found for found in await scaler.pools() if found.name == pool]
+        assert [(one.name, one.phase) for one in found.instances] == [
+            ("encoder-2", Phase.RUNNING),
+            ("encoder-3", Phase.RUNNING),
+        ]
+        await scaler.close()
+        signal.raise_signal(signal.SIGTERM)
+    assert running.result() == 0
+    assert "was killed" not in out.getvalue()
+    assert cluster.processes == {}
+
+
+async def test_a_dead_manager_stops_no_instance_and_what_dies_meanwhile_is_replaced(make: Make) -> None:
+    async with asyncio.timeout(50), make(autoscale=True) as cluster:
+        manager = psutil.Process(cluster.processes["pool-manager"]).cmdline()
+        scaler = ScalerStub(manager[manager.index("--scaler") + 1])
+        pool = PoolName(demo.MODEL_ID, Role.E)
+        await scaler.scale(pool, 3, 7)
+
+        async def running(*wanted: str) -> None:
+            while not set(wanted) <= cluster.processes.keys():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+
+        await running("encoder-3")
+        before = dict(cluster.processes)
+        cluster.kill("pool-manager")
+        cluster.kill("encoder-2")
+        while {**before, **cluster.processes}["encoder-2"] == before["encoder-2"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await running("pool-manager", "encoder-1", "encoder-2", "encoder-3")
+        (found,) = [found for found in await scaler.pools() if found.name == pool]
+        assert found.wanted == 3, "the next manager reads what is wanted"
+        await scaler.close()
+
+
+SECOND = "Other Digits!=demo"
+"""The demo model under another name."""
+
+
+async def test_two_models_have_instances_and_a_router_each_and_share_gateway_and_manager(
+    make: Make,
+) -> None:
+    first = demo.MODEL_ID
+    of_first = [f"{first}-encoder-1", f"{first}-encoder-2", f"{first}-text-1"]
+    of_second = ["other-digits-encoder-1", "other-digits-encoder-2", "other-digits-text-1"]
+    told = ("--instances", ",".join((*of_first, *of_second)))
+    async with make(models=("demo", SECOND), autoscale=True, gateway=told) as cluster:
+        routers = [f"{first}-router", "other-digits-router"]
+        assert list(cluster.processes) == ["pool-manager", *of_first, *of_second, *routers, "gateway"]
+        commands = {name: psutil.Process(pid).cmdline() for name, pid in cluster.processes.items()}
+        for name, command in commands.items():
+            if name not in ("pool-manager", "gateway"):
+                model_id = "Other Digits!" if name.startswith("other") else first
+                assert command[command.index("--model-id") + 1] == model_id
+                assert command[command.index("--instance-id") + 1] == name
+                assert command[command.index("--pool-manager") + 1] == cluster.manager_target
+        gateway = commands["gateway"]
+        assert gateway[gateway.index("--router") + 1] == ",".join(cluster.targets[name] for name in routers)
+        assert cluster.router_target == cluster.targets[routers[0]]
+        assert cluster.router_targets == {
+            first: cluster.targets[routers[0]],
+            "Other Digits!": cluster.targets[routers[1]],
+        }
+        pool = PoolName("Other Digits!", Role.E)
+        await cluster.scaler.scale(pool, 3, 1)
+        async with asyncio.timeout(20):
+            while "other-digits-encoder-3" not in cluster.processes:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+        command = psutil.Process(cluster.processes["other-digits-encoder-3"]).cmdline()
+        assert command[command.index("--model-id") + 1] == "Other Digits!"
+        cluster.kill("other-digits-text-1")
+        told_of = cluster.consequence(await cluster.next_exit())
+        assert (
+            told_of == "that was the last text instance: all requests for Other Digits! wait or fail until there is one"
+        )
+        cluster.kill(routers[0])
+        told_of = cluster.consequence(await cluster.next_exit())
+        assert told_of == f"requests for {first} fail until the {routers[0]} is back"
+        assert cluster.vital == {"gateway"}, "the other model goes on"
+
+
+def test_models_that_would_have_the_same_name_are_refused() -> None:
+    with pytest.raises(ClusterError, match=f"two models would be served as {demo.MODEL_ID}"):
+        LocalCluster(("demo", "demo"))
+    with pytest.raises(ClusterError, match="name at least one model"):
+        LocalCluster(())
+    with pytest.raises(ClusterError, match="--mount-router serves one model"):
+        LocalCluster(("demo", SECOND), mount_router=True)
+    names = list(LocalCluster((SECOND, "mine/other-digits=demo"), encoders=1).targets)
+    assert names[1:3] == ["other-digits-encoder-1", "other-digits-text-1"]
+    assert names[3:5] == ["other-digits-2-encoder-1", "other-digits-2-text-1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -90,6 +90,17 @@ def test_a_load_is_also_printed_as_json() -> None:
     assert load_figures(Samples.parse("")) == {}
 
 
+async def test_the_view_counts_the_requests_of_all_models() -> None:
+    cluster: Any = StubCluster()
+    cluster.processes = {"encoder-1": 11, "a-router": 12, "b-router": 13}
+    cluster.targets = dict.fromkeys(cluster.processes, "127.0.0.1:1")
+    cluster.admin_urls = dict.fromkeys(cluster.processes, "http://127.0.0.1:29411")
+    view = LiveView(cluster)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        await view.refresh(http, 1.0)
+    assert "6 running, 18 ended (0.0/s), 4 failed, 0 refused" in seen(view)
+
+
 async def test_the_view_shows_processes_load_requests_and_events() -> None:
     cluster: Any = StubCluster()
     view = LiveView(cluster)
