@@ -1,15 +1,20 @@
 """Wires up the pool manager."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from triptych.ports import Scaler, Store
 from triptych.rpc.app import RpcApp, server_of
+from triptych.rpc.stubs import ScalerStub
 from triptych.runtime.clock import monotonic
-from triptych.runtime.host import new_epoch
-from triptych.runtime.process import tls_identity
+from triptych.runtime.host import machine_name, new_epoch
+from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.tls import TlsIdentity
+from triptych.store.memory import MemoryStore
 
+from .control import MAX_POOL_SIZE
 from .gauges import watch
 from .service import PoolManagerService
 from .servicer import SERVICE_NAME, PoolManagerServicer
@@ -23,9 +28,27 @@ async def app(
     """Listen. Raises CannotStart."""
     telemetry = telemetry or Telemetry()
     tls = tls_identity(settings)
+    incarnation = new_epoch()
     async with AsyncExitStack() as stack:
+        try:
+            store = _store(settings, incarnation)
+            stack.push_async_callback(store.close)
+            scaler, run = _scaler(settings, tls, stack)
+        except ValueError as error:
+            raise CannotStart(str(error)) from None
         scope = await stack.enter_async_context(TaskScope("pool_manager"))
-        service = PoolManagerService(settings, incarnation=new_epoch(), clock=monotonic, scope=scope)
+        if run is not None:
+            scope.spawn(run, name="scaler's own work", vital=True)
+        owner = f"{machine_name()[:8]}-{incarnation}"
+        service = PoolManagerService(
+            settings,
+            incarnation=incarnation,
+            clock=monotonic,
+            scope=scope,
+            store=store,
+            scaler=scaler,
+            owner=owner,
+        )
         watch(telemetry.metrics, service)
         service.start()
         register = PoolManagerServicer(service).register
@@ -33,3 +56,33 @@ async def app(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)
         )
         yield RpcApp(service, server, scope)
+
+
+def _store(settings: PoolManagerSettings, incarnation: int) -> Store:
+    """Raises ValueError."""
+    if settings.store.redis:
+        from triptych.store.redis import RedisStore
+
+        return RedisStore(settings.store)
+    return MemoryStore(clock=monotonic, first_revision=incarnation // 1000)
+
+
+def _scaler(
+    settings: PoolManagerSettings, tls: TlsIdentity | None, stack: AsyncExitStack
+) -> tuple[Scaler | None, Coroutine[object, object, None] | None]:
+    """The scaler, and what it does all the time; no scaler if nobody carries out sizes. Raises ValueError."""
+    match settings.scaler:
+        case "none":
+            return None, None
+        case "kubernetes":
+            from triptych.integrations.kubernetes.api import KubernetesApi
+            from triptych.integrations.kubernetes.scaler import KubernetesScaler
+
+            api = KubernetesApi(settings.kubernetes)
+            stack.push_async_callback(api.close)
+            kubernetes = KubernetesScaler(api, settings.named_deployments, max_size=MAX_POOL_SIZE)
+            return kubernetes, kubernetes.run()
+        case target:
+            remote = ScalerStub(target, tls)
+            stack.push_async_callback(remote.close)
+            return remote, None

@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from triptych.runtime.metrics import Metrics, gauge
 
-from .advice import Advice
+from .control import Control
 
 
 class State(Protocol):
@@ -20,7 +20,7 @@ class State(Protocol):
     def watchers(self) -> int: ...
 
     @property
-    def advice(self) -> Advice: ...
+    def control(self) -> Control: ...
 
     def members_by_state(self) -> dict[tuple[str, ...], int]: ...
 
@@ -32,6 +32,6 @@ def watch(metrics: Metrics, state: State) -> None:
         yield gauge("triptych_pool_members", "Members by role and state", state.members_by_state(), ("role", "state"))
         yield gauge("triptych_pool_version", "Version of the list of members", state.version)
         yield gauge("triptych_pool_watchers", "Routers and gateways that watch", state.watchers)
-        yield from state.advice.metrics()
+        yield from state.control.metrics()
 
     metrics.watch(read)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -37,12 +37,15 @@ from triptych.machine.pool_manager.member_events import (
     Tick,
 )
 from triptych.machine.pool_manager.members import MembersMachine
+from triptych.machine.pool_manager.pools import Facts
 from triptych.policy.addresses import why_not_called
-from triptych.ports import Clock
+from triptych.ports import Clock, Scaler, Store
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
+from triptych.scaling.none import NoScaler
+from triptych.store.memory import MemoryStore
 
-from .advice import Advice
+from .control import MAX_POOL_SIZE, Control
 from .settings import PoolManagerSettings
 
 logger = logging.getLogger(__name__)
@@ -89,22 +92,52 @@ class _Session:
 class PoolManagerService:
     """``ports.PoolManager``. ``scope`` owns its tasks. ``incarnation`` differs from that of every earlier process."""
 
-    def __init__(self, settings: PoolManagerSettings, *, incarnation: int, clock: Clock, scope: TaskScope) -> None:
+    def __init__(
+        self,
+        settings: PoolManagerSettings,
+        *,
+        incarnation: int,
+        clock: Clock,
+        scope: TaskScope,
+        store: Store | None = None,
+        scaler: Scaler | None = None,
+        owner: str = "",
+        facts_of: Callable[[PoolName], Facts] | None = None,
+    ) -> None:
+        """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
+
+        ``owner`` names this process among those that share the store. ``facts_of`` gives what profiles say of a pool.
+        """
         self._settings = settings
         self._clock = clock
         self._scope = scope
         self._began_s = clock()
         self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
-        self.advice = Advice(max_instances=settings.max_instances, clock=clock)
-        """On the size of pools."""
+        self.control = Control(
+            settings.control,
+            scaling=settings.scaling,
+            pool_limits=settings.pools,
+            lease=settings.lease,
+            owner=owner or f"manager-{incarnation}",
+            store=MemoryStore(clock=clock, first_revision=incarnation << 20) if store is None else store,
+            scaler=NoScaler(max_size=MAX_POOL_SIZE) if scaler is None else scaler,
+            autoscale=settings.autoscale,
+            acts=scaler is not None,
+            drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
+            clock=clock,
+            scope=scope,
+            facts_of=facts_of,
+        )
+        """Of the size of pools."""
         self._sessions: dict[int, _Session] = {}
         self._numbers = count(1)
         self._watchers = 0
         self._draining = False
 
     def start(self) -> None:
-        """Start checking for silence."""
+        """Start checking for silence, and keeping the size of pools."""
+        self.control.start()
         self._scope.spawn(self._tick(), name="tick", vital=True)
 
     async def missing(self) -> tuple[str, ...]:
@@ -120,6 +153,7 @@ class PoolManagerService:
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         self._machine.validate()
+        self.control.validate()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -180,14 +214,23 @@ class PoolManagerService:
 
     async def status(self) -> ManagerStatus:
         now_s = self._clock()
-        scaling = self.advice.status()
+        scaling = self.control.status()
         pools = [
             pool if pool.role is None else replace(pool, scaling=scaling.pop(PoolName(pool.model, pool.role), None))
             for pool in self._machine.pools(now_s)
         ]
         pools += [PoolStatus(name.model, name.role, (), one) for name, one in scaling.items()]
         up_s = now_s - self._began_s
-        return ManagerStatus(self._machine.incarnation, self._machine.version, up_s, self._watchers, tuple(pools))
+        return ManagerStatus(
+            self._machine.incarnation,
+            self._machine.version,
+            up_s,
+            self._watchers,
+            tuple(pools),
+            leads=self.control.leads,
+            leader=self.control.leader,
+            store_fault=self.control.store_fault,
+        )
 
     async def drain_instance(self, instance_id: str) -> None:
         if instance_id not in self._machine:
@@ -196,7 +239,7 @@ class PoolManagerService:
 
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
-        self.advice.set_size(order)
+        self.control.set_size(order)
 
     # --- private -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +282,7 @@ class PoolManagerService:
                 self._feed(FarewellReceived(number, reason))
             case WindowReport():
                 if (router := self._machine.router_of(number)) is not None:
-                    self.advice.report(router, report)
+                    self.control.report(router, report)
 
     async def _tick(self) -> None:
         decided_s = self._clock()
@@ -248,7 +291,7 @@ class PoolManagerService:
             self._feed(Tick())
             if self._clock() - decided_s >= _DECIDE_S:
                 decided_s = self._clock()
-                self.advice.tick(self._machine.pools(decided_s))
+                self.control.tick(self._machine.pools(decided_s))
 
     def _feed(self, event: MemberEvent) -> None:
         for effect in self._machine.handle(event, self._clock()):

@@ -1,10 +1,22 @@
 """Settings of a pool manager."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import Role
+from triptych.integrations.kubernetes.settings import KubernetesSettings
 from triptych.machine.pool_manager.members import MemberLimits
-from triptych.runtime.settings import RpcServiceSettings, service_config
+from triptych.machine.pool_manager.pools import PoolLimits
+from triptych.policy.addresses import why_not_called
+from triptych.policy.scaling import ScalingLimits
+from triptych.runtime.settings import RpcServiceSettings, Strings, service_config
+from triptych.store.leadership import LeaseTimes
+from triptych.store.redis_settings import RedisSettings
+
+from .control import ControlLimits
 
 
 class PoolManagerSettings(RpcServiceSettings):
@@ -21,9 +33,54 @@ class PoolManagerSettings(RpcServiceSettings):
     """Number of members, and when silence counts."""
     max_watchers: int = Field(default=1024, ge=1)
     """Most routers and gateways that watch; one more is refused."""
-    max_instances: int = Field(default=64, ge=1, le=4096)
-    """Largest size of a pool that is advised."""
     register_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Time for a member's registration, from the opening of its stream."""
     min_report_interval_s: float = Field(default=0.02, ge=0, le=1)
     """Shortest time between two reports that are read from one member; a faster one is slowed down."""
+
+    scaler: str = "none"
+    """Who starts and stops instances: none, kubernetes, or HOST:PORT of a scaler in another process."""
+    autoscale: bool = False
+    """Carry out decisions on sizes. Without it they are only recorded, and sizes that were set by hand are carried out."""
+    control: ControlLimits = ControlLimits()
+    """Sizes that pools may have, and patience with the scaler."""
+    scaling: ScalingLimits = ScalingLimits()
+    """Speed and caution of autoscaling."""
+    pools: PoolLimits = PoolLimits()
+    """Patience with instances."""
+    store: RedisSettings = RedisSettings()
+    """Redis, if several managers share what they decide."""
+    lease: LeaseTimes = LeaseTimes()
+    """Which of them leads."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """Access to Kubernetes, for the scaler kubernetes."""
+    deployments: Strings = ()
+    """The Deployment of each pool, as MODEL/ROLE=DEPLOYMENT, comma-separated, for the scaler kubernetes."""
+
+    @property
+    def named_deployments(self) -> dict[PoolName, str]:
+        """Raises ValueError."""
+        return dict(map(_deployment, self.deployments))
+
+    @model_validator(mode="after")
+    def _scaler_is_whole(self) -> Self:
+        deployments = self.named_deployments
+        if self.autoscale and self.scaler == "none":
+            raise ValueError("autoscale needs a scaler: set scaler")
+        if self.scaler == "kubernetes" and not deployments:
+            raise ValueError("the scaler kubernetes needs deployments")
+        if self.scaler != "kubernetes" and deployments:
+            raise ValueError("deployments needs the scaler kubernetes")
+        if self.scaler not in ("none", "kubernetes"):
+            reason = why_not_called(self.scaler, beyond_loopback=self.reaches_network)
+            if reason is not None:
+                raise ValueError(f"scaler {self.scaler!r} is not none, kubernetes, or HOST:PORT: {reason}")
+        return self
+
+
+def _deployment(entry: str) -> tuple[PoolName, str]:
+    pool, _, deployment = entry.partition("=")
+    model, _, role = pool.rpartition("/")
+    if not model or not deployment or role not in {one.value for one in Role}:
+        raise ValueError(f"deployments {entry!r} is not MODEL/ROLE=DEPLOYMENT")
+    return PoolName(model, Role(role)), deployment

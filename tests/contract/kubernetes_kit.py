@@ -22,7 +22,8 @@ import pytest
 import trustme
 import yaml
 
-from triptych.integrations.kubernetes.api import DELETION_COST, KubernetesSettings
+from triptych.integrations.kubernetes.api import DELETION_COST
+from triptych.integrations.kubernetes.settings import KubernetesSettings
 
 ROOT = Path(__file__).parents[2]
 RIGHTS = ROOT / "deploy" / "kubernetes" / "scaling.yaml"

@@ -18,7 +18,8 @@ from redis.asyncio import Redis
 from triptych.ports import Store
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
-from triptych.store.redis import RedisSettings, RedisStore
+from triptych.store.redis import RedisStore
+from triptych.store.redis_settings import RedisSettings
 
 LIMITS = StoreLimits(max_value_bytes=1000, max_entries=20, max_log_records=50)
 STARTED_WITHIN_S = 20.0

@@ -129,7 +129,7 @@ async def test_members_join_are_shown_drain_and_leave() -> None:
             await until(lambda: known[first].state is MemberState.LEAVING)
             assert known[second].state is MemberState.ACTIVE
             await until(lambda: instance.draining)
-            await until(service.advice.status)
+            await until(service.control.status)
             await stub.set_size(ManualSize("m", Role.E, 2, 60.0))
             scaling = (await stub.status()).pools[0].scaling
             assert scaling is not None

@@ -281,3 +281,16 @@ class ScalingStatus:
     """Why the pool does not become what is wanted; empty while nothing is wrong."""
     decisions: tuple[DecisionSummary, ...]
     """The last ones, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPool:
+    """What a leader leaves to the next one."""
+
+    wanted: int
+    override: Override | None = None
+    given_up: str = ""
+    changes_s: tuple[float, ...] = ()
+    """Time since each change of the last hour, when this was written."""
+    decisions_s: tuple[tuple[int, float], ...] = ()
+    """Numbers of the last decisions, and the time since each."""

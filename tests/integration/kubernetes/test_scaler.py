@@ -14,8 +14,9 @@ from tests.contract.kubernetes_kit import ApiServer, Controllers, api_server, na
 from triptych.domain.scaling import Phase, PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.errors import Conflict, Deposed, NotFound, PermissionDenied, Unavailable
-from triptych.integrations.kubernetes.api import KubernetesApi, KubernetesSettings
+from triptych.integrations.kubernetes.api import KubernetesApi
 from triptych.integrations.kubernetes.scaler import KubernetesScaler
+from triptych.integrations.kubernetes.settings import KubernetesSettings
 
 POOL = PoolName("model", Role.E)
 DEPLOYMENT = "triptych-encoder"

@@ -5,7 +5,8 @@ import sys
 
 from triptych.runtime.clock import monotonic
 from triptych.store.leadership import Leadership, LeaseTimes
-from triptych.store.redis import RedisSettings, RedisStore
+from triptych.store.redis import RedisStore
+from triptych.store.redis_settings import RedisSettings
 
 TIMES = LeaseTimes(lease_ttl_s=1.0, lease_margin_s=0.2, lease_retry_s=0.2)
 

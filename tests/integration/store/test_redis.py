@@ -19,7 +19,8 @@ from tests.contract.store_kit import RedisServer
 from triptych.domain.store import Changes, Fence
 from triptych.errors import Deposed, StoreCorrupt, StoreUnavailable
 from triptych.runtime.clock import monotonic
-from triptych.store.redis import RedisSettings, RedisStore
+from triptych.store.redis import RedisStore
+from triptych.store.redis_settings import RedisSettings
 
 LIMIT_S = 20.0
 PASSWORD = "correct-horse-battery"  # noqa: S105 - of the test's own server

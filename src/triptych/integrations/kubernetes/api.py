@@ -4,14 +4,13 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from triptych.errors import Conflict, NotFound, PermissionDenied, TriptychError, Unavailable
+from triptych.integrations.kubernetes.settings import KubernetesSettings
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_TOKEN_NBYTES = 64 << 10
 _PAGE = 500
 _MAX_PODS = 5000
@@ -22,22 +21,6 @@ _MERGE = "application/merge-patch+json"
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Of the ready pods of a ReplicaSet, the one with the lowest cost is deleted first."""
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesSettings:
-    """How the Kubernetes API is reached. The defaults are those of a pod with a service account."""
-
-    kubernetes_api: str = "https://kubernetes.default.svc"
-    """URL of the API server."""
-    kubernetes_namespace: str = "default"
-    """Namespace of the Deployments."""
-    kubernetes_token_file: Path = _ACCOUNT / "token"
-    """Token of the service account. Read for each call, as it is replaced regularly."""
-    kubernetes_ca_file: Path = _ACCOUNT / "ca.crt"
-    """CA certificates (PEM) that sign the API server's certificate."""
-    kubernetes_timeout_s: float = 5.0
-    """Longest time of a call; a third of it for TCP and for TLS each."""
 
 
 @dataclass(frozen=True, slots=True)

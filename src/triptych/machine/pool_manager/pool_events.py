@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.decision import DecisionRecord, PoolInstance
+from triptych.domain.decision import DecisionRecord, KeptPool, PoolInstance
 from triptych.domain.windows import WindowReport
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -53,11 +53,28 @@ class OverrideEnded:
 
 @dataclass(frozen=True, slots=True)
 class OrderFailed:
-    """The scaler did not accept an order."""
+    """The scaler did not accept an order. Whoever gives it tries again, with the newest size."""
 
     pool: str
     number: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTaken:
+    """The scaler has accepted an order."""
+
+    pool: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What the leader before has left (None: what is known here is newer). The size is ordered again, as this manager's."""
+
+    pool: str
+    kept: KeptPool | None = None
+    records: tuple[DecisionRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,17 @@ class Tick:
 
 
 PoolEvent = (
-    InstancesSeen | StartFailed | Reported | RouterGone | OverrideSet | OverrideEnded | OrderFailed | Frozen | Tick
+    InstancesSeen
+    | StartFailed
+    | Reported
+    | RouterGone
+    | OverrideSet
+    | OverrideEnded
+    | OrderFailed
+    | OrderTaken
+    | Resumed
+    | Frozen
+    | Tick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------

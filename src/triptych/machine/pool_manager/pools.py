@@ -16,6 +16,7 @@ from triptych.domain.decision import (
     DecisionRecord,
     DecisionSummary,
     InstancePhase,
+    KeptPool,
     Override,
     PoolFacts,
     PoolInstance,
@@ -34,6 +35,7 @@ from triptych.machine.pool_manager.pool_events import (
     Frozen,
     InstancesSeen,
     OrderFailed,
+    OrderTaken,
     OverrideEnded,
     OverrideSet,
     PoolEffect,
@@ -41,6 +43,7 @@ from triptych.machine.pool_manager.pool_events import (
     RecordDecision,
     RemoveInstance,
     Reported,
+    Resumed,
     RouterGone,
     ScaleTo,
     StartFailed,
@@ -67,7 +70,10 @@ class PoolLimits:
     drain_timeout_s: PositiveSeconds = 600.0
     """Time that a drained instance has; then the size is ordered anyway."""
     max_crashes: Positive = 3
-    """Instances that end in a row before they are ready, after which the pool is given up until a person sets its size."""
+    """Instances that end in a row before they are ready, after which the pool is given up: until one starts after all, or
+    a person sets its size."""
+    surplus_s: PositiveSeconds = 30.0
+    """Time after which instances that nobody ordered count as wanted; they then go as the load permits."""
     max_records: Positive = 64
     """Decisions of a pool that are kept."""
 
@@ -134,6 +140,11 @@ class _Pool:
     crashes: int = 0
     given_up: str = ""
     fault: str = ""
+    refused: str = ""
+    """Why the scaler did not accept the last order."""
+    declared: bool = True
+    """The size was ordered by this manager since it leads."""
+    surplus_since_s: float | None = None
     records: deque[_Recorded] = field(default_factory=deque)
     decision: Decision | None = None
     facts: PoolFacts | None = None
@@ -157,7 +168,9 @@ class _Pool:
 
 
 class PoolsMachine:
-    """The pools of one model. With ``advisory`` nothing is ordered: decisions are recorded only."""
+    """The pools of one model. With ``advisory`` decisions are recorded only; with ``manual`` as well, sizes that were set by
+    hand are ordered nevertheless.
+    """
 
     def __init__(
         self,
@@ -167,7 +180,9 @@ class PoolsMachine:
         limits: PoolLimits,
         now_s: float,
         advisory: bool = False,
+        manual: bool = False,
     ) -> None:
+        self._manual = manual
         self._scaling = scaling
         self._limits = limits
         self._advisory = advisory
@@ -201,7 +216,7 @@ class PoolsMachine:
     def _of_pool(
         self,
         pool: _Pool,
-        event: InstancesSeen | StartFailed | OverrideSet | OverrideEnded | OrderFailed,
+        event: InstancesSeen | StartFailed | OverrideSet | OverrideEnded | OrderFailed | OrderTaken | Resumed,
         now_s: float,
     ) -> list[PoolEffect]:
         match event:
@@ -215,18 +230,49 @@ class PoolsMachine:
             case OverrideEnded():
                 pool.override_size = None
             case OrderFailed(_, number, reason):
-                if pool.order is not None and pool.order.number == number:  # it is repeated when it is due
-                    pool.fault = f"the scaler failed: {reason}"
+                if pool.order is None or pool.order.number == number:
+                    pool.refused = f"the scaler failed: {reason}"
+            case OrderTaken(_, number):
+                if pool.order is None or pool.order.number == number:
+                    pool.refused = ""
+            case Resumed(_, kept, records):
+                self._resumed(pool, kept, records, now_s)
         return []
+
+    def _resumed(self, pool: _Pool, kept: KeptPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> None:
+        pool.declared, pool.refused = False, ""
+        if kept is None:
+            return
+        least = 0 if self._advisory else pool.settings.bounds.least
+        pool.wanted, pool.given_up = max(least, kept.wanted), kept.given_up
+        pool.order, pool.draining, pool.fault = None, "", ""
+        pool.changes = deque(now_s - age_s for age_s in sorted(kept.changes_s, reverse=True))
+        pool.override_size = None
+        if kept.override is not None:
+            pool.override_size, pool.override_until_s = kept.override.size, now_s + kept.override.left_s
+        if records:
+            ages_s = dict(kept.decisions_s)
+            last = records[-self._limits.max_records :]
+            pool.records = deque(_Recorded(now_s - ages_s.get(one.number, 0.0), one) for one in last)
+            self._numbers = count(1 + max(one.number for one in records))
 
     def _seen(self, pool: _Pool, instances: tuple[PoolInstance, ...], now_s: float) -> list[PoolEffect]:
         ready = {one.instance_id for one in pool.instances if one.phase is InstancePhase.READY}
         pool.instances = instances
-        if self._advisory:  # somebody else decides
-            pool.wanted = pool.count(InstancePhase.READY, InstancePhase.STARTING)
+        present = pool.count(InstancePhase.READY, InstancePhase.STARTING)
+        if not self._acts(pool, now_s):  # somebody else decides
+            pool.wanted = present
+        elif not pool.declared:  # nothing that is there is to be lost
+            pool.wanted = max(pool.wanted, present)
         if any(one.phase is InstancePhase.READY and one.instance_id not in ready for one in instances):
-            pool.crashes = 0
+            pool.crashes, pool.given_up = 0, ""
         return [*self._drained(pool, now_s), *self._arrived(pool)]
+
+    def _acts(self, pool: _Pool, now_s: float) -> bool:
+        """Whether the size is ordered here: always, or as long as it was set by hand."""
+        return not self._advisory or (
+            self._manual and (pool.override(now_s) is not None or pool.order is not None or bool(pool.draining))
+        )
 
     def _drained(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
         """Order the size once the instance that was to drain has finished."""
@@ -242,22 +288,37 @@ class PoolsMachine:
         effects = self._ordered(pool, what, now_s)
         return [*effects, RemoveInstance(pool.settings.name, name, what)] if finishes else effects
 
-    def _removed(self, pool: _Pool) -> list[PoolEffect]:
-        """Stop what has drained, also what a person has drained: the scaler replaces it if the size wants it."""
-        if self._advisory or self._frozen or pool.draining:
+    def _removed(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
+        """Stop what has drained, also what a person or another leader has drained: it is replaced if the size wants it."""
+        if not self._acts(pool, now_s) or self._frozen or pool.draining:
             return []
-        return [
-            RemoveInstance(pool.settings.name, one.instance_id, "it has drained")
-            for one in pool.instances
-            if one.phase is InstancePhase.DRAINED
-        ]
+        effects: list[PoolEffect] = []
+        for one in pool.instances:
+            late = one.phase is InstancePhase.DRAINING and one.age_s >= self._limits.drain_timeout_s
+            if one.phase is InstancePhase.DRAINED or late:
+                reason = "it has not drained in time" if late else "it has drained"
+                effects.append(RemoveInstance(pool.settings.name, one.instance_id, reason))
+        return effects
 
     def _arrived(self, pool: _Pool) -> list[PoolEffect]:
         """Close the open order if the pool has its size."""
         if pool.order is None or pool.count(InstancePhase.READY) < pool.order.size or pool.draining:
             return []
-        number, pool.order, pool.fault = pool.order.number, None, ""
+        number, pool.order, pool.fault, pool.refused = pool.order.number, None, "", ""
         return self._outcome(pool, number, DecisionOutcome.DONE, "")
+
+    def _surplus(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
+        """Instances that nobody ordered, one that was lost and is back for example, are wanted after a while."""
+        ready = pool.count(InstancePhase.READY)
+        if ready <= pool.wanted or pool.order is not None or pool.draining or self._advisory or self._frozen:
+            pool.surplus_since_s = None
+            return []
+        if pool.surplus_since_s is None:
+            pool.surplus_since_s = now_s
+        if now_s - pool.surplus_since_s < self._limits.surplus_s or pool.override(now_s) is not None:
+            return []
+        before, pool.wanted = pool.wanted, ready
+        return self._ordered(pool, f"{ready} instances are ready, {before} were ordered", now_s)
 
     def _start_failed(self, pool: _Pool, reason: str) -> list[PoolEffect]:
         pool.crashes += 1
@@ -269,6 +330,8 @@ class PoolsMachine:
         if pool.order is not None:
             number, pool.order = pool.order.number, None
             effects = self._outcome(pool, number, DecisionOutcome.FAILED, pool.given_up)
+        if not self._advisory and not self._frozen:
+            effects.append(ScaleTo(pool.settings.name, pool.wanted, next(self._numbers), pool.given_up))
         return effects
 
     # --- deciding ----------------------------------------------------------------------------------------------------
@@ -276,7 +339,13 @@ class PoolsMachine:
     def _tick(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
         while pool.changes and pool.changes[0] <= now_s - _HOUR_S:
             pool.changes.popleft()
-        effects = [*self._drained(pool, now_s), *self._removed(pool), *self._overdue(pool, now_s)]
+        effects = [
+            *self._ended(pool, now_s),
+            *self._drained(pool, now_s),
+            *self._overdue(pool, now_s),
+            *self._surplus(pool, now_s),
+            *self._removed(pool, now_s),
+        ]
         view = self._view(pool, now_s)
         decision = decide(view, self._scaling)
         effects += self._decided(pool, view, decision, now_s)
@@ -366,14 +435,15 @@ class PoolsMachine:
     def _decided(self, pool: _Pool, view: PoolView, decision: Decision, now_s: float) -> list[PoolEffect]:
         before, pool.decision = pool.decision, decision
         changed = decision.target != pool.wanted
-        if (self._advisory or not changed) and before is not None and _news(before) == _news(decision):
+        advised = self._advisory and not (self._manual and decision.why is Why.OVERRIDE)
+        if (advised or not changed) and before is not None and _news(before) == _news(decision):
             return []
         number = next(self._numbers)
         outcome = DecisionOutcome.PENDING if changed else DecisionOutcome.DONE
-        if self._advisory and changed:
+        if advised and changed:
             outcome = DecisionOutcome.ADVISED
         effects = self._record(pool, DecisionRecord(number, view, decision, outcome), now_s)
-        if not changed or self._advisory:
+        if not changed or advised:
             return effects
         return effects + self._change(pool, decision, number, now_s)
 
@@ -406,11 +476,21 @@ class PoolsMachine:
         pool.order.due_s = now_s + start_s * 2 ** (pool.order.attempt - 1)
         return [ScaleTo(pool.settings.name, pool.wanted, pool.order.number, reason)]
 
+    def _ended(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
+        """Close the order of a size by hand that has ended, if decisions are only recorded."""
+        if not self._advisory or pool.order is None or pool.draining or pool.override(now_s) is not None:
+            return []
+        number, pool.order = pool.order.number, None
+        return self._outcome(pool, number, DecisionOutcome.REPLACED, "the size by hand has ended")
+
     def _overdue(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
         """Repeat an order that is not fulfilled, also one of a pool that has lost instances."""
-        if self._advisory or self._frozen or pool.given_up or pool.draining:
+        if not self._acts(pool, now_s) or self._frozen or pool.given_up or pool.draining:
             return []
         ready = pool.count(InstancePhase.READY)
+        if not pool.declared:
+            pool.declared = True
+            return self._ordered(pool, "this manager leads from now on", now_s)
         if pool.order is None:
             if ready + pool.count(InstancePhase.STARTING) >= pool.wanted:
                 return []
@@ -443,6 +523,13 @@ class PoolsMachine:
     def wanted(self, pool: str) -> int:
         return self._pools[pool].wanted
 
+    def kept(self, pool: str, now_s: float) -> KeptPool:
+        """What the next leader needs to know."""
+        one = self._pools[pool]
+        ages = tuple(now_s - at_s for at_s in one.changes)
+        decisions = tuple((record.number, record.age_s) for record in self.records(pool, now_s))
+        return KeptPool(one.wanted, one.override(now_s), one.given_up, ages, decisions)
+
     @property
     def dropped(self) -> Mapping[Dropped, int]:
         """Reports that were not counted, by the reason."""
@@ -466,7 +553,7 @@ class PoolsMachine:
                 pool.settings.bounds,
                 pool.attainment,
                 pool.override(now_s),
-                self._frozen or pool.given_up or pool.fault,
+                self._frozen or pool.given_up or pool.refused or pool.fault,
                 tuple(map(DecisionSummary.of, self.records(name, now_s)[-_SHOWN_DECISIONS:])),
             )
             for name, pool in self._pools.items()
@@ -487,7 +574,7 @@ class PoolsMachine:
         for name, pool in self._pools.items():
             if len(pool.changes) > self._scaling.max_changes_per_hour:
                 raise AssertionError(f"{name} has changed more often than its budget allows")
-            if self._advisory and (pool.order is not None or pool.draining):
+            if self._advisory and not self._manual and (pool.order is not None or pool.draining):
                 raise AssertionError(f"{name} has an order in advisory mode")
             if pool.order is not None and pool.order.size != pool.wanted:
                 raise AssertionError(f"the order of {name} is not of the wanted size")

@@ -1,0 +1,107 @@
+"""What the leading manager keeps in the store, so that the next one goes on: wanted sizes, manual sizes, decisions."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from triptych.domain.decision import DecisionRecord, KeptPool
+from triptych.domain.store import Fence
+from triptych.errors import InvalidRequest, Overloaded
+from triptych.ports import Clock, Store
+
+logger = logging.getLogger(__name__)
+
+_POOLS, _DECISIONS = "pools", "decisions"
+_KEEP_RECORDS = 512
+_MAX_WAITING_RECORDS = 256
+_REFRESH_S = 5.0
+"""How often times are written; they count on from there when another manager takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An entry: a pool as the leader with this token left it."""
+
+    token: int
+    pool: KeptPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    token: int
+    what: tuple[object, ...]
+    at_s: float
+
+
+_LEFT = TypeAdapter(Left)
+_RECORD = TypeAdapter(DecisionRecord)
+
+
+class Keeper:
+    """Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes. Times are durations only."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._written: dict[str, _Written] = {}
+        self._records: deque[bytes] = deque(maxlen=_MAX_WAITING_RECORDS)
+
+    async def read(self) -> dict[str, Left]:
+        """All pools. An entry that this program did not write is skipped."""
+        found: dict[str, Left] = {}
+        for entry in await self._store.entries(_POOLS):
+            try:
+                found[entry.key] = _LEFT.validate_json(entry.value)
+            except ValidationError:
+                logger.warning("the store's entry of pool %s cannot be used", entry.key)
+        return found
+
+    async def read_decisions(self) -> dict[str, tuple[DecisionRecord, ...]]:
+        """The last decisions by pool, oldest first."""
+        found: dict[str, dict[int, DecisionRecord]] = {}
+        for entry in await self._store.tail(_DECISIONS, _KEEP_RECORDS):
+            try:
+                record = _RECORD.validate_json(entry.value)
+            except ValidationError:
+                continue  # of another version
+            found.setdefault(record.view.pool, {})[record.number] = record
+        return {pool: tuple(records[number] for number in sorted(records)) for pool, records in found.items()}
+
+    def note(self, record: DecisionRecord) -> None:
+        """Write this decision with the next ``write``; the oldest ones are dropped while the store is away for long."""
+        self._records.append(_RECORD.dump_json(record))
+
+    async def write(self, pools: Mapping[str, KeptPool], fence: Fence) -> None:
+        """Write what has changed, and decisions."""
+        for name in [name for name in self._written if name not in pools]:
+            del self._written[name]
+            await self._store.delete(_POOLS, name, fence=fence)
+        for name, pool in pools.items():
+            await self._write_pool(name, pool, fence)
+        while self._records:
+            await self._append(self._records[0], fence)
+            self._records.popleft()
+
+    async def _write_pool(self, name: str, pool: KeptPool, fence: Fence) -> None:
+        size = None if pool.override is None else pool.override.size
+        what = (pool.wanted, size, pool.given_up, len(pool.changes_s))
+        now_s, known = self._clock(), self._written.get(name)
+        same = known is not None and (known.token, known.what) == (fence.token, what)
+        if same and known is not None and now_s - known.at_s < _REFRESH_S:
+            return
+        try:
+            await self._store.put(_POOLS, name, _LEFT.dump_json(Left(fence.token, pool)), fence=fence)
+        except (InvalidRequest, Overloaded) as error:
+            logger.warning("pool %s cannot be kept in the store: %s", name, error)
+        self._written[name] = _Written(fence.token, what, now_s)
+
+    async def _append(self, value: bytes, fence: Fence) -> None:
+        try:
+            await self._store.append(_DECISIONS, value, keep=_KEEP_RECORDS, fence=fence)
+        except InvalidRequest:  # too large: without the single instances
+            record = _RECORD.validate_json(value)
+            short = replace(record, view=replace(record.view, instances=()))
+            await self._store.append(_DECISIONS, _RECORD.dump_json(short), keep=_KEEP_RECORDS, fence=fence)

@@ -1,0 +1,102 @@
+"""The instances of one pool, put together: members that registered, and what the scaler says of those that start.
+
+``seen`` is the only mutator. The scaler's names are the instance ids.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from triptych.domain.decision import InstancePhase, PoolInstance
+from triptych.domain.scaling import Phase, ScaledInstance
+
+_REPEAT_S = 10.0
+"""An instance that stays failed counts as another failed start after this long."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """An instance of the scaler when it was last looked at."""
+
+    one: ScaledInstance
+    member: bool
+    since_s: float
+    """Of this attempt to start it."""
+    ended_s: float | None
+    """When its process was last seen to have ended."""
+    counted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    instances: tuple[PoolInstance, ...]
+    failures: tuple[str, ...]
+    """Why instances ended before they were ready, since the last time."""
+
+
+class StartingInstances:
+    """Remembers what was starting, so that each failed start is noticed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
+        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting.
+
+        A member whose process has ended counts as what the scaler says of it, although nobody has missed it yet.
+        """
+        listed = {one.instance_id: one for one in members}
+        known: dict[str, _Known] = {}
+        failures: list[str] = []
+        for one in scaled:
+            before = self._known.get(one.name)
+            now = known[one.name] = _looked_at(one, before, listed.get(one.name), now_s)
+            if now.counted_s == now_s:
+                failures.append(f"{one.name}: {one.reason or 'it failed'}")
+        self._known = known
+        there = [
+            _as_scaled(one, known.get(one.instance_id))
+            for one in members
+            if one.instance_id not in known or known[one.instance_id].member
+        ]
+        starting = [
+            PoolInstance(name, InstancePhase.STARTING, age_s=now_s - one.since_s)
+            for name, one in known.items()
+            if not one.member and one.one.phase in (Phase.ORDERED, Phase.STARTING, Phase.RUNNING)
+        ]
+        return Seen((*there, *starting), tuple(failures))
+
+
+def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance | None, now_s: float) -> _Known:
+    down = _is_down(one)
+    since_s = now_s if before is None else before.since_s
+    ended_s = None if before is None else before.ended_s
+    counted_s = -1.0 if before is None else before.counted_s
+    if down and (before is None or not _is_down(before.one)):
+        since_s = ended_s = now_s
+    member = listed is not None and not down and (ended_s is None or listed.age_s < now_s - ended_s)
+    if down and _is_failed_start(one, before, now_s):
+        since_s = counted_s = now_s
+    return _Known(one, member, since_s, ended_s, counted_s)
+
+
+def _is_failed_start(one: ScaledInstance, before: _Known | None, now_s: float) -> bool:
+    """Whether an instance that is down has failed to start since it was last looked at."""
+    if before is None:
+        return True
+    if not _is_down(before.one):
+        return not before.member  # one that was ready has died: that is no failed start
+    if before.one != one:
+        return True
+    return one.phase is Phase.FAILED and now_s - max(before.since_s, before.counted_s) >= _REPEAT_S
+
+
+def _is_down(one: ScaledInstance) -> bool:
+    """Its process has ended: it waits for its next attempt, or gets none."""
+    return one.phase is Phase.FAILED or (one.phase is Phase.ORDERED and bool(one.reason))
+
+
+def _as_scaled(member: PoolInstance, known: _Known | None) -> PoolInstance:
+    """One that is being stopped drains, whatever it said last."""
+    if known is None or known.one.phase is not Phase.STOPPING or member.phase is not InstancePhase.READY:
+        return member
+    return replace(member, phase=InstancePhase.DRAINING)

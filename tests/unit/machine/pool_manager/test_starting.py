@@ -1,0 +1,89 @@
+"""The instances of a pool: what has registered, what starts, what died, and what failed to start."""
+
+from triptych.domain.decision import InstancePhase, PoolInstance
+from triptych.domain.scaling import Phase, ScaledInstance
+from triptych.machine.pool_manager.starting import StartingInstances
+
+READY, STARTING = InstancePhase.READY, InstancePhase.STARTING
+
+
+class Pool:
+    """What the scaler says, and which members are registered since when."""
+
+    def __init__(self) -> None:
+        self.starting = StartingInstances()
+        self.members: dict[str, tuple[InstancePhase, float]] = {}
+        self.failures: list[str] = []
+
+    def look(self, at_s: float, *scaled: tuple[str, Phase, str]) -> dict[str, tuple[InstancePhase, float]]:
+        members = tuple(
+            PoolInstance(name, phase, age_s=at_s - since_s) for name, (phase, since_s) in self.members.items()
+        )
+        seen = self.starting.seen(members, [ScaledInstance(*one) for one in scaled], at_s)
+        self.failures += seen.failures
+        return {one.instance_id: (one.phase, one.age_s) for one in seen.instances}
+
+
+def test_what_is_ordered_or_starts_or_has_not_registered_yet_is_starting_since_it_was_seen_first() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    now = pool.look(10.0, ("a", Phase.RUNNING, ""), ("b", Phase.ORDERED, ""))
+    assert now == {"a": (READY, 10.0), "b": (STARTING, 0.0)}
+    assert pool.look(15.0, ("a", Phase.RUNNING, ""), ("b", Phase.STARTING, ""))["b"] == (STARTING, 5.0)
+    assert pool.look(17.0, ("a", Phase.RUNNING, ""), ("b", Phase.RUNNING, ""))["b"] == (STARTING, 7.0)
+    pool.members["b"] = (READY, 18.0)
+    assert pool.look(18.0, ("a", Phase.RUNNING, ""), ("b", Phase.RUNNING, ""))["b"] == (READY, 0.0)
+    assert pool.look(19.0)["a"] == (READY, 19.0), "the scaler need not know every member"
+    assert pool.failures == []
+
+
+def test_a_member_whose_process_died_is_starting_until_it_registers_again_and_that_is_no_failed_start() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    pool.look(10.0, ("a", Phase.RUNNING, ""))
+    assert pool.look(11.0, ("a", Phase.ORDERED, "killed"))["a"] == (STARTING, 0.0)
+    assert pool.look(13.0, ("a", Phase.STARTING, ""))["a"] == (STARTING, 2.0), "its old registration says nothing"
+    pool.members["a"] = (READY, 14.0)
+    assert pool.look(15.0, ("a", Phase.RUNNING, ""))["a"] == (READY, 1.0)
+    assert pool.failures == []
+
+
+def test_each_failed_start_is_noticed_once() -> None:
+    pool = Pool()
+    pool.look(0.0, ("a", Phase.STARTING, ""))
+    for at_s in (1.0, 2.0, 3.0):
+        pool.look(at_s, ("a", Phase.ORDERED, "exit status 1"))
+    assert pool.failures == ["a: exit status 1"]
+    pool.look(4.0, ("a", Phase.STARTING, "exit status 1"))
+    pool.look(5.0, ("a", Phase.ORDERED, "exit status 1"))
+    pool.look(6.0, ("a", Phase.FAILED, "exit status 1"))
+    assert len(pool.failures) == 3
+    assert "a" not in pool.look(7.0, ("a", Phase.FAILED, "exit status 1")), "nothing starts there"
+
+
+def test_crashes_between_two_looks_are_noticed_by_another_reason() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    pool.look(1.0, ("a", Phase.RUNNING, ""))
+    pool.members.clear()
+    pool.look(2.0, ("a", Phase.ORDERED, "killed"))
+    pool.look(3.0, ("a", Phase.ORDERED, "exit status 1 while starting"))
+    assert pool.failures == ["a: exit status 1 while starting"]
+
+
+def test_an_instance_that_stays_failed_counts_again_and_again_slowly() -> None:
+    pool = Pool()
+    for at_s in range(31):
+        pool.look(float(at_s), ("a", Phase.FAILED, ""))
+    assert pool.failures == ["a: it failed"] * 4
+
+
+def test_a_member_that_is_being_stopped_drains() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    pool.members["b"] = (InstancePhase.DRAINED, 0.0)
+    now = pool.look(5.0, ("a", Phase.STOPPING, ""), ("b", Phase.STOPPING, ""), ("c", Phase.STOPPING, ""))
+    assert {name: phase for name, (phase, _) in now.items()} == {
+        "a": InstancePhase.DRAINING,
+        "b": InstancePhase.DRAINED,
+    }

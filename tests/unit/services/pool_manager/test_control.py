@@ -1,0 +1,682 @@
+"""The size of pools: routers' reports, decisions and orders, over real registrars and managers, under virtual time."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.pool_manager import gauges
+from services.pool_manager.control import ControlLimits
+from services.pool_manager.service import PoolManagerService
+from services.pool_manager.settings import PoolManagerSettings
+from triptych.domain.decision import DecisionOutcome, DecisionRecord, Override, PoolState, ScalingStatus, Why
+from triptych.domain.instance import InstanceLoad
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import ManualSize, Registration
+from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
+from triptych.domain.stage import Role
+from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
+from triptych.errors import Deposed, InvalidRequest, NotFound, TriptychError, Unavailable
+from triptych.ports import PoolManager
+from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.metrics import Metrics
+from triptych.runtime.registrar import Registrar
+from triptych.runtime.tasks import TaskScope
+from triptych.store.memory import MemoryStore
+from triptych.testing import virtual_time
+from triptych.testing.links import Link, LinkedPoolManager
+from triptych.testing.store import StoreLink
+
+SETTINGS = PoolManagerSettings(scaler="127.0.0.1:1", autoscale=True)
+
+
+class Member:
+    """A process with a registrar; as a router it has a window for each second."""
+
+    def __init__(self, links: Mapping[str, Link[PoolManager]], told: Registration, scope: TaskScope) -> None:
+        self.told = told
+        self.missed = 0
+        self.drained = False
+        self._made: list[WindowReport] = []
+        self._begun_s = asyncio.get_running_loop().time()
+        windows = self if told.kind is MemberKind.ROUTER else None
+        access = ManagerAccess(tuple(links))
+        self.registrar = Registrar(
+            self, self.introduce, self.drain, lambda name: LinkedPoolManager(links[name]), access, scope, windows
+        )
+        self.registrar.start()
+
+    async def introduce(self) -> Registration:
+        return self.told
+
+    async def drain(self) -> None:
+        self.drained = True
+
+    def load(self) -> InstanceLoad:
+        return InstanceLoad({}, self.drained)
+
+    def on_change(self, listener: object) -> None: ...
+
+    def reports(self, after: int) -> Sequence[WindowReport]:
+        now_s = asyncio.get_running_loop().time() - self._begun_s
+        for sequence in range(len(self._made) + 1, int(now_s) + 1):
+            counts = ClassWindow(
+                arrivals=10,
+                items=10,
+                media_tokens=100,
+                prompt_tokens=100,
+                ttft=Judged(10 - self.missed, self.missed),
+                missed_encode=self.missed,
+            )
+            self._made.append(WindowReport(1, sequence, 1.0, 0.0, "m", (NamedClass("image-256", counts),)))
+        return [one for one in self._made if one.sequence > after]
+
+
+E, PD = PoolName("m", Role.E), PoolName("m", Role.PD)
+START_S = 5.0
+
+
+class ScriptedScaler:
+    """``ports.Scaler`` whose instances register after ``START_S``. It shows what it was ordered, and under which token."""
+
+    def __init__(self, links: Mapping[str, Link[PoolManager]]) -> None:
+        self.links = links
+        self.sizes: dict[PoolName, int] = {E: 0, PD: 0, PoolName("m", Role.EPD): 0}
+        self.running: dict[str, tuple[PoolName, Member, TaskScope]] = {}
+        self.starting: dict[str, tuple[PoolName, float]] = {}
+        self.failed: dict[str, PoolName] = {}
+        self.orders: list[tuple[float, str, PoolName, int | str, int]] = []
+        self.token = 0
+        self.hangs: set[PoolName] = set()
+        self.error: TriptychError | None = None
+        self.broken = False
+        self.started = 0
+
+    def boot(self, pool: PoolName, number: int) -> None:
+        """Instances that run already."""
+        self.sizes[pool] = number
+        for _ in range(number):
+            self.started += 1
+            self._run(f"{pool.role.value.lower()}{self.started}", pool)
+
+    def _run(self, name: str, pool: PoolName) -> None:
+        scope = TaskScope(name)
+        address = f"127.0.0.1:{1000 + int(name.lstrip('epd'))}"
+        told = Registration(MemberKind.INSTANCE, name, 1, address, pool.model, role=pool.role)
+        self.running[name] = (pool, Member(self.links, told, scope), scope)
+
+    async def scale(self, pool: PoolName, size: int, token: int) -> None:
+        if pool in self.hangs:
+            await asyncio.sleep(3600)
+        if self.error is not None:
+            raise self.error
+        if token < self.token:
+            raise Deposed(f"the order's token is {token}, a later leader has {self.token}")
+        self.token = token
+        self.orders.append((now_s(), "scale", pool, size, token))
+        self.sizes[pool] = size
+
+    async def remove(self, pool: PoolName, instance: str, token: int) -> None:
+        if token < self.token:
+            raise Deposed("an old token")
+        self.token = token
+        self.orders.append((now_s(), "remove", pool, instance, token))
+        if instance not in self.running:
+            raise NotFound("no such instance")
+        assert self.running[instance][1].drained, "it still works"
+        await self.end(instance)
+
+    async def end(self, name: str, *, farewell: bool = True) -> None:
+        _, member, scope = self.running.pop(name)
+        if farewell:
+            await member.registrar.leave()
+        await scope.close()
+
+    async def pools(self) -> tuple[ScaledPool, ...]:
+        return tuple(ScaledPool(pool, size, tuple(self._instances(pool))) for pool, size in self.sizes.items())
+
+    def _instances(self, pool: PoolName) -> Iterator[ScaledInstance]:
+        yield from (ScaledInstance(name, Phase.RUNNING) for name, one in self.running.items() if one[0] == pool)
+        yield from (ScaledInstance(name, Phase.STARTING) for name, one in self.starting.items() if one[0] == pool)
+        yield from (ScaledInstance(name, Phase.FAILED, "no model") for name, of in self.failed.items() if of == pool)
+
+    async def run(self) -> None:
+        while True:
+            for pool, size in self.sizes.items():
+                there = len(list(self._instances(pool)))
+                for _ in range(size - there):
+                    self.started += 1
+                    self.starting[f"{pool.role.value.lower()}{self.started}"] = (pool, now_s() + START_S)
+                for name in [name for name, one in self.starting.items() if one[0] == pool][: max(0, there - size)]:
+                    del self.starting[name]
+            for name, (pool, at_s) in list(self.starting.items()):
+                if now_s() >= at_s:
+                    del self.starting[name]
+                    if self.broken:
+                        self.failed[name] = pool
+                    else:
+                        self._run(name, pool)
+            await asyncio.sleep(0.2)
+
+    async def close(self) -> None: ...
+
+    def sent(self, kind: str, pool: PoolName = E) -> list[int | str]:
+        return [what for _, order, of, what, _ in self.orders if (order, of) == (kind, pool)]
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Site:
+    """Managers, a scaler with two encoders and a text instance, and a router."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.links: dict[str, Link[PoolManager]] = {}
+        self.managers: dict[str, tuple[PoolManagerService, TaskScope]] = {}
+        self.stores: dict[str, StoreLink] = {}
+        self.store = store
+        self.scaler = ScriptedScaler(self.links)
+        self.scope = TaskScope("site")
+        self.incarnation = 0
+
+    def boot(self, name: str = "m:1", settings: PoolManagerSettings = SETTINGS) -> PoolManagerService:
+        """Start a manager."""
+        self.incarnation += 1
+        scope = TaskScope(name)
+        link = None
+        if self.store is not None:
+            link = self.stores[name] = StoreLink(self.store)
+        service = PoolManagerService(
+            settings,
+            incarnation=self.incarnation,
+            clock=now_s,
+            scope=scope,
+            store=link,
+            scaler=None if settings.scaler == "none" else self.scaler,
+            owner=f"{name} {self.incarnation}",
+        )
+        self.managers[name] = (service, scope)
+        if name in self.links:
+            self.links[name].restart(service)
+        else:
+            self.links[name] = Link(name, service)
+        service.start()
+        return service
+
+    async def kill(self, name: str = "m:1") -> None:
+        self.links[name].kill()
+        await self.managers.pop(name)[1].close()
+
+    def begin(self) -> None:
+        """Instances and a router register with the managers that exist."""
+        self.scaler.boot(E, 2)
+        self.scaler.boot(PD, 1)
+        self.scope.spawn(self.scaler.run(), name="scaler")
+        self.router = Member(self.links, Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:99", "m"), self.scope)
+
+    @property
+    def encoders(self) -> int:
+        return sum(pool == E for pool, _, _ in self.scaler.running.values())
+
+
+def play(scenario: Callable[[Site], Coroutine[Any, Any, None]], *, shared: bool = False) -> None:
+    """``shared`` managers have a store in common; others have their own."""
+
+    async def test() -> None:
+        site = Site(MemoryStore(clock=now_s) if shared else None)
+        try:
+            await scenario(site)
+            for service, _ in site.managers.values():
+                service.validate()
+        finally:
+            for _, scope in site.managers.values():
+                await scope.close()
+            for _, _, scope in list(site.scaler.running.values()):
+                await scope.close()
+            await site.scope.close()
+
+    virtual_time.run(test(), limit_s=20_000)
+
+
+def manual(pool: PoolName, size: int | None, for_s: float = 0.0) -> ManualSize:
+    return ManualSize(pool.model, pool.role, size, for_s)
+
+
+def fact(record: DecisionRecord) -> tuple[Why, DecisionOutcome]:
+    return record.decision.why, record.outcome
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[PoolManagerService, Member, Metrics]]:
+    """Two encoders, a text instance and a router of one model; an encoder of another; no scaler."""
+    async with TaskScope("manager") as scope, TaskScope("members") as members:
+        settings = PoolManagerSettings(control=ControlLimits(max_instances=3))
+        service = PoolManagerService(settings, incarnation=1, clock=now_s, scope=scope)
+        service.start()
+        links: dict[str, Link[PoolManager]] = {"m:1": Link("m:1", service)}
+        told = [("e1", Role.E, "m"), ("e2", Role.E, "m"), ("t1", Role.PD, "m"), ("x1", Role.E, "other")]
+        for number, (name, role, model) in enumerate(told):
+            Member(
+                links, Registration(MemberKind.INSTANCE, name, 1, f"127.0.0.1:{number + 1}", model, role=role), members
+            )
+        router = Member(links, Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:99", "m"), members)
+        metrics = Metrics()
+        gauges.watch(metrics, service)
+        yield service, router, metrics
+
+
+def values(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels.values()): sample.value for sample in samples}
+
+
+def test_a_breach_of_the_image_pool_is_seen_logged_and_advised_on_and_nothing_is_ordered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with cluster() as (service, router, metrics):
+            await asyncio.sleep(60)
+            assert values(metrics, "triptych_pool_attainment") == {("m", "E"): 1.0, ("m", "PD"): 1.0}
+            router.missed = 5
+            await asyncio.sleep(60)
+            assert values(metrics, "triptych_pool_wanted_instances")["m", "E"] == 3
+            assert values(metrics, "triptych_pool_wanted_instances")["m", "PD"] == 1
+            assert values(metrics, "triptych_pool_state")["m", "E", "breach"] == 1
+            assert values(metrics, "triptych_pool_state")["m", "PD", "breach"] == 0
+            record = service.control.records("m", Role.E)[-1]
+            assert (record.outcome, record.decision.why) == (DecisionOutcome.ADVISED, Why.BREACH)
+            assert record.decision.missing == ("profile of the encoder",)
+
+    with caplog.at_level(logging.INFO, logger="services.pool_manager.control"):
+        virtual_time.run(test())
+    assert any("pool m/E: 2 instances, 3 wanted: breach" in one.getMessage() for one in caplog.records)
+
+
+def test_a_model_without_a_router_has_no_report_and_says_so() -> None:
+    async def test() -> None:
+        async with cluster() as (service, _, _):
+            await asyncio.sleep(20)
+            assert service.control.records("other", Role.E)[-1].decision.why is Why.NO_REPORT
+            assert service.control.records("m", Role.E)[-1].decision.why is Why.STEADY
+            assert service.control.records("nobody", Role.E) == ()
+
+    virtual_time.run(test())
+
+
+def test_the_status_of_each_pool_has_its_size_and_decisions() -> None:
+    async def test() -> None:
+        async with cluster() as (service, router, _):
+            router.missed = 5
+            await asyncio.sleep(60)
+            pools = {(pool.model, pool.role): pool.scaling for pool in (await service.status()).pools}
+            assert pools.keys() == {("m", None), ("m", Role.E), ("m", Role.PD), ("other", Role.E)}
+            assert pools["m", None] is None
+            image = pools["m", Role.E]
+            assert image is not None
+            assert (image.name, image.state, image.advisory, image.ready) == ("m/E", PoolState.BREACH, True, 2)
+            assert image.attainment.missed > 0
+            last = image.decisions[-1]
+            assert (last.target, last.outcome, last.reasons[0].why) == (3, DecisionOutcome.ADVISED, Why.BREACH)
+
+    virtual_time.run(test())
+
+
+def test_a_size_by_hand_ends_after_its_time_or_by_hand_and_is_checked() -> None:
+    async def test() -> None:
+        async with cluster() as (service, _, _):
+
+            async def image() -> ScalingStatus:
+                (found,) = [one.scaling for one in (await service.status()).pools if (one.model, one.role) == encoders]
+                assert found is not None
+                return found
+
+            encoders = ("m", Role.E)
+            await asyncio.sleep(2)
+            await service.set_size(ManualSize("m", Role.E, 3, 60.0))
+            await asyncio.sleep(2)
+            assert (await image()).override == Override(3, 58.0)
+            assert (await image()).decisions[-1].reasons[0].why is Why.OVERRIDE
+            await service.set_size(ManualSize("m", Role.E, None))
+            assert (await image()).override is None
+            await service.set_size(ManualSize("m", Role.E, 1, 60.0))
+            await asyncio.sleep(61)
+            assert (await image()).override is None
+            with pytest.raises(NotFound):
+                await service.set_size(ManualSize("m", Role.EPD, 1, 60.0))
+            with pytest.raises(InvalidRequest, match="size is 4, must be from 1 to 3"):
+                await service.set_size(ManualSize("m", Role.E, 4, 60.0))
+            with pytest.raises(InvalidRequest, match="time after which it ends"):
+                await service.set_size(ManualSize("m", Role.E, 2, 0.0))
+
+    virtual_time.run(test())
+
+
+def test_reports_of_an_instance_are_ignored() -> None:
+    async def test() -> None:
+        async with TaskScope("manager") as scope, TaskScope("members") as members:
+            clock = asyncio.get_running_loop().time
+            service = PoolManagerService(PoolManagerSettings(), incarnation=1, clock=clock, scope=scope)
+            service.start()
+            links: dict[str, Link[PoolManager]] = {"m:1": Link("m:1", service)}
+            told = Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:99", "m")
+            liar = Member(links, told, members)
+            liar.told = Registration(MemberKind.INSTANCE, "e1", 1, "127.0.0.1:1", "m", role=Role.E)
+            await asyncio.sleep(30)
+            assert service.control.records("m", Role.E)[-1].decision.why is Why.NO_REPORT
+
+    virtual_time.run(test())
+
+
+# --- carried out ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_grows_when_attainment_falls_and_the_other_stays() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(60)
+        assert site.scaler.sent("scale") == [2]
+        assert set(site.scaler.sent("scale", PD)) == {1}
+        site.router.missed = 5
+        await asyncio.sleep(30)
+        assert site.encoders == 3
+        assert fact(service.control.records("m", Role.E)[-2]) == (Why.BREACH, DecisionOutcome.DONE)
+        assert set(site.scaler.sent("scale", PD)) == {1}
+
+    play(scenario)
+
+
+def test_nothing_is_ordered_before_members_could_register() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(8)
+        assert site.scaler.orders == []
+        assert "may still register" in service.control.status()[E].fault
+        await asyncio.sleep(10)
+        assert service.control.status()[E].fault == ""
+
+    play(scenario)
+
+
+def test_a_pool_that_lost_all_its_members_gets_its_size_again() -> None:
+    async def scenario(site: Site) -> None:
+        site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        site.scaler.sizes[E] = 0  # as if it had forgotten
+        for name in ("e1", "e2"):
+            await site.scaler.end(name, farewell=False)
+        await asyncio.sleep(40)
+        assert site.encoders == 2
+
+    play(scenario)
+
+
+def test_a_size_by_hand_is_carried_out_by_draining_and_ends() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(20)
+        await service.set_size(manual(E, 1, 60.0))
+        await asyncio.sleep(20)
+        assert site.encoders == 1
+        assert site.scaler.sent("remove") == ["e1"]
+        await service.set_size(manual(E, 3, 600.0))
+        await asyncio.sleep(20)
+        assert site.encoders == 3
+        assert service.control.status()[E].override is not None
+        await service.set_size(manual(E, None))
+        assert service.control.status()[E].override is None
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("pool", "size", "for_s", "error"),
+    [
+        (E, 0, 60.0, InvalidRequest),
+        (E, 65, 60.0, InvalidRequest),
+        (E, 2, 0.0, InvalidRequest),
+        (PoolName("nobody", Role.E), 2, 60.0, NotFound),
+    ],
+)
+def test_a_size_by_hand_that_cannot_be_is_refused(
+    pool: PoolName, size: int, for_s: float, error: type[TriptychError]
+) -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(20)
+        with pytest.raises(error):
+            await service.set_size(manual(pool, size, for_s))
+
+    play(scenario)
+
+
+def test_a_pool_that_nobody_has_wanted_begins_with_a_size_by_hand() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        hybrid = PoolName("m", Role.EPD)
+        assert hybrid not in service.control.status()
+        await service.set_size(manual(hybrid, 1, 600.0))
+        await asyncio.sleep(30)
+        assert service.control.status()[hybrid].ready == 1
+
+    play(scenario)
+
+
+def test_without_autoscale_only_sizes_by_hand_are_ordered_and_they_stay_after_their_end() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot(settings=PoolManagerSettings(scaler="127.0.0.1:1"))
+        site.begin()
+        await asyncio.sleep(30)
+        site.router.missed = 5
+        await asyncio.sleep(30)
+        assert site.scaler.orders == []
+        assert fact(service.control.records("m", Role.E)[-1]) == (Why.BREACH, DecisionOutcome.ADVISED)
+        await service.set_size(manual(E, 4, 60.0))
+        await asyncio.sleep(30)
+        assert site.encoders == 4
+        orders = list(site.scaler.orders)
+        await asyncio.sleep(200)
+        assert site.encoders == 4
+        assert site.scaler.orders == orders
+        status = service.control.status()[E]
+        assert (status.wanted, status.override) == (4, None)
+
+    play(scenario)
+
+
+# --- scalers that fail ----------------------------------------------------------------------------------------------------
+
+
+def test_a_scaler_that_hangs_on_one_pool_delays_neither_the_other_nor_the_members() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        site.scaler.hangs.add(E)
+        await asyncio.sleep(20)
+        await service.set_size(manual(PD, 2, 600.0))
+        await asyncio.sleep(20)
+        status = service.control.status()
+        assert (status[PD].ready, status[PD].fault) == (2, "")
+        assert "did not answer within 10 s" in status[E].fault
+        assert len((await service.status()).pools) == 3
+        site.scaler.hangs.clear()
+        await asyncio.sleep(60)
+        assert service.control.status()[E].fault == ""
+
+    play(scenario)
+
+
+def test_a_scaler_that_refuses_is_asked_again_for_the_newest_size_alone() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(20)
+        site.scaler.error = Unavailable("no quota")
+        await service.set_size(manual(E, 3, 600.0))
+        await asyncio.sleep(10)
+        await service.set_size(manual(E, 4, 600.0))
+        await asyncio.sleep(10)
+        assert "no quota" in service.control.status()[E].fault
+        site.scaler.error = None
+        await asyncio.sleep(60)
+        assert site.scaler.sent("scale") == [2, 4]
+        assert (site.encoders, service.control.status()[E].fault) == (4, "")
+
+    play(scenario)
+
+
+def test_three_failed_starts_are_given_up_visibly_until_one_succeeds() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        metrics = Metrics()
+        gauges.watch(metrics, service)
+        await asyncio.sleep(20)
+        site.scaler.broken = True
+        await service.set_size(manual(E, 5, 6000.0))
+        await asyncio.sleep(30)
+        status = service.control.status()[E]
+        assert status.state is PoolState.FROZEN
+        assert "no model" in status.fault
+        assert values(metrics, "triptych_pool_start_failures_total")["m", "E"] >= 3
+        assert site.encoders == 2
+        site.scaler.broken = False
+        site.scaler.failed.clear()
+        await service.set_size(manual(E, 3, 6000.0))
+        await asyncio.sleep(30)
+        status = service.control.status()[E]
+        assert (status.ready, status.fault) == (3, "")
+
+    play(scenario)
+
+
+# --- several managers, a restart, and the store -----------------------------------------------------------------------------
+
+
+def test_after_a_restart_with_an_empty_store_the_size_is_what_is_there() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(20)
+        await service.set_size(manual(E, 4, 60.0))
+        await asyncio.sleep(20)
+        await site.kill()
+        await asyncio.sleep(5)
+        service = site.boot()
+        await asyncio.sleep(30)
+        assert site.encoders == 4
+        assert service.control.status()[E].wanted == 4
+        assert site.scaler.sent("scale")[-1] == 4
+
+    play(scenario)
+
+
+def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_sizes_and_reasons() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = site.boot("m:1"), site.boot("m:2")
+        site.begin()
+        await asyncio.sleep(30)
+        assert [first.control.leads, second.control.leads] == [True, False]
+        assert second.control.status()[E].fault == "another manager leads"
+        with pytest.raises(Unavailable, match="another manager leads"):
+            await second.set_size(manual(E, 3, 60.0))
+        await first.set_size(manual(E, 4, 300.0))
+        await asyncio.sleep(30)
+        assert second.control.status()[E].wanted == 4
+        token = site.scaler.token
+        await site.kill("m:1")
+        await asyncio.sleep(30)
+        assert second.control.leads
+        assert site.scaler.token > token
+        status = second.control.status()[E]
+        assert (status.wanted, status.ready, status.fault) == (4, 4, "")
+        assert status.override is not None
+        assert 200 <= status.override.left_s <= 300 - 30
+        reasons = [fact(one) for one in second.control.records("m", Role.E)]
+        assert (Why.OVERRIDE, DecisionOutcome.DONE) in reasons
+        numbers = [one.number for one in second.control.records("m", Role.E)]
+        assert numbers == sorted(set(numbers))
+        await second.set_size(manual(E, 2, 300.0))
+        await asyncio.sleep(60)
+        assert site.encoders == 2
+
+    play(scenario, shared=True)
+
+
+def test_a_leader_that_lost_the_store_stops_ordering_before_the_other_begins_and_serving_goes_on() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = site.boot("m:1"), site.boot("m:2")
+        site.begin()
+        await asyncio.sleep(30)
+        site.stores["m:1"].cut = True
+        both = 0
+        for _ in range(300):
+            both += first.control.leads and second.control.leads
+            await asyncio.sleep(0.1)
+        assert both == 0
+        assert (first.control.leads, second.control.leads) == (False, True)
+        assert "the store was cut off" in first.control.status()[E].fault
+        assert len((await first.status()).pools) == 3
+        site.stores["m:1"].cut = False
+        await asyncio.sleep(20)
+        assert first.control.status()[E].fault == "another manager leads"
+
+    play(scenario, shared=True)
+
+
+def test_without_the_store_scaling_stops_and_says_so_and_goes_on_by_itself() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        metrics = Metrics()
+        gauges.watch(metrics, service)
+        await asyncio.sleep(30)
+        site.stores["m:1"].cut = True
+        site.router.missed = 5
+        await asyncio.sleep(60)
+        growths = [size for at_s, _, pool, size, _ in site.scaler.orders if pool == E and at_s > 30 + 10]
+        assert growths == []
+        assert service.control.status()[E].state is PoolState.FROZEN
+        assert values(metrics, "triptych_pool_store_up") == {(): 0.0}
+        assert values(metrics, "triptych_pool_manager_leads") == {(): 0.0}
+        site.stores["m:1"].cut = False
+        await asyncio.sleep(60)
+        assert site.encoders >= 3
+        assert values(metrics, "triptych_pool_manager_leads") == {(): 1.0}
+
+    play(scenario, shared=True)
+
+
+def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
+    """Its order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
+
+    async def scenario(site: Site) -> None:
+        first, second = site.boot("m:1"), site.boot("m:2")
+        site.begin()
+        await asyncio.sleep(30)
+        site.scaler.hangs.add(E)
+        await first.set_size(manual(E, 5, 600.0))
+        await asyncio.sleep(1)
+        site.stores["m:1"].cut = True
+        await asyncio.sleep(20)
+        site.scaler.hangs.clear()
+        await asyncio.sleep(60)
+        assert second.control.leads
+        tokens = [token for _, _, _, _, token in site.scaler.orders]
+        assert tokens == sorted(tokens)
+        last = second.control.status()[E]
+        assert site.encoders == last.wanted == 5
+
+    play(scenario, shared=True)
