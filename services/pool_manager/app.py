@@ -8,7 +8,7 @@ from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import ScalerStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import machine_name, new_epoch
-from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.process import CannotStart, known_profiles, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -48,6 +48,7 @@ async def app(
             store=store,
             scaler=scaler,
             owner=owner,
+            profiles=known_profiles(settings.profiles),
         )
         watch(telemetry.metrics, service)
         service.start()

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from prometheus_client.core import Metric
 
@@ -13,7 +12,6 @@ from triptych.domain.decision import (
     DecisionRecord,
     InstancePhase,
     KeptPool,
-    PoolFacts,
     PoolInstance,
     PoolState,
     ScalingStatus,
@@ -21,9 +19,9 @@ from triptych.domain.decision import (
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName, ScaledPool
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import Role
 from triptych.domain.store import Fence
-from triptych.domain.windows import ClassWindow, WindowReport
+from triptych.domain.windows import WindowReport
 from triptych.errors import (
     Deposed,
     InvalidRequest,
@@ -152,7 +150,7 @@ class Control:
         drain: Callable[[str, str], None],
         clock: Clock,
         scope: TaskScope,
-        facts_of: Callable[[PoolName], Facts] | None = None,
+        facts_of: Callable[[PoolName], Facts],
     ) -> None:
         """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool."""
         self._limits = limits
@@ -166,7 +164,7 @@ class Control:
         self._drain = drain
         self._clock = clock
         self._scope = scope
-        self._facts_of = facts_of or _unknown_facts
+        self._facts_of = facts_of
         self._leadership = Leadership(store, lease=_LEASE, owner=owner, times=lease, clock=clock)
         self._keeper = Keeper(store, clock)
         self._taken: Fence | None = None
@@ -469,16 +467,6 @@ class Control:
             },
             (*labels, "cause"),
         )
-
-
-def _unknown_facts(pool: PoolName) -> Facts:
-    encodes = pool.role.serves(Stage.ENCODE)
-    return partial(_unknown, "profile of the encoder" if encodes else "profile of the language model")
-
-
-def _unknown(what: str, classes: Mapping[str, ClassWindow]) -> PoolFacts:
-    del classes
-    return PoolFacts(missing=(what,))
 
 
 def _exists(pool: ScaledPool) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -21,6 +21,7 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.scaling import PoolName
+from triptych.domain.slo import Slo
 from triptych.domain.windows import WindowReport
 from triptych.errors import InvalidRequest, NotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.pool_manager.member_events import (
@@ -37,14 +38,15 @@ from triptych.machine.pool_manager.member_events import (
     Tick,
 )
 from triptych.machine.pool_manager.members import MembersMachine
-from triptych.machine.pool_manager.pools import Facts
 from triptych.policy.addresses import why_not_called
 from triptych.ports import Clock, Scaler, Store
+from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.scaling.none import NoScaler
 from triptych.store.memory import MemoryStore
 
+from .capacity import Capacities
 from .control import MAX_POOL_SIZE, Control
 from .settings import PoolManagerSettings
 
@@ -102,11 +104,11 @@ class PoolManagerService:
         store: Store | None = None,
         scaler: Scaler | None = None,
         owner: str = "",
-        facts_of: Callable[[PoolName], Facts] | None = None,
+        profiles: KnownProfiles | None = None,
     ) -> None:
         """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
 
-        ``owner`` names this process among those that share the store. ``facts_of`` gives what profiles say of a pool.
+        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts.
         """
         self._settings = settings
         self._clock = clock
@@ -114,6 +116,7 @@ class PoolManagerService:
         self._began_s = clock()
         self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
+        self._capacities = Capacities(profiles or KnownProfiles())
         self.control = Control(
             settings.control,
             scaling=settings.scaling,
@@ -127,7 +130,7 @@ class PoolManagerService:
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
             clock=clock,
             scope=scope,
-            facts_of=facts_of,
+            facts_of=self._capacities.facts,
         )
         """Of the size of pools."""
         self._sessions: dict[int, _Session] = {}
@@ -275,6 +278,10 @@ class PoolManagerService:
                 reason = why_not_called(report.address, beyond_loopback=self._settings.reaches_network)
                 if reason is not None:
                     raise InvalidRequest(f"the member's address is refused: {reason}", param="address")
+                try:
+                    Slo.parse(report.slo)
+                except ValueError as error:
+                    raise InvalidRequest(str(error), param="slo") from None
                 self._feed(Registered(number, report))
             case Heartbeat():
                 self._feed(HeartbeatReceived(number, report))
@@ -291,7 +298,9 @@ class PoolManagerService:
             self._feed(Tick())
             if self._clock() - decided_s >= _DECIDE_S:
                 decided_s = self._clock()
-                self.control.tick(self._machine.pools(decided_s))
+                pools = self._machine.pools(decided_s)
+                self._capacities.seen(pools)
+                self.control.tick(pools)
 
     def _feed(self, event: MemberEvent) -> None:
         for effect in self._machine.handle(event, self._clock()):

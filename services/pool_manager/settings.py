@@ -1,5 +1,6 @@
 """Settings of a pool manager."""
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -33,6 +34,9 @@ class PoolManagerSettings(RpcServiceSettings):
     """Number of members, and when silence counts."""
     max_watchers: int = Field(default=1024, ge=1)
     """Most routers and gateways that watch; one more is refused."""
+    profiles: Path | None = None
+    """Profiles of the models' parts: a directory as ``triptych profile`` writes it, or one file. Each of several managers
+    needs them."""
     register_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Time for a member's registration, from the opening of its stream."""
     min_report_interval_s: float = Field(default=0.02, ge=0, le=1)

@@ -5,7 +5,7 @@ The paper takes MC from the profile as a constant. It depends on the mix, so her
 the model knows no overheads outside the engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil, inf, log
@@ -25,6 +25,8 @@ class ItemClass:
     pixels: int = 0
     """0, with ``nbytes`` 0, if its preparation costs nothing."""
     share: float = 1.0
+    slo_s: float | None = None
+    """Objective of this kind; None for the one of all kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class RequestClass:
     cached_tokens: int = 0
     """Part of the prompt that is found in the prefix cache."""
     share: float = 1.0
+    ttft_slo_s: float | None = None
+    """Objective of this kind; None for the one of all kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def encode_capacity(
     prepare_cores: int = 1,
     load: Load = Load(),  # frozen
 ) -> Capacity:
-    """The highest load of an encoder at which its items are prepared and encoded within ``slo_s``.
+    """The highest load of an encoder at which its items are prepared and encoded within their objectives, or ``slo_s``.
 
     An item waits for one of ``prepare_cores`` and is prepared; then it waits for a pass and is encoded in a batch of
     equal items, of the best power of two up to ``max_items``. Raises ValueError for an empty mix.
@@ -93,8 +97,9 @@ def encode_capacity(
     found = _modelled_encode(costs, mix, slo_s, max_items, prepare_cores, load)
     levels = costs.load_levels(Stage.ENCODE, max_items)
     if levels:
-        alone = _modelled_encode(costs, [ItemClass(levels[0].tokens)], slo_s, max_items, 1, load)
-        found = _lowered(found, alone, costs.measured_load(Stage.ENCODE, slo_s, max_items))
+        level_slo_s = _nearest(levels[0].tokens, {one.tokens: one.slo_s for one in mix}, slo_s)
+        alone = _modelled_encode(costs, [ItemClass(levels[0].tokens)], level_slo_s, max_items, 1, load)
+        found = _lowered(found, alone, costs.measured_load(Stage.ENCODE, level_slo_s, max_items))
     return found
 
 
@@ -107,20 +112,28 @@ def text_capacity(
     limits: TextLimits,
     load: Load = Load(),  # frozen
 ) -> Capacity:
-    """The highest load of a text instance at which first tokens come within ``ttft_slo_s`` of a request's arrival there, and
-    tokens follow at a mean distance within ``tbt_slo_s``.
+    """The highest load of a text instance at which first tokens come within their objectives, or ``ttft_slo_s``, of a
+    request's arrival there, and tokens follow at a mean distance within ``tbt_slo_s``.
 
     A prompt is prefilled in chunks of the token budget, each in one step with a decode of all running sequences. As many
     sequences run as arrive while one is answered (Little's law). Raises ValueError for an empty mix.
     """
     found = _modelled_text(costs, mix, ttft_slo_s, tbt_slo_s, limits, load)
-    for stage, slo_s in ((Stage.PREFILL, ttft_slo_s), (Stage.DECODE, tbt_slo_s)):
+    for stage in (Stage.PREFILL, Stage.DECODE):
         levels = costs.load_levels(stage, limits.max_sequences)
         if levels:
+            level_slo_s = _nearest(levels[0].tokens, {one.prompt_tokens: one.ttft_slo_s for one in mix}, ttft_slo_s)
             alone = [RequestClass(levels[0].tokens, levels[0].output_tokens)]
-            modelled = _modelled_text(costs, alone, ttft_slo_s, tbt_slo_s, limits, load)
+            modelled = _modelled_text(costs, alone, level_slo_s, tbt_slo_s, limits, load)
+            slo_s = level_slo_s if stage is Stage.PREFILL else tbt_slo_s
             found = _lowered(found, modelled, costs.measured_load(stage, slo_s, limits.max_sequences))
     return found
+
+
+def _nearest(tokens: int, slos_s: Mapping[int, float | None], otherwise_s: float) -> float:
+    """The objective of the kind whose size is nearest to the one that was measured under load."""
+    slo_s = slos_s[min(slos_s, key=lambda size: abs(log(max(1, size) / tokens)))]
+    return otherwise_s if slo_s is None else slo_s
 
 
 def _lowered(found: Capacity, modelled: Capacity, measured: Estimate) -> Capacity:
@@ -150,15 +163,17 @@ def _modelled_encode(
         encoded = [costs.encode_s(one.tokens, items) for one in mix]
         encode_s = [one.value for one in encoded]
         encoding = _Queue(shares, encode_s, load, customers=items)
-        service_s = _quantile(shares, [sum(both) for both in zip(prepare_s, encode_s, strict=True)], load.quantile)
+        services_s = [sum(both) for both in zip(prepare_s, encode_s, strict=True)]
+        late_s = _late_s(shares, services_s, [one.slo_s for one in mix], slo_s, load)
 
-        def latency_s(per_s: float, encoding: _Queue = encoding, service_s: float = service_s) -> float:
-            return service_s + preparing.wait_s(per_s) + encoding.wait_s(per_s)
+        def wait_s(per_s: float, encoding: _Queue = encoding) -> float:
+            return preparing.wait_s(per_s) + encoding.wait_s(per_s)
 
-        per_s = _highest(latency_s, slo_s, min(preparing.peak_per_s, encoding.peak_per_s))
+        per_s = _highest(wait_s, -late_s, min(preparing.peak_per_s, encoding.peak_per_s))
         if best is None or per_s > best.per_s:
             warnings = costs.warnings.union(*(one.warnings for one in (*prepared, *encoded)))
-            best = Capacity(per_s, tokens * per_s, items, latency_s(per_s), warnings=warnings)
+            latency_s = _quantile(shares, services_s, load.quantile) + wait_s(per_s)
+            best = Capacity(per_s, tokens * per_s, items, latency_s, warnings=warnings)
         items *= 2
     if best is None:
         raise ValueError(f"max_items is {max_items}, must be at least 1")
@@ -170,11 +185,11 @@ def _modelled_text(
 ) -> Capacity:
     model = _TextModel(costs, mix, limits, load)
 
-    def latency_s(per_s: float) -> float:
+    def late_s(per_s: float) -> float:
         batch = model.running(per_s)
-        return inf if batch is None or model.gap_s(per_s, batch) > tbt_slo_s else model.ttft_s(per_s, batch)
+        return inf if batch is None or model.gap_s(per_s, batch) > tbt_slo_s else model.late_s(per_s, batch, ttft_slo_s)
 
-    per_s = _highest(latency_s, ttft_slo_s, model.peak_per_s)
+    per_s = _highest(late_s, 0.0, model.peak_per_s)
     batch = model.running(per_s) or 0.0
     return Capacity(
         per_s,
@@ -192,6 +207,7 @@ class _TextModel:
     def __init__(self, costs: Costs, mix: Sequence[RequestClass], limits: TextLimits, load: Load) -> None:
         self._load = load
         self._shares = _shares([one.share for one in mix])
+        self._slos_s = [one.ttft_slo_s for one in mix]
         new = [max(1, one.prompt_tokens - one.cached_tokens) for one in mix]
         prefills = [
             costs.prefill_s(tokens, min(one.cached_tokens, one.prompt_tokens))
@@ -246,12 +262,20 @@ class _TextModel:
 
     def ttft_s(self, per_s: float, batch: float) -> float:
         """The quantile of the time to the first token."""
+        services_s = self._services_s(batch)
+        return _quantile(self._shares, services_s, self._load.quantile) + self._wait_s(per_s, services_s)
+
+    def late_s(self, per_s: float, batch: float, slo_s: float) -> float:
+        """The quantile of the time by which first tokens come after their objectives; negative if they come earlier."""
+        services_s = self._services_s(batch)
+        return _late_s(self._shares, services_s, self._slos_s, slo_s, self._load) + self._wait_s(per_s, services_s)
+
+    def _services_s(self, batch: float) -> list[float]:
         beside_s = self._step_s(batch) * min(1.0, batch) if self._decoded else 0.0
-        services_s = [
-            seconds + chunks * beside_s for seconds, chunks in zip(self._prefill_s, self._chunks, strict=True)
-        ]
-        queue = _Queue(self._shares, services_s, self._load)
-        return _quantile(self._shares, services_s, self._load.quantile) + queue.wait_s(per_s)
+        return [seconds + chunks * beside_s for seconds, chunks in zip(self._prefill_s, self._chunks, strict=True)]
+
+    def _wait_s(self, per_s: float, services_s: Sequence[float]) -> float:
+        return _Queue(self._shares, services_s, self._load).wait_s(per_s)
 
 
 class _Queue:
@@ -309,6 +333,19 @@ def _shares(weights: Sequence[float]) -> list[float]:
 
 def _mean(shares: Sequence[float], values: Sequence[float]) -> float:
     return sum(share * value for share, value in zip(shares, values, strict=True))
+
+
+def _late_s(
+    shares: Sequence[float],
+    services_s: Sequence[float],
+    slos_s: Sequence[float | None],
+    slo_s: float,
+    load: Load,
+) -> float:
+    """The quantile of the time by which services alone exceed their objectives; negative if there is time to wait."""
+    limits_s = [slo_s if own_s is None else own_s for own_s in slos_s]
+    late_s = [service_s - limit_s for service_s, limit_s in zip(services_s, limits_s, strict=True)]
+    return _quantile(shares, late_s, load.quantile)
 
 
 def _quantile(shares: Sequence[float], values: Sequence[float], quantile: float) -> float:

@@ -4,8 +4,9 @@ What is missing is named, never guessed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
@@ -44,13 +45,13 @@ def encoder_facts(
         return PoolFacts(missing=(_NO_ENCODER,))
     if not mix:
         return PoolFacts(missing=("items in the last reports",))
-    with_items = {name: one for name, one in classes.items() if one.items}
-    share = _share_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
-    if isinstance(share, str):
-        return PoolFacts(missing=(share,))
-    limit_s, alone_s = share
-    capacity = encode_capacity(costs, mix, limit_s, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
-    return _facts(capacity.tokens_per_s, limit_s, alone_s, [one.value for one in capacity.warnings])
+    with_items = {name: one for name, one in sorted(classes.items()) if one.items}
+    shares = _shares_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
+    if isinstance(shares, str):
+        return PoolFacts(missing=(shares,))
+    limited = [replace(one, slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(with_items, mix, strict=True)]
+    capacity = encode_capacity(costs, limited, inf, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
+    return _facts(capacity.tokens_per_s, _wait_s(shares, with_items), [one.value for one in capacity.warnings])
 
 
 def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits) -> PoolFacts:
@@ -60,14 +61,15 @@ def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow],
         return PoolFacts(missing=(_NO_TEXT,))
     if not mix:
         return PoolFacts(missing=("finished requests in the last reports",))
-    share = _share_s(profiles, slo, classes, (ChargedStage.PREFILL,))
-    if isinstance(share, str):
-        return PoolFacts(missing=(share,))
-    limit_s, alone_s = share
+    arrived = {name: one for name, one in sorted(classes.items()) if one.arrivals}
+    shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,))
+    if isinstance(shares, str):
+        return PoolFacts(missing=(shares,))
+    limited = [replace(one, ttft_slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(arrived, mix, strict=True)]
     context = max(one.prompt_tokens for one in mix)
-    tbt_s = min((_tbt_s(slo, name, costs, context) for name in classes), default=inf)
-    capacity = text_capacity(costs, mix, ttft_slo_s=limit_s, tbt_slo_s=tbt_s, limits=limits)
-    return _facts(capacity.tokens_per_s, limit_s, alone_s, [one.value for one in capacity.warnings])
+    tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
+    capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits)
+    return _facts(capacity.tokens_per_s, _wait_s(shares, arrived), [one.value for one in capacity.warnings])
 
 
 def hybrid_facts(
@@ -89,13 +91,12 @@ def hybrid_facts(
         return texts
     items = encoder_facts(profiles, slo, classes, limits=encoder)
     missing = tuple(dict.fromkeys(items.missing + texts.missing))
-    share = _share_s(profiles, slo, classes, (ChargedStage.ENCODE, ChargedStage.PREFILL))
-    if isinstance(share, str) or items.capacity_per_s is None or texts.capacity_per_s is None:
+    shares = _shares_s(profiles, slo, classes, (ChargedStage.ENCODE, ChargedStage.PREFILL))
+    if isinstance(shares, str) or items.capacity_per_s is None or texts.capacity_per_s is None:
         return PoolFacts(missing=missing)
     ratio = encode_tokens(classes) / max(1.0, prompt_tokens(classes))
-    limit_s, alone_s = share
     per_s = 1 / (1 / texts.capacity_per_s + ratio / items.capacity_per_s)
-    return PoolFacts(per_s, max(0.0, limit_s - alone_s), missing)
+    return PoolFacts(per_s, _wait_s(shares, classes), missing)
 
 
 def isolated(profiles: Profiles, one: ClassWindow) -> Isolated | None:
@@ -109,24 +110,33 @@ def isolated(profiles: Profiles, one: ClassWindow) -> Isolated | None:
     return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, one.prompt_tokens).value)
 
 
-def _facts(per_s: float, limit_s: float, alone_s: float, warnings: Sequence[str]) -> PoolFacts:
+def _facts(per_s: float, wait_s: float, warnings: Sequence[str]) -> PoolFacts:
     missing = tuple(f"exact costs: {one}" for one in sorted(warnings))
     if per_s <= 0:
         return PoolFacts(missing=(*missing, "a size within the objectives: even an idle replica misses them"))
-    return PoolFacts(per_s, max(0.0, limit_s - alone_s), missing)
+    return PoolFacts(per_s, wait_s, missing)
 
 
-def _share_s(
+class _Share(NamedTuple):
+    """Of some stages of a class."""
+
+    limit_s: float
+    """Their part of the TTFT objective."""
+    alone_s: float
+    """Their isolated latency."""
+
+
+_FREE = _Share(inf, 0.0)
+
+
+def _shares_s(
     profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], stages: Sequence[ChargedStage]
-) -> tuple[float, float] | str:
-    """The stages' part of the TTFT objective that leaves the least for waiting, and their isolated latency, over the
-    classes; or what is missing.
-    """
-    arrivals = sum(one.arrivals for one in classes.values())
-    found: list[tuple[float, float]] = []
-    for name, one in sorted(classes.items()):
+) -> dict[str, _Share] | str:
+    """The stages' share in each class with a TTFT objective; or what is missing."""
+    found: dict[str, _Share] = {}
+    for name, one in classes.items():
         objective = slo.objective(name, Metric.TTFT)
-        if objective is None or not one.arrivals or one.arrivals < _RARE * arrivals:
+        if objective is None or not one.arrivals:
             continue
         alone: dict[ChargedStage, float] = {}
         if (encode_s := _encode_s(profiles.encoder, one)) is not None:
@@ -140,8 +150,15 @@ def _share_s(
         alone_s, whole_s = sum(alone[stage] for stage in stages), sum(alone[stage] for stage in divided)
         if whole_s > 0:
             limit_s = objective.value * (whole_s if objective.relative else 1.0)
-            found.append((limit_s * alone_s / whole_s, alone_s))
-    return min(found, key=lambda one: one[0] - one[1], default="an objective for TTFT")
+            found[name] = _Share(limit_s * alone_s / whole_s, alone_s)
+    return found or "an objective for TTFT"
+
+
+def _wait_s(shares: Mapping[str, _Share], classes: Mapping[str, ClassWindow]) -> float:
+    """The longest wait within the objectives of all classes but rare ones."""
+    arrivals = sum(one.arrivals for one in classes.values())
+    common = [share for name, share in shares.items() if classes[name].arrivals >= _RARE * arrivals]
+    return max(0.0, min((share.limit_s - share.alone_s for share in common), default=inf))
 
 
 def _encode_s(costs: Costs | None, one: ClassWindow) -> float | None:

@@ -13,12 +13,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 import uvloop
 
+from triptych.domain.profile import BadProfile
 from triptych.errors import TriptychError
 from triptych.runtime import logs
+from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.settings import ServiceSettings, SettingsT, load_or_exit
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -38,6 +41,14 @@ def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
         return TlsIdentity.load(*settings.tls_files)
     except ValueError as error:
         raise CannotStart(str(error)) from None
+
+
+def known_profiles(path: Path | None) -> KnownProfiles:
+    """The profiles of setting ``profiles``. Raises CannotStart."""
+    try:
+        return KnownProfiles.read(path)
+    except BadProfile as error:
+        raise CannotStart(f"--profiles: {error}") from None
 
 
 class App(Protocol):

@@ -1,12 +1,16 @@
 """Profiles as files: one JSON file each, in a directory."""
 
 import os
+from collections.abc import Hashable, Iterable
 from pathlib import Path
+from typing import Self
 
-from triptych.domain.profile import MAX_PROFILE_BYTES, BadProfile, Profile, dump_profile, parse_profile
+from triptych.domain.profile import MAX_PROFILE_BYTES, BadProfile, Profile, ProfileIdentity, dump_profile, parse_profile
+from triptych.policy.costs import Costs, costs_for
 
 MAX_PROFILES = 1024
 """Most files that are read from one directory."""
+_MAX_CHOSEN = 256
 
 
 def read_profile(path: Path) -> Profile:
@@ -42,3 +46,34 @@ def read_profiles(path: Path) -> tuple[list[Profile], list[str]]:
         except BadProfile as error:
             faults.append(str(error))
     return profiles, faults
+
+
+class KnownProfiles:
+    """Profiles that were read once, and which of them fits what runs (``policy.costs.costs_for``)."""
+
+    def __init__(self, profiles: Iterable[Profile] = ()) -> None:
+        self._profiles = tuple(profiles)
+        self._chosen: dict[Hashable, Costs | None] = {}
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """Those of a directory or file; none without a path. Raises BadProfile if a file is not a valid profile."""
+        profiles, faults = ([], []) if path is None else read_profiles(path)
+        if faults:
+            raise BadProfile(faults[0])
+        return cls(profiles)
+
+    def __bool__(self) -> bool:
+        return bool(self._profiles)
+
+    def costs(self, wanted: ProfileIdentity) -> Costs | None:
+        """Of the profile that fits best; None if there is none of this part, dtype and tensor-parallel degree."""
+        key = (
+            (wanted.part, wanted.digest, wanted.stages, wanted.dtype, wanted.tensor_parallel),
+            (wanted.hardware, wanted.software, *sorted(wanted.options.items())),
+        )
+        if key not in self._chosen:
+            if len(self._chosen) >= _MAX_CHOSEN:
+                self._chosen.clear()
+            self._chosen[key] = costs_for(self._profiles, wanted)
+        return self._chosen[key]

@@ -1,0 +1,152 @@
+"""What profiles say of each pool: the load that one instance bears, how long a queue may be, and how long a start takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TypeVar
+
+from triptych.domain.decision import PoolFacts
+from triptych.domain.instance import ServedPart
+from triptych.domain.pool import MemberStatus, PoolStatus, Registration
+from triptych.domain.scaling import PoolName
+from triptych.domain.slo import Slo
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.windows import ClassWindow
+from triptych.machine.pool_manager.pools import Facts
+from triptych.policy.capacity import TextLimits
+from triptych.policy.costs import Costs
+from triptych.policy.pool_facts import EncoderLimits, Profiles, encoder_facts, hybrid_facts, text_facts
+from triptych.runtime.profiles import KnownProfiles
+
+T = TypeVar("T")
+K = TypeVar("K")
+_MAX_POOLS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What instances of one kind run."""
+
+    encoder: ServedPart | None = None
+    decoder: ServedPart | None = None
+    kv_tokens: int = 0
+
+    @classmethod
+    def of(cls, told: Registration) -> "_Kind":
+        parts = {part.identity.part: part for part in told.parts}
+        return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), told.kv_tokens)
+
+
+class Capacities:
+    """Facts about the pools, from the profiles that fit what their instances say they run.
+
+    A pool without instances has the facts of its last ones, so that it can grow again.
+    """
+
+    def __init__(self, profiles: KnownProfiles) -> None:
+        self._profiles = profiles
+        self._kinds: dict[PoolName, tuple[_Kind, bool]] = {}
+        """The commonest kind of each pool's instances, and whether it is the only one."""
+        self._objectives: dict[str, tuple[tuple[str, ...], bool]] = {}
+        """The commonest objectives of each model's routers, and whether they are the only ones."""
+
+    def seen(self, pools: Sequence[PoolStatus]) -> None:
+        """The members now."""
+        for pool in pools:
+            if not pool.members:
+                continue
+            if pool.role is None:
+                self._objectives[pool.model] = _commonest([one.registration.slo for one in pool.members])
+            else:
+                self._kinds[PoolName(pool.model, pool.role)] = _commonest(_kinds(pool.members))
+        _forget_oldest(self._kinds)
+        _forget_oldest(self._objectives)
+
+    def facts(self, name: PoolName) -> Facts:
+        """What is known of a pool, given the mix of a window. Missing facts are named, also why they are."""
+        return partial(self._facts, name)
+
+    def _facts(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> PoolFacts:
+        kind, alike = self._kinds.get(name, (_Kind(), True))
+        encodes, prefills = name.role.serves(Stage.ENCODE), name.role.serves(Stage.PREFILL)
+        encoder = kind.encoder if encodes else self._other(name.model, ModelPart.ENCODER)
+        decoder = kind.decoder if prefills else self._other(name.model, ModelPart.DECODER)
+        profiles = Profiles(self._costs(encoder), self._costs(decoder))
+        slo, agreed = self._objectives.get(name.model, ((), True))
+        try:
+            found = _known(name.role, profiles, _parsed(slo), classes, kind)
+        except ValueError as error:  # a profile without the tables that this mix needs
+            found = PoolFacts(missing=(str(error),))
+        missing = found.missing
+        if self._profiles and ((encodes and encoder is None) or (prefills and decoder is None)):
+            missing += ("parts of the model: the instances do not say which they run",)
+        if not alike:
+            missing += ("capacities of other instances of the pool: all count like the commonest",)
+        if not agreed:
+            missing += ("objectives of some routers: all count like the commonest",)
+        return replace(found, missing=missing, start_s=_start_s(name.role, profiles))
+
+    def _other(self, model: str, part: ModelPart) -> ServedPart | None:
+        """The part as another pool of the model runs it: an objective is divided between both parts."""
+        for name, (kind, _) in self._kinds.items():
+            found = kind.encoder if part is ModelPart.ENCODER else kind.decoder
+            if name.model == model and found is not None:
+                return found
+        return None
+
+    def _costs(self, part: ServedPart | None) -> Costs | None:
+        return None if part is None else self._profiles.costs(part.identity)
+
+
+def _known(role: Role, profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], kind: _Kind) -> PoolFacts:
+    """Raises ValueError for a profile without the tables that the mix needs."""
+    encoder, text = EncoderLimits(1), TextLimits(1, 1)
+    if kind.encoder is not None:
+        encoder = EncoderLimits(max(1, kind.encoder.max_batch), max(1, kind.encoder.prepare_cores))
+    if kind.decoder is not None:
+        sequences, tokens = max(1, kind.decoder.max_batch), max(1, kind.decoder.token_budget)
+        text = TextLimits(sequences, tokens, kind.kv_tokens or None)
+    if role is Role.E:
+        return encoder_facts(profiles, slo, classes, limits=encoder)
+    if role.serves(Stage.ENCODE):
+        return hybrid_facts(profiles, slo, classes, encoder=encoder, text=text)
+    return text_facts(profiles, slo, classes, limits=text)
+
+
+def _start_s(role: Role, profiles: Profiles) -> float | None:
+    """From the start of a process until it serves: with a second part, that part's weights are loaded as well."""
+    encoder, text = profiles.encoder, profiles.text
+    if role is Role.E:
+        seconds = 0.0 if encoder is None else encoder.start_s().value
+    else:
+        seconds = 0.0 if text is None else text.start_s().value
+        if seconds and role.serves(Stage.ENCODE) and encoder is not None:
+            seconds += encoder.profile.measured.load_s
+    return seconds or None
+
+
+def _kinds(members: Sequence[MemberStatus]) -> list[_Kind]:
+    return [_Kind.of(one.registration) for one in members]
+
+
+def _commonest(values: Sequence[T]) -> tuple[T, bool]:
+    """The value that is there most often, and whether it is the only one."""
+    counted: list[tuple[T, int]] = []
+    for value in values:
+        for index, (one, count) in enumerate(counted):
+            if one == value:
+                counted[index] = one, count + 1
+                break
+        else:
+            counted.append((value, 1))
+    return max(counted, key=lambda one: one[1])[0], len(counted) == 1
+
+
+def _forget_oldest(known: dict[K, T]) -> None:
+    while len(known) > _MAX_POOLS:
+        del known[next(iter(known))]
+
+
+@lru_cache(maxsize=256)
+def _parsed(slo: tuple[str, ...]) -> Slo:
+    return Slo.parse(slo)

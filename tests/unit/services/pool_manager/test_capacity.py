@@ -1,0 +1,227 @@
+"""What the manager knows of its pools from profiles, what instances say they run, and routers' objectives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.pool_manager.capacity import Capacities
+from tests.unit.policy.profiles import DECODER, DECODER_IDENTITY, ENCODER, ENCODER_IDENTITY
+from triptych.domain.decision import (
+    Bounds,
+    Decision,
+    InstancePhase,
+    PoolFacts,
+    PoolInstance,
+    PoolLoad,
+    PoolView,
+    Why,
+)
+from triptych.domain.instance import InstanceLoad, ServedPart
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import Condition, MemberStatus, PoolStatus, Registration
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import Role
+from triptych.domain.windows import ClassWindow
+from triptych.policy.scaling import ScalingLimits, decide, encode_tokens, prompt_tokens
+from triptych.runtime.profiles import KnownProfiles
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
+
+E, PD, EPD = (PoolName("m", role) for role in (Role.E, Role.PD, Role.EPD))
+ENCODER_PART = ServedPart(ENCODER_IDENTITY, 8, prepare_cores=4)
+DECODER_PART = ServedPart(DECODER_IDENTITY, 16, token_budget=512)
+IMAGES = ClassWindow(
+    arrivals=100,
+    items=200,
+    media_tokens=40_000,
+    media_bytes=20_000_000,
+    pixels=40_000_000,
+    prompt_tokens=50_000,
+    output_tokens=2_000,
+    done=100,
+)
+MIX = {"image-1024": IMAGES, "text": ClassWindow(arrivals=50, prompt_tokens=5_000, output_tokens=1_000, done=50)}
+
+
+def member(name: str, role: Role | None, *parts: ServedPart, slo: Sequence[str] = (), model: str = "m") -> MemberStatus:
+    kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
+    told = Registration(kind, name, 1, f"{name}:1", model, role=role, parts=parts, slo=tuple(slo))
+    return MemberStatus(told, Condition.ACTIVE, suspected=False, load=InstanceLoad({}), since_s=1.0, heard_s=0.0)
+
+
+def pool(*members: MemberStatus) -> PoolStatus:
+    return PoolStatus(members[0].registration.model, members[0].registration.role, members)
+
+
+ROUTERS = pool(member("r", None, slo=("ttft=5x", "tbt=5x")))
+ENCODERS, TEXTS = pool(member("e", Role.E, ENCODER_PART)), pool(member("t", Role.PD, DECODER_PART))
+HYBRIDS = pool(member("h", Role.EPD, ENCODER_PART, DECODER_PART))
+
+
+def capacities(*pools: PoolStatus, profiles: Sequence[object] = (ENCODER, DECODER)) -> Capacities:
+    made = Capacities(KnownProfiles(profiles))  # type: ignore[arg-type]
+    made.seen(pools)
+    return made
+
+
+@pytest.mark.parametrize(("name", "pools"), [(E, (ENCODERS,)), (PD, (TEXTS,)), (EPD, (HYBRIDS,))])
+def test_every_kind_of_pool_has_a_capacity_from_the_profiles_of_its_parts(
+    name: PoolName, pools: tuple[PoolStatus, ...]
+) -> None:
+    facts = capacities(*pools, ROUTERS).facts(name)(MIX)
+    assert facts.capacity_per_s is not None
+    assert facts.capacity_per_s > 0
+    assert facts.wait_objective_s is not None
+    assert facts.start_s == 5.0  # as measured
+    assert facts.missing == ()
+
+
+def test_a_hybrid_loads_the_weights_of_both_parts_before_it_serves() -> None:
+    encoder = replace(ENCODER, measured=replace(ENCODER.measured, load_s=2.0))
+    made = capacities(HYBRIDS, ENCODERS, ROUTERS, profiles=(encoder, DECODER))
+    assert made.facts(EPD)({}).start_s == 7.0
+    assert made.facts(E)({}).start_s == 5.0
+
+
+def test_an_objective_in_seconds_is_divided_by_the_other_pools_profile() -> None:
+    routers = pool(member("r", None, slo=("ttft=1s",)))
+    assert capacities(ENCODERS, TEXTS, routers).facts(E)(MIX).capacity_per_s is not None
+    assert "profile of the language model" in capacities(ENCODERS, routers).facts(E)(MIX).missing
+
+
+def test_another_model_has_other_profiles_and_objectives() -> None:
+    other = replace(ENCODER_PART, identity=replace(ENCODER_IDENTITY, digest="cd" * 32))
+    made = capacities(ENCODERS, ROUTERS, pool(member("o", Role.E, other, model="n")))
+    assert made.facts(PoolName("n", Role.E))(MIX).missing == ("profile of the encoder",)
+    assert made.facts(E)(MIX).capacity_per_s is not None
+
+
+def test_what_is_missing_is_named() -> None:
+    assert capacities(ENCODERS, ROUTERS, profiles=()).facts(E)(MIX).missing == ("profile of the encoder",)
+    assert capacities(ENCODERS).facts(E)(MIX).missing == ("an objective for TTFT",)
+    silent = capacities(pool(member("e", Role.E)), ROUTERS).facts(E)(MIX).missing
+    assert "parts of the model: the instances do not say which they run" in silent
+
+
+def test_other_hardware_is_better_than_nothing_and_is_named() -> None:
+    other = replace(ENCODER_PART, identity=replace(ENCODER_IDENTITY, hardware="cpu b"))
+    facts = capacities(pool(member("e", Role.E, other)), ROUTERS).facts(E)(MIX)
+    assert facts.capacity_per_s is not None
+    assert facts.missing == ("exact costs: measured on other hardware",)
+
+
+def test_a_mixed_pool_counts_like_its_commonest_instance_and_says_so() -> None:
+    small = replace(ENCODER_PART, max_batch=1)
+    mixed = pool(member("a", Role.E, ENCODER_PART), member("b", Role.E, small), member("c", Role.E, small))
+    facts = capacities(mixed, ROUTERS).facts(E)(MIX)
+    same = capacities(pool(member("c", Role.E, small)), ROUTERS).facts(E)(MIX)
+    assert facts.capacity_per_s == same.capacity_per_s
+    assert any("other instances" in one for one in facts.missing)
+    routers = pool(*(member(str(one), None, slo=(f"ttft={one}x",)) for one in (5, 6)))
+    assert any("some routers" in one for one in capacities(ENCODERS, routers).facts(E)(MIX).missing)
+
+
+def test_a_pool_that_lost_its_instances_keeps_its_capacity() -> None:
+    made = capacities(ENCODERS, ROUTERS)
+    made.seen([PoolStatus("m", Role.E, ())])
+    assert made.facts(E)(MIX).capacity_per_s is not None
+
+
+def test_limits_that_make_no_sense_do_no_harm() -> None:
+    strange = pool(member("h", Role.EPD, replace(ENCODER_PART, max_batch=0), replace(DECODER_PART, max_batch=0)))
+    assert capacities(strange, ROUTERS).facts(EPD)(MIX) != PoolFacts()
+
+
+# --- decisions with these facts -----------------------------------------------------------------------------------------
+
+
+# An image of 400 tokens takes 0.2 s to encode; a prompt 8 ms and 0.025 ms per token.
+SLOW_ENCODER = synthetic_encoder_profile(pass_s=0.02, token_s=0.18 / 400, load_s=5.0)
+FAST_DECODER = synthetic_decoder_profile(step_s=0.008, sequence_s=0.0002, prefill_token_s=0.000025, load_s=5.0)
+
+
+def load(tokens_per_s: float, waiting: float = 0.0) -> PoolLoad:
+    return PoolLoad(tokens_per_s, tokens_per_s, tokens_per_s, tokens_per_s, waiting, 1.0)
+
+
+def decided(
+    name: PoolName, classes: dict[str, ClassWindow], *, instances: int, waiting: float = 0.0, window_s: float = 30.0
+) -> Decision:
+    """The decision on a pool of so many instances after a window with these requests."""
+    encoder = replace(ENCODER_PART, identity=SLOW_ENCODER.identity)
+    decoder = replace(DECODER_PART, identity=FAST_DECODER.identity)
+    pools = [pool(member(str(one), one, encoder, decoder)) for one in (Role.E, Role.PD, Role.EPD)]
+    facts = capacities(*pools, ROUTERS, profiles=(SLOW_ENCODER, FAST_DECODER)).facts(name)(classes)
+    tokens = encode_tokens if name.role is Role.E else prompt_tokens
+    assert facts.start_s is not None
+    view = PoolView(
+        str(name),
+        instances,
+        Bounds(1, 64),
+        tuple(PoolInstance(str(one), InstancePhase.READY) for one in range(instances)),
+        load(tokens(classes) / window_s, waiting),
+        report_age_s=0.5,
+        capacity_per_s=facts.capacity_per_s,
+        wait_objective_s=facts.wait_objective_s,
+        start_s=facts.start_s,
+    )
+    return decide(view, ScalingLimits())
+
+
+def burst(images: int, *, positions: int) -> dict[str, ClassWindow]:
+    """30 s of 60 requests for text, and of requests with an image of 400 tokens, each with so many positions in the
+    prompt.
+    """
+    texts = ClassWindow(arrivals=60, prompt_tokens=60 * 50, output_tokens=600, done=60)
+    shown = ClassWindow(
+        arrivals=images,
+        items=images,
+        media_tokens=400 * images,
+        prompt_tokens=(50 + positions) * images,
+        output_tokens=5 * images,
+        done=images,
+    )
+    return {"image-1024": shown, "text": texts} if images else {"text": texts}
+
+
+CROSS_ATTENTION, DECODER_ONLY = 1, 400
+
+
+@pytest.mark.parametrize("positions", [CROSS_ATTENTION, DECODER_ONLY])
+def test_an_image_burst_grows_the_encoders(positions: int) -> None:
+    decision = decided(E, burst(300, positions=positions), instances=1)
+    assert decision.why is Why.LOAD
+    assert decision.needed is not None
+    assert decision.needed >= 4
+    assert decision.target == 2  # at most doubled at once
+
+
+def test_an_image_burst_leaves_the_text_pool_of_a_cross_attention_model_as_it_is() -> None:
+    decision = decided(PD, burst(300, positions=CROSS_ATTENTION), instances=1)
+    assert (decision.target, decision.why) == (1, Why.STEADY)
+
+
+def test_an_image_burst_grows_the_text_pool_of_a_decoder_only_model_less_than_its_encoders() -> None:
+    before, after = (decided(PD, burst(images, positions=DECODER_ONLY), instances=1) for images in (20, 300))
+    assert before.needed == 1
+    assert after.needed is not None
+    assert after.needed > 1
+    encoders = decided(E, burst(300, positions=DECODER_ONLY), instances=1)
+    assert encoders.needed is not None
+    assert encoders.needed > after.needed
+
+
+def test_a_burst_on_hybrids_needs_instances_for_both_kinds_of_work() -> None:
+    mix = burst(300, positions=DECODER_ONLY)
+    encoders, texts, hybrids = (decided(name, mix, instances=1).needed for name in (E, PD, EPD))
+    assert encoders is not None
+    assert texts is not None
+    assert hybrids is not None
+    assert max(encoders, texts) < hybrids <= encoders + texts
+
+
+def test_a_queue_that_breaks_the_objective_grows_a_pool_whose_load_alone_would_not() -> None:
+    mix = burst(50, positions=CROSS_ATTENTION)
+    calm, queued = (decided(E, mix, instances=1, waiting=waiting) for waiting in (0.0, 400.0 * 200))
+    assert (calm.target, calm.why) == (1, Why.STEADY)
+    assert (queued.target, queued.why) == (2, Why.WAIT)
