@@ -13,6 +13,7 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
 from triptych.store.memory import MemoryStore
+from triptych.wire.documents import manager_document
 
 from .control import MAX_POOL_SIZE
 from .gauges import watch
@@ -51,6 +52,11 @@ async def app(
             profiles=known_profiles(settings.profiles),
         )
         watch(telemetry.metrics, service)
+
+        async def pools() -> object:
+            return manager_document(await service.status())
+
+        telemetry.show("/pools", pools)
         service.start()
         register = PoolManagerServicer(service).register
         server = await stack.enter_async_context(

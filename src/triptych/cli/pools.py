@@ -1,82 +1,188 @@
-"""``triptych drain``, and the pools of ``triptych status``, from a pool manager."""
+"""``triptych scale`` and ``triptych drain``, and the pools of ``triptych status``."""
 
-from typing import Any
+import re
+from collections.abc import Iterator
 
-import httpx
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from triptych.cli import running
+from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
-from triptych.cli.plan import MANAGER
-from triptych.domain.pool import ManagerStatus, MemberStatus
-from triptych.errors import NotFound, TriptychError
+from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
+from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberStatus, PoolStatus
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import Role
+from triptych.errors import InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
+_SHOWN_DECISIONS = 3
+_ADDRESS_CELLS = 21
+"""As much of an address as is not wrapped."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
+_ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "decisions are advice, sizes set by hand are carried out"}
+_KINDS = {"encoder": Role.E, "text": Role.PD, "hybrid": Role.EPD}
+"""Names of roles as in the flags of ``triptych up``."""
 
-async def drain(instance_id: str, url: str, manager: str | None, console: Console) -> None:
+
+def duration_s(text: str) -> float:
+    """Seconds of ``90s``, ``30m``, ``2h`` or ``1d``. Raises CliError."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+    if not 0 < seconds <= MAX_OVERRIDE_S:
+        text = f"--for {text!r} is not a time such as 90s, 30m, 2h or 1d, of at most {_ago(MAX_OVERRIDE_S)}"
+        raise CliError(text, caller=True)
+    return seconds
+
+
+# --- orders --------------------------------------------------------------------------------------------------------------
+
+
+async def drain(instance_id: str, managers: Managers, console: Console) -> None:
     """Order an instance to drain. Raises CliError."""
-    if manager is None:
-        async with httpx.AsyncClient(trust_env=False) as http:
-            found = await running.find(url, http)
-        if MANAGER not in found:
+
+    async def order(manager: PoolManagerStub) -> None:
+        try:
+            await manager.drain_instance(instance_id)
+        except NotFound:
+            members = [member.registration for pool in (await manager.status()).pools for member in pool.members]
+            names = ", ".join(sorted(one.instance_id for one in members)) or "none"
             raise CliError(
-                f"no pool manager of a local cluster is known for {url}; name one with --pool-manager HOST:PORT",
-                caller=True,
-            )
-        manager = found[MANAGER].address
-    stub = PoolManagerStub(manager)
-    try:
-        await stub.drain_instance(instance_id)
-    except NotFound:
-        raise CliError(f"the pool manager at {manager} knows no member {instance_id!r}", caller=True) from None
-    except TriptychError as error:
-        raise CliError(f"the pool manager at {manager} does not answer: {error.code}", caller=False) from None
-    finally:
-        await stub.close()
+                f"the pool manager knows no member {instance_id!r}; there are: {names}", caller=True
+            ) from None
+
+    await managers.call(order)
     console.print(f"{instance_id} gets no new work and finishes what it has", soft_wrap=True)
 
 
-async def pools(manager: str) -> list[dict[str, Any]] | None:
-    """The pools for ``status``; None when the pool manager does not answer."""
-    stub = PoolManagerStub(manager)
-    try:
-        return _document(await stub.status())
-    except TriptychError:
-        return None
-    finally:
-        await stub.close()
+async def scale(pool: str, size: int | None, for_s: float, managers: Managers, console: Console) -> None:
+    """Set a pool's size by hand for a time; None ends that. Raises CliError."""
+
+    async def order(manager: PoolManagerStub) -> tuple[PoolName, ScalingStatus | None]:
+        there = {PoolName(one.model, one.role): one for one in (await manager.status()).pools if one.role is not None}
+        name = named(pool, list(there))
+        try:
+            await manager.set_size(ManualSize(name.model, name.role, size, for_s if size is not None else 0.0))
+        except (InvalidRequest, NotFound) as error:
+            raise CliError(f"pool {name}: {error.message}", caller=True) from None
+        return name, there[name].scaling
+
+    name, scaling = await managers.call(order)
+    if size is None:
+        follows = scaling is not None and scaling.acting is Acting.ALL
+        line = f"the size of pool {name} {'follows its load again' if follows else 'is no longer set by hand'}"
+    else:
+        line = f"pool {name} is to have {size} {'instance' if size == 1 else 'instances'} for {_ago(for_s)}"
+    idle = scaling is not None and scaling.acting is Acting.NONE
+    note = "; the pool manager has no scaler: it starts and stops nothing itself" if idle else ""
+    console.print(line + note, soft_wrap=True)
 
 
-def _document(status: ManagerStatus) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": pool.model,
-            "role": None if pool.role is None else pool.role.value,
-            "members": [_member(member) for member in pool.members],
-        }
-        for pool in status.pools
+def named(text: str, pools: list[PoolName]) -> PoolName:
+    """The pool that is meant: ``MODEL/ROLE``, or the role alone if one pool has it. Raises CliError."""
+    model, _, last = text.rpartition("/")
+    role = _KINDS.get(last.lower()) or next((one for one in Role if one.value == last.upper()), None)
+    found = [one for one in pools if one.role is role and model in ("", one.model)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(sorted(map(str, found or pools))) or "none"
+    if found:
+        raise CliError(f"several pools have the role {last!r}; name one of: {names}", caller=True)
+    raise CliError(f"there is no pool {text!r}; there are: {names}", caller=True)
+
+
+# --- status --------------------------------------------------------------------------------------------------------------
+
+
+def print_manager(address: str, status: ManagerStatus | None, console: Console) -> None:
+    if status is None:
+        console.print(f"pools      the pool manager at {address} does not answer", soft_wrap=True)
+        return
+    leads = "leads" if status.leads else f"follows {status.leader or 'another, which is not known'}"
+    console.print(f"manager    {address}  up {_ago(status.up_s)}, {leads}, {status.watchers} watch", soft_wrap=True)
+    if status.store_fault:
+        console.print(f"store      {status.store_fault}", style="red", soft_wrap=True)
+    for pool in sorted(status.pools, key=lambda pool: pool.role is None):  # routers last
+        _print_pool(pool, console)
+
+
+def _print_pool(pool: PoolStatus, console: Console) -> None:
+    console.print()
+    if pool.role is None:
+        console.print(f"routers of {pool.model}", style="bold", soft_wrap=True)
+    else:
+        console.print(f"pool {pool.model}/{pool.role.value}", style="bold", soft_wrap=True)
+    if pool.scaling is not None:
+        for line, style in _lines(pool.scaling):
+            console.print(_indented(Text(line, style=style)))
+    console.print(_indented(_members(pool.members)))
+    if pool.scaling is not None and pool.scaling.decisions:
+        console.print("  decisions", style="dim")
+        console.print(_indented(_decisions(pool.scaling.decisions[-_SHOWN_DECISIONS:])))
+
+
+def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
+    """What is to be said about a pool's size, each with a style."""
+    counts = [f"{scaling.wanted} wanted ({scaling.bounds.least} to {scaling.bounds.most})", f"{scaling.ready} ready"]
+    counts += [
+        f"{number} {what}"
+        for number, what in ((scaling.starting, "starting"), (scaling.draining, "draining"))
+        if number
     ]
+    advice = "" if scaling.acting is Acting.ALL else f", {_ADVICE[scaling.acting]}"
+    yield f"{scaling.state}: {', '.join(counts)}{advice}", ""
+    share = scaling.attainment.attainment
+    judged = "nothing judged" if share is None else f"{share:.1%} of {scaling.attainment.count}"
+    yield f"TTFT within SLO, last minute: {judged}", ""
+    if scaling.override is not None:
+        yield f"set by hand to {scaling.override.size} for another {_ago(scaling.override.left_s)}", "yellow"
+    if scaling.fault:
+        yield scaling.fault, "red"
 
 
-def _member(member: MemberStatus) -> dict[str, Any]:
-    return {
-        "instance_id": member.registration.instance_id,
-        "address": member.registration.address,
-        "state": member.condition.value,
-        "suspected": member.suspected,
-        "since_s": round(member.since_s, 1),
-        "heard_s": round(member.heard_s, 1),
-        "pending": {stage.value: load.pending for stage, load in member.load.stages.items()},
-        "pending_tokens": {stage.value: load.pending_tokens for stage, load in member.load.stages.items()},
-    }
+def _members(members: tuple[MemberStatus, ...]) -> Table:
+    table = _table("instance", "address", "state", "load")
+    for member in members:
+        state = f"{member.condition}{', suspected' if member.suspected else ''}, {_ago(member.since_s)}"
+        waits = [
+            f"{stage.value} {load.pending}" + (f" ({load.pending_tokens:,} tokens)" if load.pending_tokens else "")
+            for stage, load in member.load.stages.items()
+        ]
+        told = member.registration
+        table.add_row(told.instance_id, told.address, state, ", ".join(waits))
+    return table
 
 
-def print_pools(shown: list[dict[str, Any]], console: Console) -> None:
-    for pool in shown:
-        kind = "routers" if pool["role"] is None else f"pool {pool['role']}"
-        console.print(f"{kind:<10} {pool['model']}: {len(pool['members'])}", soft_wrap=True)
-        for member in pool["members"]:
-            state = member["state"] + (", suspected" if member["suspected"] else "")
-            load = ", ".join(f"{stage} {pending}" for stage, pending in member["pending"].items())
-            line = f"  {member['instance_id']:<12} {member['address']:<21} {state} for {member['since_s']:.0f} s"
-            console.print(line + (f", pending: {load}" if load else ""), soft_wrap=True)
+def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
+    table = _table("ago", "size", "outcome", "why")
+    for one in decisions:
+        changes = one.target != one.wanted
+        size = f"{one.wanted} to {one.target}" if changes else f"stays {one.wanted}"
+        outcome = f"{one.outcome}{f': {one.detail}' if one.detail else ''}" if changes else ""
+        why = [f"{reason.why}: {reason.text}" for reason in one.reasons]
+        if one.missing:
+            why.append(f"missing: {', '.join(one.missing)}")
+        table.add_row(_ago(one.age_s), size, outcome, "; ".join(why))
+    return table
+
+
+def _indented(shown: RenderableType) -> Padding:
+    return Padding(shown, (0, 0, 0, 2), expand=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        whole = _ADDRESS_CELLS if column == "address" else None
+        table.add_column(column, overflow="fold", min_width=whole, max_width=None if column == columns[-1] else 30)
+    return table
+
+
+def _ago(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

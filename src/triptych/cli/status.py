@@ -1,7 +1,7 @@
 """``triptych status``: the state of the cluster behind a gateway."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -9,41 +9,65 @@ from rich.console import Console
 
 from triptych.cli import running
 from triptych.cli.load import load_figures, load_line
+from triptych.cli.managers import Managers
 from triptych.cli.metrics import Samples, scrape
-from triptych.cli.plan import MANAGER
-from triptych.cli.pools import pools, print_pools
+from triptych.cli.pools import print_manager
 from triptych.cli.rest import RestClient, RestError
+from triptych.domain.pool import ManagerStatus
+from triptych.wire.documents import manager_document
 
 _WHO = {"encode": "encoder", "prefill": "text instance", "decode": "text instance"}
 """The kind of instance that a stage needs."""
 
 
 async def status(
-    url: str, api_key: str | None, admin: Sequence[str], manager: str | None, console: Console, *, as_json: bool
+    managers: Managers, api_key: str | None, admin: Sequence[str], console: Console, *, as_json: bool
 ) -> bool:
-    """Print the status. Return whether every stage has an instance. Raises RestError when no gateway answers.
+    """Print the status. Return whether every stage has an instance. Raises RestError when neither the gateway at
+    ``managers.url`` nor a pool manager answers.
 
-    The admin ports and the pool manager of this user's local cluster are found automatically; ``admin`` and ``manager``
+    The admin ports and the pool manager of this user's local cluster are found automatically; ``admin`` and ``managers``
     name others.
     """
-    async with RestClient(url, api_key=api_key, timeout_s=10.0) as client:
-        ready = await client.readiness()
-        models = await _models(client)
+    async with RestClient(managers.url, api_key=api_key, timeout_s=10.0) as client:
+        url, failure = client.url, None
+        ready: dict[str, Any] = {"ready": False, "missing": (), "instances": ()}
+        models: list[str] = []
+        try:
+            ready, models = await client.readiness(), await _models(client)
+        except RestError as error:
+            failure = error
     async with httpx.AsyncClient(trust_env=False) as http:
-        found = await running.find(client.url, http)
-        own = {name: one.admin for name, one in found.items()}
+        local = await running.find(url, http)
+        own = {name: one.admin for name, one in local.items()}
         loads = {address: await scrape(http, address) for address in (*own.values(), *admin)}
-    document = {"url": client.url, **ready, "models": models, "admin": own}
-    if manager is None and MANAGER in found:
-        manager = found[MANAGER].address
-    if manager is not None:
-        document["pools"] = await pools(manager)
+    manager = await managers.status(local)
+    if failure is not None and (failure.caller or manager is None or manager[1] is None):
+        raise failure
     if as_json:
-        document["load"] = {address: load_figures(samples) for address, samples in loads.items() if samples is not None}
+        known = {} if manager is None else _manager(*manager)
+        load = {address: load_figures(samples) for address, samples in loads.items() if samples is not None}
+        document = {"url": url, **ready, "models": models, "admin": own, **known, "load": load}
         console.print(json.dumps(document, indent=1), soft_wrap=True)
-    else:
-        _print(document, loads, console)
+        return bool(ready["ready"])
+    lacks = dict.fromkeys(f"no {_WHO.get(stage, stage)}" for stage in ready["missing"])
+    state = "ready" if ready["ready"] else f"not ready: {', '.join(lacks)}"
+    console.print(f"{url}  {state}" if failure is None else str(failure), style="bold", soft_wrap=True)
+    if failure is None:
+        console.print(f"models     {', '.join(models) or 'none'}", soft_wrap=True)
+    if manager is not None:
+        print_manager(*manager, console)
+        console.print()
+    for line in ready["instances"]:
+        console.print(f"instance   {line}", soft_wrap=True)
+    _print_loads(own, loads, console)
     return bool(ready["ready"])
+
+
+def _manager(address: str, status: ManagerStatus | None) -> dict[str, Any]:
+    document = {"pools": None} if status is None else manager_document(status)
+    pools = document.pop("pools")
+    return {"manager": {"address": address, **document}, "pools": pools}
 
 
 async def _models(client: RestClient) -> list[str]:
@@ -56,18 +80,8 @@ async def _models(client: RestClient) -> list[str]:
         return []
 
 
-def _print(document: dict[str, Any], loads: dict[str, Samples | None], console: Console) -> None:
-    lacks = dict.fromkeys(f"no {_WHO.get(stage, stage)}" for stage in document["missing"])
-    state = "ready" if document["ready"] else f"not ready: {', '.join(lacks)}"
-    console.print(f"{document['url']}  {state}", style="bold")
-    console.print(f"models     {', '.join(document['models']) or 'none'}", soft_wrap=True)
-    if (shown := document.get("pools", [])) is None:
-        console.print("pools      the pool manager does not answer")
-    else:
-        print_pools(shown, console)
-    for line in document["instances"]:
-        console.print(f"instance   {line}", soft_wrap=True)
-    names = {address: name for name, address in document["admin"].items()}
+def _print_loads(own: Mapping[str, str], loads: Mapping[str, Samples | None], console: Console) -> None:
+    names = {address: name for name, address in own.items()}
     for address, samples in loads.items():
         line = "does not answer" if samples is None else load_line(samples)
         if address in names:

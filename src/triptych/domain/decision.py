@@ -261,14 +261,23 @@ class PoolState(StrEnum):
     """Nothing is ordered: ``ScalingStatus.fault`` says why."""
 
 
+class Acting(StrEnum):
+    """Which sizes a pool manager carries out."""
+
+    NONE = "none"
+    """It has no scaler."""
+    MANUAL = "manual"
+    """Those that are set by hand."""
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class ScalingStatus:
     """The size of a pool, for people."""
 
     name: str
     state: PoolState
-    advisory: bool
-    """Decisions are not carried out."""
+    acting: Acting
     wanted: int
     ready: int
     starting: int

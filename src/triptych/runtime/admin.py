@@ -1,4 +1,4 @@
-"""The admin port of a process: ``/health``, ``/ready`` and ``/metrics`` only. Never expose it publicly.
+"""The admin port of a process: health, readiness, metrics, and what the service shows. Never expose it publicly.
 
 A minimal HTTP server, since most services have no web framework: it reads one request line, answers, closes. It runs on
 the process's event loop, so ``/health`` shows that the loop is alive.

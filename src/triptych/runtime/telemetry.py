@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 
@@ -28,6 +28,11 @@ class Telemetry:
         self.tracing = tracing
         self._missing: Missing = _starting
         self._settings = settings or ServiceSettings()
+        self._routes: dict[str, admin.Route] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+        }
         self._lag = LoopLag(self.metrics, warn_s=self._settings.loop_lag_warn_s)
 
     @classmethod
@@ -43,6 +48,14 @@ class Telemetry:
         """Let ``/ready`` answer with ``missing`` from now on."""
         self._missing = missing
 
+    def show(self, path: str, document: Callable[[], Awaitable[object]]) -> None:
+        """Answer ``path`` of the admin port with this JSON document from now on."""
+
+        async def route() -> admin.Answer:
+            return admin.Answer.json(HTTPStatus.OK, await document())
+
+        self._routes[path] = route
+
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Measure the event loop and serve the admin port; export the last spans at the end."""
@@ -57,9 +70,9 @@ class Telemetry:
                 )
             yield
 
-    def routes(self) -> dict[str, admin.Route]:
-        """Routes of the admin port."""
-        return {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}
+    def routes(self) -> Mapping[str, admin.Route]:
+        """Routes of the admin port, also those that are added later."""
+        return self._routes
 
     async def _health(self) -> admin.Answer:
         return admin.Answer.json(HTTPStatus.OK, {"status": "ok"})

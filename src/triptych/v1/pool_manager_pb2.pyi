@@ -70,6 +70,13 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_SETTLING: _ClassVar[Why]
     WHY_CAUTION: _ClassVar[Why]
 
+class Acting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTING_UNSPECIFIED: _ClassVar[Acting]
+    ACTING_NONE: _ClassVar[Acting]
+    ACTING_MANUAL: _ClassVar[Acting]
+    ACTING_ALL: _ClassVar[Acting]
+
 class DecisionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DECISION_OUTCOME_UNSPECIFIED: _ClassVar[DecisionOutcome]
@@ -120,6 +127,10 @@ WHY_COOLDOWN: Why
 WHY_BUDGET: Why
 WHY_SETTLING: Why
 WHY_CAUTION: Why
+ACTING_UNSPECIFIED: Acting
+ACTING_NONE: Acting
+ACTING_MANUAL: Acting
+ACTING_ALL: Acting
 DECISION_OUTCOME_UNSPECIFIED: DecisionOutcome
 DECISION_OUTCOME_PENDING: DecisionOutcome
 DECISION_OUTCOME_DONE: DecisionOutcome
@@ -481,10 +492,10 @@ class Decision(_message.Message):
     def __init__(self, number: _Optional[int] = ..., age_s: _Optional[float] = ..., wanted: _Optional[int] = ..., target: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., drain: _Optional[str] = ..., sick: _Optional[str] = ..., missing: _Optional[_Iterable[str]] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., load: _Optional[_Union[PoolLoad, _Mapping]] = ..., capacity_per_s: _Optional[float] = ..., needed: _Optional[int] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., report_age_s: _Optional[float] = ..., outcome: _Optional[_Union[DecisionOutcome, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ScalingStatus(_message.Message):
-    __slots__ = ("name", "state", "advisory", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions")
+    __slots__ = ("name", "state", "acting", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    ADVISORY_FIELD_NUMBER: _ClassVar[int]
+    ACTING_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     STARTING_FIELD_NUMBER: _ClassVar[int]
@@ -496,7 +507,7 @@ class ScalingStatus(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: PoolState
-    advisory: bool
+    acting: Acting
     wanted: int
     ready: int
     starting: int
@@ -506,7 +517,7 @@ class ScalingStatus(_message.Message):
     override: Override
     fault: str
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., advisory: _Optional[bool] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class ManagerStatus(_message.Message):
     __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault")

@@ -96,7 +96,9 @@ def test_the_version_is_the_packages() -> None:
     assert (code, out) == (0, "triptych 0.1.0\n")
 
 
-@pytest.mark.parametrize("command", [(), ("up",), ("chat",), ("status",), ("bench",)])
+@pytest.mark.parametrize(
+    "command", [(), ("up",), ("chat",), ("status",), ("scale",), ("drain",), ("bench",), ("profile",)]
+)
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     code, out, _ = triptych(*command, "--help")
     assert code == 0

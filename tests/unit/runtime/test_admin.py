@@ -112,3 +112,10 @@ async def test_ready_names_what_is_missing_and_health_ignores_it() -> None:
         telemetry.ready_when(nothing)
         assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": [], "pid": os.getpid()}
         assert "process_cpu_seconds_total" in (await client.get("/metrics")).text
+
+        async def pools() -> object:
+            return {"pools": []}
+
+        assert (await client.get("/pools")).status_code == 404
+        telemetry.show("/pools", pools)
+        assert (await client.get("/pools")).json() == {"pools": []}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from triptych import errors
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart, Tokenized, ToolCall, ToolChoice
 from triptych.domain.decision import (
+    Acting,
     Bounds,
     DecisionOutcome,
     DecisionSummary,
@@ -376,7 +377,7 @@ SCALING = st.builds(
     ScalingStatus,
     TEXT,
     st.sampled_from(PoolState),
-    st.booleans(),
+    st.sampled_from(Acting),
     U32,
     U32,
     U32,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from triptych.domain.decision import (
+    Acting,
     Bounds,
     Decision,
     DecisionOutcome,
@@ -186,6 +187,7 @@ class PoolsMachine:
         self._scaling = scaling
         self._limits = limits
         self._advisory = advisory
+        self._acting = (Acting.MANUAL if manual else Acting.NONE) if advisory else Acting.ALL
         self._reports = RouterReports()
         self._numbers = count(1)
         self._frozen = ""
@@ -545,7 +547,7 @@ class PoolsMachine:
             ScalingStatus(
                 name,
                 self._state(pool),
-                self._advisory,
+                self._acting,
                 pool.wanted,
                 pool.count(InstancePhase.READY),
                 pool.count(InstancePhase.STARTING),

@@ -13,7 +13,7 @@ from services.pool_manager import gauges
 from services.pool_manager.control import ControlLimits
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
-from triptych.domain.decision import DecisionOutcome, DecisionRecord, Override, PoolState, ScalingStatus, Why
+from triptych.domain.decision import Acting, DecisionOutcome, DecisionRecord, Override, PoolState, ScalingStatus, Why
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManualSize, Registration
@@ -319,7 +319,7 @@ def test_the_status_of_each_pool_has_its_size_and_decisions() -> None:
             assert pools["m", None] is None
             image = pools["m", Role.E]
             assert image is not None
-            assert (image.name, image.state, image.advisory, image.ready) == ("m/E", PoolState.BREACH, True, 2)
+            assert (image.name, image.state, image.acting, image.ready) == ("m/E", PoolState.BREACH, Acting.NONE, 2)
             assert image.attainment.missed > 0
             last = image.decisions[-1]
             assert (last.target, last.outcome, last.reasons[0].why) == (3, DecisionOutcome.ADVISED, Why.BREACH)

@@ -1,0 +1,90 @@
+"""The commands for operators: ``status``, ``scale`` and ``drain``."""
+
+from typing import Annotated
+
+import typer
+
+from triptych.cli.options import DEFAULT_URL, ApiKey, PoolManager, TlsCa, TlsCert, TlsKey, Url, failures, managers, run
+from triptych.cli.outcome import CliError
+
+commands = typer.Typer()
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych status`\n\n"
+    "- `triptych status --admin http://127.0.0.1:9100` adds the load of that process\n\n"
+    "- `triptych status --json | jq .ready` in a script; the exit status is 0 when every stage has an instance"
+)
+def status(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a process's admin port; may be repeated.", show_default=False),
+    ] = None,
+    pool_manager: PoolManager = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show whether a cluster is ready, its pools with their sizes, attainment and last decisions, and its instances."""
+    from triptych.cli import status as looking
+    from triptych.cli.show import plain_console
+
+    with failures():
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+    ready = run(looking.status(known, api_key, tuple(admin or ()), plain_console(), as_json=as_json))
+    raise typer.Exit(0 if ready else 1)
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych scale encoder 3 --for 30m`\n\n- `triptych scale triptych-demo/PD 2`\n\n"
+    "- `triptych scale encoder --auto` ends it"
+)
+def scale(
+    pool: Annotated[
+        str,
+        typer.Argument(
+            help="MODEL/ROLE as in `triptych status`; the role alone (*encoder*, *text*, *PD*) if one has it."
+        ),
+    ],
+    size: Annotated[int | None, typer.Argument(min=0, help="Number of instances.", show_default=False)] = None,
+    for_: Annotated[str, typer.Option("--for", help="How long: *90s*, *30m*, *2h*, *1d*.")] = "1h",
+    auto: Annotated[bool, typer.Option("--auto", help="End a size that was set by hand.")] = False,
+    url: Url = DEFAULT_URL,
+    pool_manager: PoolManager = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Set the size of a pool by hand for a time, or end that. Afterwards it follows the load again."""
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+
+    with failures():
+        if auto == (size is not None):
+            raise CliError("give either a size or --auto", caller=True)
+        for_s = pools.duration_s(for_)
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+    run(pools.scale(pool, size, for_s, known, plain_console()))
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych drain encoder-2`\n\n- `triptych drain text-1 --pool-manager 10.0.0.4:50041`"
+)
+def drain(
+    instance: Annotated[str, typer.Argument(help="The instance's id, as in `triptych status`.")],
+    url: Url = DEFAULT_URL,
+    pool_manager: PoolManager = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Let an instance finish what it has and get no new work. Its process stays until it is stopped."""
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+
+    with failures():
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+    run(pools.drain(instance, known, plain_console()))

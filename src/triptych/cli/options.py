@@ -1,0 +1,85 @@
+"""What the commands share: their common options, and how a failure ends them. Nothing here takes time to import."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from triptych.cli.outcome import CliError
+
+if TYPE_CHECKING:
+    from triptych.cli.managers import Managers
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 8000
+DEFAULT_ROUTER_PORT = 50051
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+_INTERRUPTED = 130
+
+Url = Annotated[str, typer.Option(envvar="TRIPTYCH_URL", help="Address of the gateway.")]
+PoolManager = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TRIPTYCH_POOL_MANAGER",
+        metavar="HOST:PORT,...",
+        help="Addresses of the pool managers; by default that of a local *triptych up*.",
+        show_default=False,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="TRIPTYCH_API_KEY", help="API key, if the gateway requires one.", show_default=False),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(envvar="TRIPTYCH_TLS_CERT", help="Own certificate (PEM), for a cluster that uses mutual TLS."),
+]
+TlsKey = Annotated[Path | None, typer.Option(envvar="TRIPTYCH_TLS_KEY", help="Key of the certificate (PEM).")]
+TlsCa = Annotated[
+    Path | None, typer.Option(envvar="TRIPTYCH_TLS_CA", help="Authority that signed the certificates (PEM).")
+]
+
+
+def managers(url: str, named: str | None, tls: tuple[Path | None, Path | None, Path | None]) -> "Managers":
+    """The pool managers of a command. Raises CliError for options that cannot be used."""
+    from triptych.cli.managers import Managers
+    from triptych.runtime.tls import TlsIdentity
+
+    certificate, key, authority = tls
+    if certificate is None or key is None or authority is None:
+        if any(tls):
+            raise CliError("--tls-cert, --tls-key and --tls-ca go together", caller=True)
+        return Managers(url, named)
+    try:
+        return Managers(url, named, TlsIdentity.load(certificate, key, authority))
+    except ValueError as error:
+        raise CliError(str(error), caller=True) from None
+
+
+class failures:  # noqa: N801 - used as a statement
+    """Ends the command with one line and the exit status of the error."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, CliError):
+            _fail(str(error), 2 if error.caller else 1)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    with failures():
+        return asyncio.run(work)
+    raise AssertionError("failures leave")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    from triptych.cli.show import plain_console
+
+    plain_console(stderr=True).print(f"triptych: {message}", soft_wrap=True)
+    raise typer.Exit(code)

@@ -1,0 +1,292 @@
+"""Pools on the command line, against a pool manager with a scripted state."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import trustme
+from rich.console import Console
+from typer.testing import CliRunner
+
+from services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
+from triptych.cli import pools, status
+from triptych.cli.main import app
+from triptych.cli.managers import Managers
+from triptych.cli.outcome import CliError
+from triptych.domain.decision import (
+    Acting,
+    Bounds,
+    DecisionOutcome,
+    DecisionSummary,
+    Override,
+    PoolState,
+    Reason,
+    ScalingStatus,
+    Why,
+)
+from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import (
+    Condition,
+    ManagerStatus,
+    ManualSize,
+    MemberReport,
+    MembershipDelta,
+    MemberStatus,
+    Order,
+    PoolStatus,
+    Registration,
+    Watch,
+)
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import Role, Stage
+from triptych.domain.windows import Judged
+from triptych.errors import InvalidRequest, NotFound, Unavailable
+from triptych.rpc.server import RpcServer
+from triptych.runtime.tls import TlsIdentity
+
+NOWHERE = "127.0.0.1:1"
+GATEWAY = f"http://{NOWHERE}"
+
+
+def member(name: str, role: Role | None, *, suspected: bool = False) -> MemberStatus:
+    kind = MemberKind.ROUTER if role is None else MemberKind.INSTANCE
+    load = InstanceLoad({Stage.ENCODE: StageLoad(12_345, 3)} if role else {})
+    told = Registration(kind, name, 1, "127.0.0.1:40001", "m", role=role)
+    return MemberStatus(told, Condition.ACTIVE, suspected, load, 63.0, 0.2)
+
+
+def decision(number: int, age_s: float, wanted: int, target: int, why: Why) -> DecisionSummary:
+    reasons = (Reason(why, f"reason {number}: " + "so that it is longer than one line of a terminal " * 2),)
+    what = DecisionOutcome.DONE
+    judged = Judged(9, 1)
+    return DecisionSummary(
+        number, age_s, wanted, target, reasons, "", "", ("a fact",), 2, 0, 0, None, None, 3, judged, 1.0, what, ""
+    )
+
+
+ENCODERS = ScalingStatus(
+    "m/E",
+    PoolState.GROWING,
+    acting=Acting.NONE,
+    wanted=3,
+    ready=2,
+    starting=1,
+    draining=0,
+    bounds=Bounds(1, 64),
+    attainment=Judged(90, 10),
+    override=Override(3, 1700.0),
+    fault="the scaler failed: forbidden",
+    decisions=(decision(1, 700.0, 2, 2, Why.STEADY), decision(2, 12.0, 2, 3, Why.LOAD)),
+)
+STATUS = ManagerStatus(
+    1,
+    2,
+    7300.0,
+    3,
+    (
+        PoolStatus("m", Role.E, (member("encoder-1", Role.E), member("encoder-2", Role.E, suspected=True)), ENCODERS),
+        PoolStatus("m", Role.PD, (member("text-1", Role.PD),), replace(ENCODERS, name="m/PD", decisions=())),
+        PoolStatus("m", None, (member("router", None),)),
+    ),
+)
+
+
+class Scripted:
+    """``ports.PoolManager`` with a given status."""
+
+    def __init__(self, told: ManagerStatus) -> None:
+        self.told = told
+        self.orders: list[ManualSize | str] = []
+
+    def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
+        raise AssertionError(reports)
+
+    def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        raise AssertionError(watch)
+
+    async def status(self) -> ManagerStatus:
+        return self.told
+
+    async def drain_instance(self, instance_id: str) -> None:
+        names = {one.registration.instance_id for pool in self.told.pools for one in pool.members}
+        if instance_id not in names:
+            raise NotFound("no member has this instance id", param="instance_id")
+        self.orders.append(instance_id)
+
+    async def set_size(self, order: ManualSize) -> None:
+        if not self.told.leads:
+            raise Unavailable("another manager leads")
+        if order.size is not None and order.size > ENCODERS.bounds.most:
+            raise InvalidRequest(f"size is {order.size}, must be from 1 to 64", param="size")
+        self.orders.append(order)
+
+
+@asynccontextmanager
+async def serving(told: ManagerStatus, tls: TlsIdentity | None = None) -> AsyncIterator[tuple[Scripted, str]]:
+    manager = Scripted(told)
+    register = PoolManagerServicer(manager).register
+    async with RpcServer(host="127.0.0.1", port=0, service_names=[SERVICE_NAME], register=register, tls=tls) as server:
+        yield manager, f"127.0.0.1:{server.port}"
+
+
+def console(width: int = 80) -> tuple[Console, StringIO]:
+    out = StringIO()
+    return Console(file=out, width=width, markup=False, highlight=False), out
+
+
+async def test_status_shows_sizes_attainment_and_decisions_within_80_columns() -> None:
+    async with serving(STATUS) as (_, address):
+        shown, out = console()
+        assert not await status.status(Managers(GATEWAY, address), None, (), shown, as_json=False)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines[3:])) <= 80
+    text = " ".join(out.getvalue().split())
+    for said in (
+        f"nothing answers at {GATEWAY}",
+        f"manager {address} up 2 h, leads, 3 watch",
+        "pool m/E",
+        "growing: 3 wanted (1 to 64), 2 ready, 1 starting, advice only",
+        "TTFT within SLO, last minute: 90.0% of 100",
+        "set by hand to 3 for another 28 min",
+        "the scaler failed: forbidden",
+        "encoder-1 127.0.0.1:40001 active, 63 s encode 3",
+        "suspected",
+        "12 min stays 2 steady: reason 1",
+        "12 s 2 to 3 done load: reason 2",
+        "missing: a fact",
+        "routers of m",
+    ):
+        assert said in text, said
+
+
+async def test_status_as_json_has_everything() -> None:
+    told = replace(STATUS, leads=False, leader="m2", store_fault="Redis does not answer")
+    async with serving(told) as (_, address):
+        shown, out = console()
+        await status.status(Managers(GATEWAY, address), None, (), shown, as_json=True)
+    document = json.loads(out.getvalue())
+    assert document["manager"] == {
+        "address": address,
+        "up_s": 7300.0,
+        "watchers": 3,
+        "leads": False,
+        "leader": "m2",
+        "store_fault": "Redis does not answer",
+    }
+    encoders = document["pools"][0]
+    assert (encoders["model"], encoders["role"], document["pools"][2]["role"]) == ("m", "E", None)
+    assert encoders["members"][0]["pending_tokens"] == {"encode": 12_345}
+    scaling = encoders["scaling"]
+    assert (scaling["state"], scaling["wanted"], scaling["override"]) == ("growing", 3, {"size": 3, "left_s": 1700.0})
+    assert scaling["attainment"] == {"met": 90, "missed": 10, "share": 0.9}
+    last = scaling["decisions"][-1]
+    assert (last["wanted"], last["target"], last["outcome"]) == (2, 3, "done")
+    assert last["reasons"][0]["why"] == "load"
+
+
+async def test_status_without_gateway_and_manager_is_an_error() -> None:
+    shown, _ = console()
+    for named in (None, NOWHERE):
+        with pytest.raises(CliError, match="nothing answers"):
+            await status.status(Managers(GATEWAY, named), None, (), shown, as_json=False)
+
+
+async def test_the_status_is_that_of_the_manager_that_leads() -> None:
+    async with serving(replace(STATUS, leads=False)) as (_, follower), serving(STATUS) as (_, leader):
+        found = await Managers(GATEWAY, f"{NOWHERE},{follower}, {leader}").status({})
+        assert found is not None
+        assert found[0] == leader
+
+
+@pytest.mark.parametrize("name", ["m/E", "E", "e", "encoder", "m/encoder"])
+async def test_a_size_is_set_for_a_time_and_ended(name: str) -> None:
+    async with serving(replace(STATUS, leads=False)) as (_, follower), serving(STATUS) as (manager, leader):
+        managers = Managers(GATEWAY, f"{NOWHERE},{follower},{leader}")
+        shown, out = console(200)
+        await pools.scale(name, 3, 1800.0, managers, shown)
+        await pools.scale(name, None, 1800.0, managers, shown)
+        assert manager.orders == [ManualSize("m", Role.E, 3, 1800.0), ManualSize("m", Role.E, None, 0.0)]
+    assert "pool m/E is to have 3 instances for 30 min; the pool manager has no scaler" in out.getvalue()
+    assert "the size of pool m/E is no longer set by hand" in out.getvalue()
+
+
+async def test_mistakes_name_what_exists() -> None:
+    async with serving(STATUS) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, _ = console()
+        with pytest.raises(CliError, match=r"no pool 'm/EPD'; there are: m/E, m/PD$") as caught:
+            await pools.scale("m/EPD", 1, 1.0, managers, shown)
+        assert caught.value.caller
+        with pytest.raises(CliError, match="pool m/E: size is 65, must be from 1 to 64"):
+            await pools.scale("E", 65, 1.0, managers, shown)
+        with pytest.raises(CliError, match=r"no member 'encoder-9'; there are: encoder-1, encoder-2, router, text-1$"):
+            await pools.drain("encoder-9", managers, shown)
+        await pools.drain("encoder-2", managers, shown)
+        assert manager.orders == ["encoder-2"]
+    with pytest.raises(CliError, match=f"{NOWHERE} does not answer"):
+        await pools.drain("encoder-2", Managers(GATEWAY, NOWHERE), shown)
+    with pytest.raises(CliError, match="name one with --pool-manager"):
+        await pools.drain("encoder-2", Managers(GATEWAY), shown)
+    with pytest.raises(CliError, match="--pool-manager 'here'"):
+        await pools.drain("encoder-2", Managers(GATEWAY, "here"), shown)
+
+
+def test_a_role_of_several_pools_is_ambiguous_without_the_model() -> None:
+    there = [PoolName("a", Role.E), PoolName("owner/b", Role.E), PoolName("a", Role.PD)]
+    assert pools.named("owner/b/E", there) == there[1]
+    assert pools.named("text", there) == there[2]
+    with pytest.raises(CliError, match="several pools have the role 'encoder'; name one of: a/E, owner/b/E"):
+        pools.named("encoder", there)
+    for unknown in ("", "x", "hybrid", "c/E"):
+        with pytest.raises(CliError, match="there are: a/E, a/PD, owner/b/E"):
+            pools.named(unknown, there)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("30d", 30 * 86_400)])
+def test_a_time_has_a_unit(text: str, seconds: float) -> None:
+    assert pools.duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "0s", "31d", "-1m", "m", "1w", "1e3s"])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(CliError, match="not a time such as"):
+        pools.duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("scale", "E"), "either a size or --auto"),
+        (("scale", "E", "2", "--auto"), "either a size or --auto"),
+        (("scale", "E", "2", "--for", "soon"), "not a time"),
+        (("scale", "E", "2", "--tls-cert", "a.pem"), "go together"),
+        (("drain", "x", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"), "TLS file cannot be read"),
+        (("status", "--tls-ca", "a.pem"), "go together"),
+    ],
+)
+def test_usage_errors_are_one_line_with_status_2(arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--url", GATEWAY, "--pool-manager", NOWHERE])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert said in result.stderr
+
+
+async def test_a_manager_under_mutual_tls_answers_a_trusted_certificate_only(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    files = [tmp_path / name for name in ("own.pem", "own.key", "ca.pem")]
+    files[0].write_bytes(b"".join(blob.bytes() for blob in own.cert_chain_pems))
+    own.private_key_pem.write_to_path(files[1])
+    authority.cert_pem.write_to_path(files[2])
+    identity = await asyncio.to_thread(TlsIdentity.load, *files)
+    shown, _ = console()
+    async with serving(STATUS, identity) as (manager, address):
+        await pools.drain("encoder-2", Managers(GATEWAY, address, identity), shown)
+        assert manager.orders == ["encoder-2"]
+        with pytest.raises(CliError, match="does not answer"):
+            await pools.drain("encoder-2", Managers(GATEWAY, address), shown)
