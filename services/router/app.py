@@ -17,7 +17,7 @@ from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.process import CannotStart, tls_identity
+from triptych.runtime.process import CannotStart, known_profiles, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import TlsIdentity
@@ -49,6 +49,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         offload = ThreadOffload(settings.prepare_threads, name="router-prepare")
         stack.callback(offload.close)
         prepare = await offload.run(partial(_prepare, settings))
+        profiles = await offload.run(known_profiles, settings.profiles)
         scope = await stack.enter_async_context(TaskScope("router"))
         service = RouterService(
             await _membership(settings, offload, instance_id, model, tls),
@@ -60,6 +61,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             scope=scope,
             rng=random.SystemRandom(),
             record=RouterRecord(telemetry.metrics),
+            profiles=profiles,
         )
         watch(telemetry.metrics, service)
         service.start()

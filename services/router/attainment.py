@@ -1,7 +1,7 @@
 """Load and SLO attainment of this router: feeds their machine from running requests, and shows them as metrics."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from prometheus_client.core import Metric as Family
@@ -9,7 +9,7 @@ from prometheus_client.core import Metric as Family
 from triptych.domain.embedding import embedding_tokens
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.slo import ChargedStage, Metric, Slo, modality_of, request_class
+from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of, request_class
 from triptych.domain.timeline import Timeline
 from triptych.domain.windows import ClassWindow, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
@@ -36,7 +36,19 @@ _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
 class Attainment:
     """Owner of the router's ``AttainmentRecorder``. Keeps the last 60 reports."""
 
-    def __init__(self, *, slo: Slo, limits: WindowLimits, epoch: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        slo: Slo,
+        limits: WindowLimits,
+        epoch: int,
+        clock: Clock,
+        isolated: Callable[[ClassWindow], Isolated | None] | None = None,
+    ) -> None:
+        """``isolated`` gives the latencies of a request with the system to itself, from a window with nothing but it; None
+        where no profile has them.
+        """
+        self._isolated = isolated
         self._clock = clock
         self._machine = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
         self._reports: deque[tuple[float, WindowReport]] = deque(maxlen=_KEPT_REPORTS)
@@ -49,13 +61,16 @@ class Attainment:
         tokens: dict[Modality, int] = {}
         for item in items:
             tokens[item.info.modality] = tokens.get(item.info.modality, 0) + embedding_tokens(item.tensors)
-        shape = RequestShape(
-            request_class(tokens),
-            len(items),
-            sum(tokens.values()),
-            prompt_tokens,
+        counts = ClassWindow(
+            arrivals=1,
+            items=len(items),
+            media_tokens=sum(tokens.values()),
+            prompt_tokens=prompt_tokens,
             media_bytes=sum(item.info.nbytes for item in items),
             pixels=sum(_pixels(item.info) for item in items),
+        )
+        shape = RequestShape(
+            request_class(tokens), counts, isolated=None if self._isolated is None else self._isolated(counts)
         )
         self._feed(RequestPrepared(number, shape, waited_s))
         return self._machine.gaps(number)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,8 @@ from typing import Protocol
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import Member, MembershipSnapshot, MemberState
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart
 from triptych.domain.timeline import Readiness
 from triptych.errors import DeadlineExceeded, TriptychError, Unavailable
 from triptych.machine.router.cluster import ENCODE, TEXT, ClusterMachine
@@ -103,6 +105,11 @@ class Cluster:
     def kv_tokens(self) -> int:
         """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
         return self._machine.kv_tokens
+
+    @property
+    def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
+        """The parts of the model, as instances run them: by these their profiles are found."""
+        return self._machine.parts
 
     @property
     def text_lost(self) -> bool:

@@ -10,14 +10,18 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.slo import Slo
+from triptych.domain.slo import Isolated, Slo
+from triptych.domain.stage import ModelPart
 from triptych.domain.timeline import Readiness, Timeline
+from triptych.domain.windows import ClassWindow
 from triptych.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, NotFound, TriptychError, Unavailable
 from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
 from triptych.policy.policies import Policies
+from triptych.policy.pool_facts import Profiles, isolated
 from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
 from triptych.runtime import logs
+from triptych.runtime.profiles import KnownProfiles
 
 from .attainment import Attainment
 from .cluster import Cluster, Scope
@@ -47,11 +51,13 @@ class RouterService:
         rng: Rng,
         record: Record = NO_RECORD,
         policies: Policies | None = None,
+        profiles: KnownProfiles | None = None,
     ) -> None:
         """``rng`` makes lease ids, which are secrets, so it must be unpredictable. ``policies`` override the settings'."""
         self._policies = policies or Policies.named(settings.policies)
         self._rng = rng
         self._record = record
+        self._profiles = profiles or KnownProfiles()
         self._settings = settings
         self._prepare = prepare
         self._offload = offload
@@ -61,7 +67,11 @@ class RouterService:
             membership, connect, settings=settings, policies=self._policies, clock=clock, scope=scope, rng=rng
         )
         self.attainment = Attainment(
-            slo=Slo.parse(settings.slo), limits=settings.windows, epoch=rng.getrandbits(63), clock=clock
+            slo=Slo.parse(settings.slo),
+            limits=settings.windows,
+            epoch=rng.getrandbits(63),
+            clock=clock,
+            isolated=self._isolated if profiles else None,
         )
         """Load and SLO attainment of this router."""
         self._tasks: dict[int, RequestTask] = {}
@@ -97,6 +107,10 @@ class RouterService:
 
     def close(self) -> None:
         self._cluster.close()
+
+    def _isolated(self, counts: ClassWindow) -> Isolated | None:
+        costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.parts.items()}
+        return isolated(Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER)), counts)
 
     @property
     def running(self) -> int:

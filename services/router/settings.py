@@ -61,6 +61,9 @@ class RouterSettings(MemberSettings):
     slo: Strings = ("ttft=5x", "tbt=5x")
     """Objectives that attainment is measured by: [CLASS:]METRIC=VALUE with ttft, tbt or e2e, and s, ms, or x for a factor of
     the latency without other requests. CLASS is text, image, video or audio."""
+    profiles: Path | None = None
+    """Profiles of the model's parts, a directory or one file: objectives that are factors are then known from the first
+    request on, instead of being estimated."""
     windows: WindowLimits = WindowLimits()
     """Windows in which load and attainment are measured."""
     prepare_threads: int = Field(default=2, ge=1, le=64)

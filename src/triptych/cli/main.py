@@ -85,6 +85,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Profiles of the model's parts, for routers and the pool manager; with --delay-profile, by default those.",
+            show_default=False,
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
@@ -110,6 +118,8 @@ def up(
             plain_console().print(
                 "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
             )
+        known = profiles or delay_profile
+        profiled = () if known is None else ("--profiles", str(known.absolute()))
         cluster = LocalCluster(
             model or ["demo"],
             encoders=encoders,
@@ -122,7 +132,7 @@ def up(
             threads=threads,
             log_dir=log_dir,
             restart=True,
-            options={"encoder": delayed, "text": delayed},
+            options={"encoder": delayed, "text": delayed, "router": profiled, "pool_manager": profiled},
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
     raise typer.Exit(code)

@@ -50,13 +50,10 @@ class RequestShape:
     """What is known of a request once its prompt is prepared."""
 
     class_name: str
-    items: int
-    media_tokens: int
-    prompt_tokens: int
-    media_bytes: int = 0
-    pixels: int = 0
+    counts: ClassWindow
+    """A window with nothing but its arrival."""
     isolated: Isolated | None = None
-    """If known; else it is estimated from requests of its class."""
+    """If a profile has it; else it is estimated from requests of its class."""
 
 
 # --- events -------------------------------------------------------------------------------------------------------------
@@ -206,6 +203,8 @@ class AttainmentRecorder:
         self._model = ""
         self._running: dict[int, _Running] = {}
         self._isolated: dict[str, _IsolatedEstimate] = {}
+        self._last_isolated: dict[str, Isolated] = {}
+        """Of the last request of each class."""
         self._opened_s = now_s
         self._classes: dict[str, ClassWindow] = {}
         self._instances: dict[str, list[int]] = {}
@@ -244,15 +243,9 @@ class AttainmentRecorder:
             isolated,
             self._limit_s(shape.class_name, Metric.TTFT, isolated),
         )
-        counts = ClassWindow(
-            arrivals=1,
-            items=shape.items,
-            media_tokens=shape.media_tokens,
-            prompt_tokens=shape.prompt_tokens,
-            media_bytes=shape.media_bytes,
-            pixels=shape.pixels,
-        )
-        self._count(shape.class_name, counts)
+        self._count(shape.class_name, shape.counts)
+        if isolated is not None:
+            self._last_isolated[shape.class_name] = isolated
 
     def _answering(self, one: _Running, timeline: Timeline) -> None:
         if one.answering:
@@ -346,7 +339,7 @@ class AttainmentRecorder:
     def _miss_unanswered(self, one: _Running, waited_s: float) -> None:
         """The limit has passed without a first token: charge the stages up to the one it is in."""
         encoded_s = waited_s if one.dispatched_s is None else one.dispatched_s - one.arrived_s
-        has_items = bool(one.shape.items)
+        has_items = bool(one.shape.counts.items)
         self._judge(one, waited_s, 0.0, encoded_s if has_items else 0.0, waited_s - encoded_s * has_items)
 
     def _blame(self, instance_id: str, *, missed: bool) -> None:
@@ -390,8 +383,10 @@ class AttainmentRecorder:
             instances=tuple(NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]),
             refusals=self._refusals,
             waiting=len(waiting),
-            waiting_media_tokens=sum(one.shape.media_tokens for one in waiting if one.dispatched_s is None),
-            waiting_prompt_tokens=sum(one.shape.prompt_tokens for one in waiting if one.dispatched_s is not None),
+            waiting_media_tokens=sum(one.shape.counts.media_tokens for one in waiting if one.dispatched_s is None),
+            waiting_prompt_tokens=sum(
+                one.shape.counts.prompt_tokens for one in waiting if one.dispatched_s is not None
+            ),
         )
         self._opened_s, self._classes, self._instances, self._refusals = now_s, {}, {}, Refusals()
         self._closed.append((now_s, report))
@@ -412,10 +407,10 @@ class AttainmentRecorder:
         return merged(report for _, report in self._closed)
 
     def limits_s(self) -> dict[tuple[str, Metric], float]:
-        """The objectives now, in seconds, of the classes seen so far; those that are unknown yet are missing."""
+        """The objectives in seconds, as the last request of each class had them; those that are unknown yet are missing."""
         found = {
-            (name, metric): self._limit_s(name, metric, self._estimate(name))
-            for name in self._isolated
+            (name, metric): self._limit_s(name, metric, self._last_isolated.get(name) or self._estimate(name))
+            for name in self._isolated.keys() | self._last_isolated.keys()
             for metric in (Metric.TTFT, Metric.TBT)
         }
         return {key: limit_s for key, limit_s in found.items() if limit_s is not None}

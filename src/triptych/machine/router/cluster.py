@@ -11,6 +11,7 @@ none. Until then a request waits in a bounded queue, ordered by the policies, an
 
 from bisect import insort
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,8 +20,9 @@ from triptych.domain.instance import InstanceInfo, ModelInfo
 from triptych.domain.item_plan import Content
 from triptych.domain.limits import Count, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.rng import Rng
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Readiness
 from triptych.errors import (
     ArenaFull,
@@ -142,6 +144,7 @@ class ClusterMachine:
         self._encoder_lost_s = float("-inf")
         self._has_text = False
         self._kv_tokens = 0
+        self._parts: dict[ModelPart, ProfileIdentity] = {}
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -154,6 +157,11 @@ class ClusterMachine:
     def kv_tokens(self) -> int:
         """Most tokens that a usable text instance can hold for one request; 0 if unknown."""
         return self._kv_tokens
+
+    @property
+    def parts(self) -> Mapping[ModelPart, ProfileIdentity]:
+        """The parts of the model, as a usable instance runs them, or ran them last."""
+        return self._parts
 
     @property
     def waiting(self) -> int:
@@ -355,6 +363,9 @@ class ClusterMachine:
         kept = [one.info.kv_tokens for one in self._pools[TEXT] if one.info is not None and one.usable]
         self._has_text = bool(kept)
         self._kv_tokens = max(kept, default=0) if all(kept) else 0
+        for one in instances:
+            if one.info is not None and one.usable:
+                self._parts |= {part.identity.part: part.identity for part in one.info.parts}
         self._unplaceable.clear()
 
     def _mark_duplicates(self) -> None:

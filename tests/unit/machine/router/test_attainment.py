@@ -20,8 +20,8 @@ from triptych.machine.router.attainment import (
 )
 
 ALONE = Isolated(prepare_s=0.0, encode_s=0.1, prefill_s=0.1, tbt_s=0.02)
-IMAGE = RequestShape("image-256", items=1, media_tokens=200, prompt_tokens=230, isolated=ALONE)
-TEXT = RequestShape("text", items=0, media_tokens=0, prompt_tokens=30)
+IMAGE = RequestShape("image-256", ClassWindow(arrivals=1, items=1, media_tokens=200, prompt_tokens=230), isolated=ALONE)
+TEXT = RequestShape("text", ClassWindow(arrivals=1, prompt_tokens=30))
 ITEM = ItemTimeline(0, "image", 28, 28, 200, "e1", encode_s=0.1)
 
 
@@ -248,7 +248,7 @@ def test_refusals_are_counted_by_whether_more_instances_would_help() -> None:
 def test_embeddings_from_a_cache_are_told_apart() -> None:
     router = Router()
     hit = replace(timeline(), items=(ITEM, replace(ITEM, item=1, encoder_cached=True)))
-    router.serves(replace(IMAGE, items=2, media_tokens=400), hit)
+    router.serves(replace(IMAGE, counts=replace(IMAGE.counts, items=2, media_tokens=400)), hit)
     window = router.window()
     assert (window.cached_tokens, window.finished_media_tokens) == (200, 400)
 

@@ -24,12 +24,14 @@ from triptych.domain.generation import (
     TextRequest,
     TokenChunk,
 )
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad
 from triptych.domain.media import Modality
+from triptych.domain.profile import Profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
 from triptych.media.sniff import MediaLimits
+from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
@@ -50,6 +52,7 @@ class KillableInstance:
         self.epoch = 1
         self.failures: deque[Exception] = deque()
         self.kv_tokens = 0
+        self.parts: tuple[ServedPart, ...] = ()
         self.closed = 0
         self._died = asyncio.Event()
 
@@ -84,6 +87,7 @@ class KillableInstance:
             (),
             "fake-1",
             kv_tokens=self.kv_tokens,
+            parts=self.parts,
         )
 
 
@@ -241,11 +245,16 @@ async def bench(
     *,
     arena_bytes: int = 1 << 20,
     settings: RouterSettings | None = None,
+    profiles: Sequence[Profile] = (),
 ) -> AsyncIterator[Bench]:
-    """A router that has seen all instances. Afterwards the instances that are alive must hold nothing."""
+    """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must hold nothing."""
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool) for number in range(texts)]
     instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
+    for one in (*pool, *text_pool):
+        one.parts = tuple(
+            ServedPart(profile.identity, 8) for profile in profiles if one.role.stages & profile.identity.stages
+        )
     async with TaskScope("router") as scope:
         router = RouterService(
             FixedMembership(instances),
@@ -256,6 +265,7 @@ async def bench(
             clock=asyncio.get_running_loop().time,
             scope=scope,
             rng=Random(7),
+            profiles=KnownProfiles(profiles),
         )
         router.start()
         await asyncio.sleep(0.1)

@@ -8,10 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.router import gauges
 from services.router.settings import RouterSettings
 from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
+from triptych.domain.profile import Profile
+from triptych.domain.stage import Stage
 from triptych.domain.windows import ClassWindow, Refusals, merged
 from triptych.errors import Overloaded
 from triptych.policy.admission import ServerBounds
 from triptych.runtime.metrics import Metrics
+from triptych.testing.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.testing.virtual_time import run
 
 SETTINGS = RouterSettings(slo=("ttft=60s", "tbt=10s", "text:ttft=0.00001s"))
@@ -55,6 +58,51 @@ def test_a_request_that_waits_is_in_the_next_report() -> None:
             await running
 
     run(test())
+
+
+def test_with_profiles_the_first_request_of_a_class_is_judged_and_its_miss_charged() -> None:
+    profiles = (synthetic_profile(Stage.ENCODE), synthetic_profile(Stage.PREFILL))
+
+    async def test() -> None:
+        async with bench(profiles=profiles) as made:
+            await collect(made.router, ask("a", [image(1)]))
+            found = (await window(made))["image-256"]
+            assert (found.ttft.met, found.ttft.missed, found.not_judged) == (1, 0, 0)
+            for encoder in made.encoders:
+                encoder.encode_s = 2.0
+            await collect(made.router, ask("b", [image(2)]))
+            found = (await window(made))["image-256"]
+            assert (found.ttft.missed, found.missed_encode, found.missed_prefill) == (1, 1, 0)
+            metrics = Metrics()
+            gauges.watch(metrics, made.router)
+            families = text_string_to_metric_families(metrics.render().decode())
+            limits = {
+                sample.labels["metric"]: sample.value
+                for family in families
+                for sample in family.samples
+                if sample.name == "triptych_slo_limit_seconds"
+            }
+            assert limits["ttft"] == pytest.approx(5 * (0.1 + 0.1), rel=0.01)
+
+    run(test())
+
+
+@pytest.mark.parametrize("stages", [(), (Stage.ENCODE,), (Stage.PREFILL,)])
+def test_without_the_profiles_of_both_parts_the_first_image_is_not_judged(stages: tuple[Stage, ...]) -> None:
+    async def test() -> None:
+        async with bench(profiles=tuple(map(synthetic_profile, stages))) as made:
+            await collect(made.router, ask("a", [image(1)]))
+            found = (await window(made))["image-256"]
+            assert (found.ttft.count, found.not_judged) == (0, 1)
+
+    run(test())
+
+
+def synthetic_profile(stage: Stage) -> Profile:
+    """Encoding, and prefilling, takes 0.1 s."""
+    if stage is Stage.ENCODE:
+        return synthetic_encoder_profile(pass_s=0.1, token_s=1e-9, load_s=0.0)
+    return synthetic_decoder_profile(step_s=0.1, sequence_s=1e-9, prefill_token_s=1e-9, load_s=0.0)
 
 
 def test_refusals_are_reported() -> None:
