@@ -55,7 +55,7 @@ from triptych.runtime.metrics import gauge, total
 from triptych.runtime.tasks import TaskScope
 from triptych.store.leadership import Leadership, LeaseTimes
 
-from .keeper import Keeper, Left
+from .keeper import Keeper, Left, later
 from .orders import Orders
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,8 @@ class Control:
         """The fence under which the state of the leader before was taken over."""
         self._leader = ""
         self._left: dict[str, Left] = {}
-        """What the store had when it was last read."""
+        """What the store had when it was last read, of pools that were not found since."""
+        self._left_s = 0.0
         self._pools: dict[PoolName, _Pool] = {}
         self._routers: dict[str, str] = {}
         """The model of each router that has reported."""
@@ -264,8 +265,8 @@ class Control:
             clock=self._clock,
         )
         pool = self._pools[name] = _Pool(name, machine, orders, now_s, now_s)
-        left = self._left.get(str(name))
-        self._feed(pool, Resumed(str(name), None if left is None else left.pool))
+        left = self._left.pop(str(name), None)
+        self._feed(pool, Resumed(str(name), None if left is None else later(left.pool, now_s - self._left_s)))
         self._scope.spawn(orders.run(), name=f"orders {name}", vital=True)
 
     def _look(self, pool: _Pool, members: Sequence[MemberStatus], now_s: float) -> None:
@@ -336,20 +337,26 @@ class Control:
                 elif fence is not None and fence != self._taken:
                     await self._take_over(fence)
                 elif fence is not None:
-                    now_s = self._clock()
-                    kept = {str(name): pool.machine.kept(str(name), now_s) for name, pool in self._pools.items()}
-                    await self._keeper.write(kept, fence)
+                    await self._write(fence)
             except (StoreUnavailable, StoreCorrupt, Deposed) as error:
                 logger.debug("sizes are not kept in the store: %s", error)  # ``Store.fault`` says it to people
             await asyncio.sleep(_KEEP_S)
 
+    async def _write(self, fence: Fence) -> None:
+        now_s = self._clock()
+        kept = {str(name): pool.machine.kept(str(name), now_s) for name, pool in self._pools.items()}
+        await self._keeper.write(kept, fence)
+        if self._left and now_s - self._left_s >= _GONE_S:
+            await self._keeper.drop(self._left.keys() - kept.keys(), fence)
+            self._left = {}
+
     async def _follow(self) -> None:
         """Show what the leader has decided."""
         self._leader = await self._store.holder(_LEASE) or ""
-        self._left = await self._keeper.read()
+        self._left, self._left_s = await self._keeper.read(), self._clock()
         if self._leadership.fence is None:
             for name, pool in self._pools.items():
-                if (left := self._left.get(str(name))) is not None:
+                if (left := self._left.pop(str(name), None)) is not None:
                     self._feed(pool, Resumed(str(name), left.pool))
 
     async def _take_over(self, fence: Fence) -> None:
@@ -358,11 +365,12 @@ class Control:
         if self._leadership.fence != fence:
             return
         for name, pool in self._pools.items():
-            one = left.get(str(name))
+            one = left.pop(str(name), None)
             ours = one is None or (self._taken is not None and one.token == self._taken.token)
             kept: KeptPool | None = None if one is None or ours else one.pool
             self._feed(pool, Resumed(str(name), kept, () if ours else records.get(str(name), ())))
-        self._left, self._taken, self._leader = left, fence, self._owner
+        self._left, self._left_s = left, self._clock()
+        self._taken, self._leader = fence, self._owner
 
     # --- the scaler --------------------------------------------------------------------------------------------------
 

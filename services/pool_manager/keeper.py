@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,6 +34,17 @@ class _Written:
     token: int
     what: tuple[object, ...]
     at_s: float
+
+
+def later(pool: KeptPool, seconds: float) -> KeptPool:
+    """A pool so long after it was read."""
+    override = pool.override
+    return replace(
+        pool,
+        override=None if override is None else replace(override, left_s=override.left_s - seconds),
+        changes_s=tuple(age_s + seconds for age_s in pool.changes_s),
+        decisions_s=tuple((number, age_s + seconds) for number, age_s in pool.decisions_s),
+    )
 
 
 _LEFT = TypeAdapter(Left)
@@ -76,14 +87,18 @@ class Keeper:
 
     async def write(self, pools: Mapping[str, KeptPool], fence: Fence) -> None:
         """Write what has changed, and decisions."""
-        for name in [name for name in self._written if name not in pools]:
-            del self._written[name]
-            await self._store.delete(_POOLS, name, fence=fence)
+        await self.drop([name for name in self._written if name not in pools], fence)
         for name, pool in pools.items():
             await self._write_pool(name, pool, fence)
         while self._records:
             await self._append(self._records[0], fence)
             self._records.popleft()
+
+    async def drop(self, pools: Iterable[str], fence: Fence) -> None:
+        """Forget pools that are gone."""
+        for name in pools:
+            await self._store.delete(_POOLS, name, fence=fence)
+            self._written.pop(name, None)
 
     async def _write_pool(self, name: str, pool: KeptPool, fence: Fence) -> None:
         size = None if pool.override is None else pool.override.size

@@ -17,6 +17,8 @@ class InstancePhase(StrEnum):
     DRAINING = "draining"
     DRAINED = "drained"
     """Nothing runs there any more; it can be stopped."""
+    LOST = "lost"
+    """Its process runs, but has not been heard of for long: it hangs, or is cut off."""
 
 
 @dataclass(frozen=True, slots=True)

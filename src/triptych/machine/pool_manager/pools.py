@@ -73,6 +73,9 @@ class PoolLimits:
     max_crashes: Positive = 3
     """Instances that end in a row before they are ready, after which the pool is given up: until one starts after all, or
     a person sets its size."""
+    lost_s: PositiveSeconds = 90.0
+    """An instance whose process runs, but that has not been heard of for this long, is stopped and replaced, unless that
+    concerns half of the pool: then rather this manager is cut off."""
     surplus_s: PositiveSeconds = 30.0
     """Time after which instances that nobody ordered count as wanted; they then go as the load permits."""
     max_records: Positive = 64
@@ -295,10 +298,16 @@ class PoolsMachine:
         if not self._acts(pool, now_s) or self._frozen or pool.draining:
             return []
         effects: list[PoolEffect] = []
+        few_lost = pool.count(InstancePhase.LOST) < pool.count(InstancePhase.READY)
         for one in pool.instances:
-            late = one.phase is InstancePhase.DRAINING and one.age_s >= self._limits.drain_timeout_s
-            if one.phase is InstancePhase.DRAINED or late:
-                reason = "it has not drained in time" if late else "it has drained"
+            reason = ""
+            if one.phase is InstancePhase.DRAINED:
+                reason = "it has drained"
+            elif one.phase is InstancePhase.DRAINING and one.age_s >= self._limits.drain_timeout_s:
+                reason = "it has not drained in time"
+            elif one.phase is InstancePhase.LOST and one.age_s >= self._limits.lost_s and few_lost:
+                reason = f"it runs, but has not been heard of for {one.age_s:.0f} s"
+            if reason:
                 effects.append(RemoveInstance(pool.settings.name, one.instance_id, reason))
         return effects
 

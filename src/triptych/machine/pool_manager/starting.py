@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from triptych.domain.decision import InstancePhase, PoolInstance
 from triptych.domain.scaling import Phase, ScaledInstance
 
+_REGISTER_S = 30.0
+"""A process that runs registers within this time, also after a restart of the manager. After that it counts as lost."""
 _REPEAT_S = 10.0
 """An instance that stays failed counts as another failed start after this long."""
 
@@ -24,6 +26,8 @@ class _Known:
     ended_s: float | None
     """When its process was last seen to have ended."""
     counted_s: float
+    silent_s: float | None
+    """Since when it runs without being a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class StartingInstances:
         self._known: dict[str, _Known] = {}
 
     def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
-        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting.
+        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting; later it is lost.
 
         A member whose process has ended counts as what the scaler says of it, although nobody has missed it yet.
         """
@@ -58,12 +62,8 @@ class StartingInstances:
             for one in members
             if one.instance_id not in known or known[one.instance_id].member
         ]
-        starting = [
-            PoolInstance(name, InstancePhase.STARTING, age_s=now_s - one.since_s)
-            for name, one in known.items()
-            if not one.member and one.one.phase in (Phase.ORDERED, Phase.STARTING, Phase.RUNNING)
-        ]
-        return Seen((*there, *starting), tuple(failures))
+        absent = [_absent(name, one, now_s) for name, one in known.items() if not one.member]
+        return Seen((*there, *(one for one in absent if one is not None)), tuple(failures))
 
 
 def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance | None, now_s: float) -> _Known:
@@ -76,7 +76,19 @@ def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance 
     member = listed is not None and not down and (ended_s is None or listed.age_s < now_s - ended_s)
     if down and _is_failed_start(one, before, now_s):
         since_s = counted_s = now_s
-    return _Known(one, member, since_s, ended_s, counted_s)
+    silent_s = None
+    if one.phase is Phase.RUNNING and not member:
+        silent_s = now_s if before is None or before.silent_s is None else before.silent_s
+    return _Known(one, member, since_s, ended_s, counted_s, silent_s)
+
+
+def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
+    """An instance that is no member; None if it is none at all."""
+    if known.one.phase not in (Phase.ORDERED, Phase.STARTING, Phase.RUNNING):
+        return None
+    if known.silent_s is not None and now_s - known.silent_s >= _REGISTER_S:
+        return PoolInstance(name, InstancePhase.LOST, age_s=now_s - known.silent_s)
+    return PoolInstance(name, InstancePhase.STARTING, age_s=now_s - known.since_s)
 
 
 def _is_failed_start(one: ScaledInstance, before: _Known | None, now_s: float) -> bool:

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from tests.unit.machine.pool_manager.modelled import Modelled, fixed_facts
 from triptych.domain.decision import (
     Bounds,
+    Decision,
     DecisionOutcome,
     DecisionRecord,
     InstancePhase,
+    KeptPool,
+    Override,
     PoolFacts,
     PoolInstance,
     PoolState,
+    PoolView,
+    Reason,
     Why,
 )
 from triptych.domain.stage import Role
@@ -29,8 +34,10 @@ from triptych.machine.pool_manager.pool_events import (
     OrderFailed,
     OverrideEnded,
     OverrideSet,
+    RecordDecision,
     RemoveInstance,
     Reported,
+    Resumed,
     RouterGone,
     ScaleTo,
     StartFailed,
@@ -336,6 +343,49 @@ def test_an_instance_that_does_not_drain_in_time_is_stopped() -> None:
     assert [type(one) for one in machine.handle(Tick(), 599.0)] == []
     late = [one for one in machine.handle(Tick(), 601.0) if isinstance(one, ScaleTo | RemoveInstance)]
     assert [type(one) for one in late] == [ScaleTo, RemoveInstance]
+
+
+def lost(name: str, age_s: float) -> PoolInstance:
+    return PoolInstance(name, InstancePhase.LOST, age_s=age_s)
+
+
+def test_an_instance_that_hangs_is_stopped_and_replaced_unless_half_of_the_pool_seems_to() -> None:
+    machine = one_pool(initial=4)
+    machine.handle(InstancesSeen("e", (*ready("a", "b", "c"), lost("d", 40.0))), 0.0)
+    assert [type(one) for one in machine.handle(Tick(), 0.0) if not isinstance(one, RecordDecision)] == [ScaleTo]
+    machine.handle(InstancesSeen("e", (*ready("a", "b", "c"), lost("d", 90.0))), 1.0)
+    removed = [one for one in machine.handle(Tick(), 1.0) if isinstance(one, RemoveInstance)]
+    assert [one.instance_id for one in removed] == ["d"]
+    assert "not been heard of for 90 s" in removed[0].reason
+    machine.handle(InstancesSeen("e", (*ready("a", "b"), lost("c", 90.0), lost("d", 90.0))), 2.0)
+    assert not [one for one in machine.handle(Tick(), 2.0) if isinstance(one, RemoveInstance)]
+
+
+def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
+    machine = one_pool(initial=2)
+    for at_s in range(40):
+        machine.handle(InstancesSeen("e", ready("a", "b", "c")), float(at_s))
+        sizes = [one.size for one in machine.handle(Tick(), float(at_s)) if isinstance(one, ScaleTo)]
+        assert sizes == ([3] if at_s == 30 else [])
+    assert machine.status(40.0)[0].wanted == 3
+
+
+def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_what_is_there() -> None:
+    machine = one_pool(initial=2)
+    kept = KeptPool(4, Override(4, 50.0), changes_s=(3000.0, 10.0), decisions_s=((7, 30.0),))
+    machine.handle(InstancesSeen("e", ready("a", "b")), 0.0)
+    old = DecisionRecord(7, PoolView("e", 2, Bounds(1, 9)), Decision(4, (Reason(Why.LOAD, "much"),)))
+    machine.handle(Resumed("e", kept, (old,)), 100.0)
+    assert [one.size for one in machine.handle(Tick(), 100.0) if isinstance(one, ScaleTo)] == [4]
+    assert machine.kept("e", 101.0).override == Override(4, 49.0)
+    assert machine.kept("e", 101.0).changes_s == (3001.0, 11.0)
+    first = machine.records("e", 101.0)[0]
+    assert (first.number, first.age_s) == (7, 31.0)
+    assert machine.records("e", 101.0)[-1].number > 7
+    machine.handle(Resumed("e", KeptPool(1)), 200.0)
+    machine.handle(InstancesSeen("e", ready("a", "b", "c")), 200.0)
+    assert [one.size for one in machine.handle(Tick(), 200.0) if isinstance(one, ScaleTo)] == [3]
+    machine.validate()
 
 
 def test_a_manual_size_wins_until_it_ends() -> None:

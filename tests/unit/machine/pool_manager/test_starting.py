@@ -37,6 +37,18 @@ def test_what_is_ordered_or_starts_or_has_not_registered_yet_is_starting_since_i
     assert pool.failures == []
 
 
+def test_a_process_that_runs_and_does_not_register_is_lost_after_a_while_and_back_when_it_does() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    pool.look(10.0, ("a", Phase.RUNNING, ""))
+    pool.members.clear()
+    assert pool.look(20.0, ("a", Phase.RUNNING, ""))["a"][0] is STARTING
+    assert pool.look(49.0, ("a", Phase.RUNNING, ""))["a"][0] is STARTING
+    assert pool.look(50.0, ("a", Phase.RUNNING, ""))["a"] == (InstancePhase.LOST, 30.0)
+    pool.members["a"] = (READY, 51.0)
+    assert pool.look(51.0, ("a", Phase.RUNNING, ""))["a"] == (READY, 0.0)
+
+
 def test_a_member_whose_process_died_is_starting_until_it_registers_again_and_that_is_no_failed_start() -> None:
     pool = Pool()
     pool.members["a"] = (READY, 0.0)
