@@ -256,7 +256,9 @@ def synthetic_encoder_profile(
         encode=tuple(
             EncodeRow(tokens, items, pass_s + token_s * tokens * items) for tokens in (1, 65536) for items in (1, 64)
         ),
-        prepare=tuple(PrepareRow(nbytes, 1 << 24, prepare_s) for nbytes in (1, 1 << 26)),
+        prepare=tuple(
+            PrepareRow(density * pixels, pixels, prepare_s) for density in (0, 64) for pixels in (1, 1 << 26)
+        ),
     )
 
 

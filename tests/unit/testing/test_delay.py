@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from triptych.demo import MODEL_DIR
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
@@ -22,6 +23,7 @@ from triptych.testing.delay import (
     delay_costs,
     synthetic_decoder_profile,
     synthetic_encoder_profile,
+    synthetic_profiles,
 )
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
@@ -132,3 +134,21 @@ def test_a_part_must_have_exactly_one_profile(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(BadProfile, match=r"x\.json"):
         delay_costs(tmp_path, ModelPart.ENCODER)
+
+
+def test_a_synthetic_profile_covers_every_usual_size() -> None:
+    encoder, decoder = synthetic_profiles(MODEL_DIR, image_s=0.2, side_px=448, load_s=5.0, process_s=3.0)
+    costs, text = Costs(encoder), Costs(decoder)
+    usual = [
+        costs.encode_s(16),
+        costs.encode_s(4096, 8),
+        costs.prepare_s(500, 56 * 56),
+        costs.prepare_s(30_000_000, 4096 * 4096),
+        text.prefill_s(20),
+        text.prefill_s(2048, 30_000),
+        text.decode_s(256, 4096),
+    ]
+    assert {one.warnings for one in usual} == {frozenset({CostWarning.SYNTHETIC})}
+    assert costs.encode_s(16).value == pytest.approx(0.2)
+    assert costs.start_s().value == text.start_s().value == 8.0
+    assert encoder.measured.load_s == 5.0
