@@ -12,6 +12,7 @@ import uvicorn
 from triptych.domain.membership import MemberKind
 from triptych.media.fetch import Fetcher
 from triptych.ports import Router
+from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
@@ -26,7 +27,6 @@ from . import observe
 from .http import BoundedHttp
 from .keys import KeyRing
 from .media import RemoteMedia
-from .routers import Routers
 from .routes import create_app
 from .service import Gateway
 from .settings import GatewaySettings

@@ -34,13 +34,17 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.ports import Rng, Router
+from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import RouterStub
+from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 120.0
 QUERY_TIMEOUT_S = 10.0
+_ASK_S = 10.0
+"""How often each of several routers is asked for its models."""
 _TARGET = re.compile(r"[^/\s]+:\d{1,5}")
 _MESSAGE_MARGIN_NBYTES = 1 << 20
 """Size allowed for a request without its media."""
@@ -127,7 +131,8 @@ class ChatStream:
 
 
 class AsyncClient:
-    """Client of the router at ``target``: ``host:port``, or an object that implements ``ports.Router``.
+    """Client of the routers at ``target``: ``host:port``, several separated by commas, or an object that implements
+    ``ports.Router``. Of several, each request goes to one that answers and serves the model.
 
     ``tls`` is the identity for a cluster that uses mutual TLS: a certificate signed by its authority.
 
@@ -147,11 +152,9 @@ class AsyncClient:
         tls: TlsIdentity | None = None,
         rng: Rng | None = None,
     ) -> None:
-        if not (_TARGET.fullmatch(target) if isinstance(target, str) else callable(getattr(target, "chat", None))):
-            raise errors.InvalidRequest(
-                f"{target!r} is not HOST:PORT of a router's gRPC (a URL is what the gateway has)", param="target"
-            )
-        self._target = target
+        self._target = target if not isinstance(target, str) else _addresses(target)
+        if not isinstance(target, str) and not callable(getattr(target, "chat", None)):
+            raise _no_target(target)
         self._tls = None if tls is None else checks.of_type("tls", tls, TlsIdentity, "a triptych.client.TlsIdentity")
         self._model = None if model is None else checks.text("model", model)
         self._timeout_s = checks.duration_s("timeout_s", timeout_s)
@@ -209,9 +212,9 @@ class AsyncClient:
 
         async with AsyncExitStack() as stack:
 
-            async def begin() -> ChatStream:
+            async def begin(router: Router) -> ChatStream:
                 request = replace(template, request_id=uuid4().hex, timeout_s=max(0.0, end_s - now_s()))
-                events = self._events(request)
+                events = self._events(router, request)
                 try:
                     first = await _next(events)
                 except BaseException:
@@ -237,37 +240,55 @@ class AsyncClient:
         template = await _chat_request(prompt, images, tools)
         name = await self._model_for(model, end_s)
         request = replace(template, request_id=uuid4().hex, model=name, timeout_s=timeout_s)
-        return (await self._attempts(lambda: self._router().tokenize(request), end_s)).token_ids
+        return (await self._attempts(lambda router: router.tokenize(request), end_s)).token_ids
 
     async def models(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> tuple[ModelInfo, ...]:
         """The models served."""
-        return await self._query(lambda: self._router().models(), timeout_s)
+        return await self._query(_models, timeout_s)
 
     async def ready(self, *, timeout_s: float = QUERY_TIMEOUT_S) -> Readiness:
         """Whether every stage has an instance, and the list of instances."""
-        return await self._query(lambda: self._router().readiness(), timeout_s)
+        return await self._query(lambda router: router.readiness(), timeout_s)
 
     async def timeline(self, request_id: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> Timeline:
         """Where a request ran, stage by stage. Raises NotFound when the router's bounded history no longer has it."""
         name = checks.text("request_id", request_id)
-        return await self._query(lambda: self._router().timeline(name), timeout_s)
+        return await self._query(lambda router: router.timeline(name), timeout_s)
 
     # --- how ---
 
-    def _router(self) -> Router:
+    async def _router(self) -> Router:
         if self._closed:
             raise errors.Cancelled("the client is closed")
         self._check_loop()
         if self._opened is None:
-            if isinstance(self._target, str):  # created here: a channel belongs to the event loop that creates it
-                process.use_grpc()
-                stub = RouterStub(self._target, self._tls)
-                self._exit.push_async_callback(stub.close)
-                self._opened_by = os.getpid(), asyncio.get_running_loop()
-                self._opened = stub
-            else:
-                self._opened = self._target
+            self._opened = self._open()
+        if isinstance(self._opened, Routers):
+            await self._opened.asked()
         return self._opened
+
+    def _open(self) -> Router:
+        if not isinstance(self._target, tuple):
+            return self._target
+        process.use_grpc()
+        loop = asyncio.get_running_loop()
+        self._opened_by = os.getpid(), loop  # a channel belongs to the loop that creates it
+        if len(self._target) == 1:
+            stub = RouterStub(self._target[0], self._tls)
+            self._exit.push_async_callback(stub.close)
+            return stub
+        routers = Routers(lambda address: RouterStub(address, self._tls))
+        routers.use(self._target)
+        scope = TaskScope("routers", limit=1)
+        scope.spawn(routers.keep_asking(_ASK_S), name="models")
+
+        async def close() -> None:
+            if not loop.is_closed():  # else its tasks have ended
+                await scope.close()
+            await routers.close()
+
+        self._exit.push_async_callback(close)
+        return routers
 
     def _check_loop(self) -> None:
         """Raises InvalidRequest outside the process and event loop in which the connection was opened."""
@@ -281,8 +302,8 @@ class AsyncClient:
                     "close it there"
                 )
 
-    async def _events(self, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
-        async with aclosing(self._router().chat(request)) as stream:
+    async def _events(self, router: Router, request: ChatRequest) -> AsyncGenerator[ChatEvent]:
+        async with aclosing(router.chat(request)) as stream:
             with self._while_open():
                 async for events in stream:
                     for event in events:
@@ -304,17 +325,17 @@ class AsyncClient:
         if model is not None:
             checks.text("model", model)
         elif self._model is None:
-            models = await self._attempts(lambda: self._router().models(), end_s)
+            models = await self._attempts(_models, end_s)
             if not models:
                 raise errors.Unavailable("no model is served yet")
             self._model = models[0].model_id
         return model or self._model or ""
 
-    async def _query(self, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    async def _query(self, call: Callable[[Router], Awaitable[T]], timeout_s: float) -> T:
         end_s = asyncio.get_running_loop().time() + checks.duration_s("timeout_s", timeout_s)
         return await self._attempts(call, end_s)
 
-    async def _attempts(self, call: Callable[[], Awaitable[T]], end_s: float) -> T:
+    async def _attempts(self, call: Callable[[Router], Awaitable[T]], end_s: float) -> T:
         """Retry a call until it succeeds, within deadline, attempts and budget."""
         loop = asyncio.get_running_loop()
         attempt = 1
@@ -322,7 +343,7 @@ class AsyncClient:
             try:
                 with self._while_open():
                     async with asyncio.timeout_at(end_s):
-                        result = await call()
+                        result = await call(await self._router())
             except TimeoutError:
                 raise self._deadline_exceeded() from None
             except errors.TriptychError as raised:
@@ -338,18 +359,54 @@ class AsyncClient:
 
     def _with_target(self, error: errors.TriptychError) -> errors.TriptychError:
         """Add the target's name to the error when nothing was reached at all."""
-        if not isinstance(self._opened, RouterStub):
-            return error
-        if isinstance(error, errors.InstanceLost) and self._opened.refused:
+        match self._opened:
+            case RouterStub() as stub:
+                unreached = isinstance(error, errors.InstanceLost) and stub.refused
+            case Routers() as routers:
+                unreached = isinstance(error, errors.Unavailable) and not routers.answering
+            case _:
+                return error
+        if unreached:
             return errors.Unavailable(
-                f"nothing answers at {self._target}: is a router's gRPC there? `triptych up` shows where its own is"
+                f"nothing answers at {self._shown_target}: is a router's gRPC there? `triptych up` shows where its own is"
             )
         return self._deadline_exceeded() if isinstance(error, errors.DeadlineExceeded) else error
 
     def _deadline_exceeded(self) -> errors.DeadlineExceeded:
-        if isinstance(self._opened, RouterStub) and not self._opened.connected:
-            return errors.DeadlineExceeded(f"there was no connection to {self._target} within the deadline")
+        match self._opened:
+            case RouterStub() as stub:
+                reached = stub.connected
+            case Routers() as routers:
+                reached = routers.answering
+            case _:
+                reached = True
+        if not reached:
+            return errors.DeadlineExceeded(f"there was no connection to {self._shown_target} within the deadline")
         return errors.DeadlineExceeded("the call did not end within its deadline")
+
+    @property
+    def _shown_target(self) -> str:
+        return " or ".join(self._target) if isinstance(self._target, tuple) else "the router"
+
+
+def _addresses(target: str) -> tuple[str, ...]:
+    """Raises InvalidRequest."""
+    addresses = tuple(dict.fromkeys(one.strip() for one in target.split(",")))
+    if not all(map(_TARGET.fullmatch, addresses)):
+        raise _no_target(target)
+    return addresses
+
+
+def _no_target(target: object) -> errors.InvalidRequest:
+    text = f"{target!r} is not HOST:PORT,... of routers' gRPC (a URL is what the gateway has)"
+    return errors.InvalidRequest(text, param="target")
+
+
+async def _models(router: Router) -> tuple[ModelInfo, ...]:
+    models = await router.models()
+    if isinstance(router, Routers) and not router.answering:
+        raise errors.Unavailable("no router answers")
+    return models
 
 
 async def _chat_request(prompt: Prompt, images: Sequence[Image], tools: Sequence[Mapping[str, Any]]) -> ChatRequest:

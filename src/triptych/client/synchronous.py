@@ -63,7 +63,10 @@ class SyncChatStream:
 
 
 class Client:
-    """Client of the router at ``target`` (``host:port``). Threads may share one; close it, or use ``with``."""
+    """Client of the routers at ``target``: ``host:port``, or several separated by commas.
+
+    Threads may share one; close it, or use ``with``.
+    """
 
     def __init__(
         self,

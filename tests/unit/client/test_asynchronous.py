@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,64 @@ async def test_a_refused_connection_is_unavailable_within_the_deadline() -> None
             await client.ready(timeout_s=1)
     assert type(caught.value) is Unavailable
     assert caught.value.retryable
+
+
+async def test_of_several_routers_another_one_answers_when_one_is_away_or_drains() -> None:
+    first, second = ScriptedRouter(), ScriptedRouter()
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(behind_grpc(second))
+        async with behind_grpc(first) as b:
+            client = await stack.enter_async_context(AsyncClient(f"{a}, {b},127.0.0.1:1"))
+            for _ in range(4):
+                assert (await client.chat("Hi")).text == "Hello"
+            assert len(first.requests) == len(second.requests) == 2
+            first.scripts = ([Unavailable("the router is shutting down")],)
+            for _ in range(4):
+                assert (await client.chat("Hi")).text == "Hello"
+            first.scripts = (HELLO,)
+        before = len(second.requests)
+        for _ in range(4):
+            assert (await client.chat("Hi")).text == "Hello"
+        assert len(second.requests) == before + 4
+        assert (await client.models(), (await client.ready()).ready) == ((MODEL,), True)
+        assert (await client.timeline(second.requests[-1].request_id)).text_instance == "text-1"
+
+
+async def test_a_request_that_had_output_is_not_sent_to_another_router() -> None:
+    routers = [ScriptedRouter([TokenChunk((1,), "Hel"), InstanceLost("lost")]) for _ in range(2)]
+    async with behind_grpc(routers[0]) as a, behind_grpc(routers[1]) as b, AsyncClient(f"{a},{b}") as client:
+        with pytest.raises(InstanceLost):
+            await client.chat("Hi")
+        assert sum(len(router.requests) for router in routers) == 1
+
+
+@pytest.mark.process
+async def test_a_request_without_output_goes_on_at_another_router_when_its_own_is_killed() -> None:
+    command = (sys.executable, "-m", "tests.unit.client.serving")
+    router = ScriptedRouter()
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        async with behind_grpc(router) as other, AsyncClient(f"{address},{other}", model="demo") as client:
+            while len(await client.models()) != 1 or not router.model_lookups:  # noqa: ASYNC110 - asked over gRPC
+                await asyncio.sleep(0.05)
+            async with asyncio.TaskGroup() as group:
+                waiting = [group.create_task(client.chat("Hi")) for _ in range(2)]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                process.kill()
+            assert [one.result().text for one in waiting] == ["Hello", "Hello"]
+            assert len(router.requests) == 2
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_without_any_router_of_several_that_is_said() -> None:
+    async with AsyncClient("127.0.0.1:1,127.0.0.1:2", timeout_s=20) as client:
+        with pytest.raises(Unavailable, match=r"nothing answers at 127.0.0.1:1 or 127.0.0.1:2"):
+            await client.chat("Hi")
 
 
 async def test_a_port_without_grpc_is_named() -> None:

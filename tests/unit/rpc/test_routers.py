@@ -1,14 +1,12 @@
-"""Several routers behind one gateway: the choice by model, failover, and what is shown of them."""
+"""Several routers as one: the choice by model, failover, and what is shown of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from services.gateway.routers import Routers
-from services.gateway.settings import GatewaySettings
 from tests.unit.services.gateway.fakes import HELLO, MODEL, FakeRouter
 from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent, TokenChunk
@@ -17,7 +15,9 @@ from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, M
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Readiness
 from triptych.errors import InstanceLost, ModelNotFound, NotFound, Unavailable
-from triptych.runtime.settings import SettingsError
+from triptych.rpc.routers import Routers
+from triptych.runtime.tasks import TaskScope
+from triptych.testing import virtual_time
 
 OTHER = replace(MODEL, model_id="other")
 
@@ -30,8 +30,13 @@ class Client(FakeRouter):
         self.refused = False
         self.is_closed = False
         self.served: tuple[ModelInfo, ...] | Exception = (MODEL,)
+        self.lookups = 0
+        self.hangs: asyncio.Event | None = None
 
     async def models(self) -> tuple[ModelInfo, ...]:
+        self.lookups += 1
+        if self.hangs is not None:
+            await self.hangs.wait()
         if isinstance(self.served, Exception):
             raise self.served
         return self.served
@@ -196,16 +201,25 @@ async def test_routers_come_and_go_with_the_membership() -> None:
     assert (here.clients["a"].is_closed, here.clients["b"].is_closed) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--router", "nowhere"], "nowhere.: it is not HOST:PORT"),
-        (["--router", "a:1,a:1"], "from 1 to 64 routers, each once"),
-        (["--router", ""], "from 1 to 64 routers"),
-        (["--router", "a:1", "--pool-manager", "m:1"], "router and pool_manager both name routers"),
-        (["--mount-router", "--model m", "--pool-manager", "m:1"], "mount_router and pool_manager both"),
-    ],
-)
-def test_settings_name_routers_in_one_way(argv: Sequence[str], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        GatewaySettings.load(argv, {})
+def test_routers_that_do_not_answer_are_asked_each_second_and_the_others_seldom() -> None:
+    async def test() -> None:
+        here = Site(a=MODEL, b=MODEL)
+        here.clients["b"].goes_away()
+        async with TaskScope("asking") as scope:
+            scope.spawn(here.routers.keep_asking(10.0), name="asking")
+            await asyncio.sleep(0)
+            await here.routers.asked()
+            await asyncio.sleep(25.5)
+        assert (here.clients["a"].lookups, here.clients["b"].lookups) == (3, 26)
+
+    virtual_time.run(test())
+
+
+async def test_it_is_known_which_models_there_are_once_one_router_has_answered() -> None:
+    here = Site(a=MODEL, b=MODEL)
+    hangs = here.clients["b"].hangs = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(here.routers.ask())
+        await here.routers.asked()
+        assert here.routers.answering
+        hangs.set()

@@ -17,8 +17,8 @@ from triptych.ports import Membership, Router
 
 logger = logging.getLogger(__name__)
 
-_ASK_S = 1.0
-"""How often routers are asked for their models, and how long for an answer."""
+ASK_S = 1.0
+"""How often routers that do not answer are asked for their models, and how long an answer may take."""
 
 
 class RouterClient(Router, Protocol):
@@ -41,13 +41,13 @@ class _Router:
     answers: bool = False
     leaving: bool = False
     running: int = 0
-    """Calls of this gateway."""
+    """Calls of this process."""
     order: int = 0
     """Rises with each call, so that equal ones take turns."""
 
 
 class Routers:
-    """Sends each request to a router of its model: one that answers, with the fewest calls of this gateway.
+    """Sends each request to a router of its model: one that answers, with the fewest calls of this process.
 
     A request that a router refuses as unavailable, or that could not be sent, goes to the next one. One that was
     sent and lost is not repeated, as it may have been computed.
@@ -57,6 +57,7 @@ class Routers:
         self._connect = connect
         self._routers: dict[str, _Router] = {}
         self._turns = 0
+        self._asked = asyncio.Event()
 
     # --- which routers there are -------------------------------------------------------------------------------------
 
@@ -76,17 +77,33 @@ class Routers:
                 leaving = [one.address for one in snapshot.members if one.state is not MemberState.ACTIVE]
                 self.use((one.address for one in snapshot.members), leaving)
 
-    async def keep_asking(self) -> None:
-        """Ask all routers for their models, again and again; forget those that are gone and have no calls."""
-        while True:
-            await self.ask()
-            await asyncio.sleep(_ASK_S)
+    @property
+    def answering(self) -> bool:
+        """Whether any router has answered the last call."""
+        return any(router.answers for router in self._routers.values())
 
-    async def ask(self) -> None:
-        """Ask all routers for their models once."""
+    async def keep_asking(self, every_s: float = ASK_S) -> None:
+        """Ask all routers for their models, again and again, and those that do not answer each second; forget those that are
+        gone and have no calls.
+        """
+        left_s = 0.0
+        while True:
+            left_s -= ASK_S
+            await self.ask(all_of_them=left_s <= 0)
+            left_s = left_s if left_s > 0 else every_s
+            await asyncio.sleep(ASK_S)
+
+    async def asked(self) -> None:
+        """Return when one router has named its models, or none will for now."""
+        await self._asked.wait()
+
+    async def ask(self, *, all_of_them: bool = True) -> None:
+        """Ask routers for their models once: all, or those that do not answer."""
         async with asyncio.TaskGroup() as group:
             for router in self._routers.values():
-                group.create_task(_ask(router))
+                if all_of_them or not router.answers:
+                    group.create_task(self._ask(router))
+        self._asked.set()
         for router in list(self._routers.values()):
             if router.leaving and not router.answers and not router.running:
                 logger.info("router %s is no longer used", router.address)
@@ -180,7 +197,7 @@ class Routers:
         if not candidates:
             if any(router.models for router in self._routers.values()):
                 raise ModelNotFound(f"the model {model!r} is not served", param="model")
-            raise Unavailable("no router is connected yet", retry_after_s=_ASK_S)
+            raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
         router = min(candidates, key=lambda one: (not one.answers, one.leaving, one.running, one.order))
         tried.add(router.address)
         self._turns += 1
@@ -201,15 +218,16 @@ class Routers:
             router.answers = False
         return bool(self._candidates(model, tried))
 
-
-async def _ask(router: _Router) -> None:
-    try:
-        async with asyncio.timeout(_ASK_S):
-            models = await router.client.models()
-    except (TimeoutError, TriptychError):
-        if router.answers:
-            logger.warning("router %s does not answer", router.address)
-        router.answers = False
-    else:
-        router.answers = True
-        router.models = models or router.models
+    async def _ask(self, router: _Router) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                models = await router.client.models()
+        except (TimeoutError, TriptychError):
+            if router.answers:
+                logger.warning("router %s does not answer", router.address)
+            router.answers = False
+        else:
+            router.answers = True
+            router.models = models or router.models
+            if router.models:
+                self._asked.set()
