@@ -179,6 +179,7 @@ class Control:
         self._scaled: dict[PoolName, ScaledPool] | None = None
         """What the scaler said last; None before its first answer."""
         self._scaler_fault = ""
+        self._full = False
 
     def start(self) -> None:
         self._scope.spawn(self._leadership.run(), name="leadership", vital=True)
@@ -234,7 +235,12 @@ class Control:
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def _find(self, name: PoolName, members: Sequence[MemberStatus]) -> None:
-        if name in self._pools or len(self._pools) >= _MAX_POOLS:
+        if name in self._pools:
+            return
+        if len(self._pools) >= _MAX_POOLS:
+            if not self._full:
+                logger.warning("pool %s and further ones are not looked after: %d are the limit", name, _MAX_POOLS)
+            self._full = True
             return
         now_s = self._clock()
         scaled = (self._scaled or {}).get(name)

@@ -247,11 +247,6 @@ def merged(reports: Iterable[WindowReport]) -> dict[str, ClassWindow]:
     return summed((one.name, one.window) for report in reports for one in report.classes)
 
 
-def merged_instances(reports: Iterable[WindowReport]) -> dict[str, Judged]:
-    """The sum over several reports, by instance."""
-    return summed((one.instance_id, one.judged) for report in reports for one in report.instances)
-
-
 def total(classes: Iterable[ClassWindow]) -> ClassWindow:
     """The sum over classes."""
     return sum(classes, start=ClassWindow())

@@ -8,12 +8,10 @@ from triptych.domain.windows import (
     ClassWindow,
     Judged,
     NamedClass,
-    NamedInstance,
     Sketch,
     SketchBuilder,
     WindowReport,
     merged,
-    merged_instances,
     total,
 )
 
@@ -69,13 +67,6 @@ def test_windows_add_up_by_class() -> None:
     assert found["text"].ttft == Judged(1, 2)
     assert found["text"].ttft_s.count == 2
     assert total(found.values()).arrivals == 4
-
-
-def test_instances_add_up() -> None:
-    def report(met: int) -> WindowReport:
-        return WindowReport(1, 1, 1.0, 0.0, "m", instances=(NamedInstance("a", Judged(met, 1)),))
-
-    assert merged_instances([report(1), report(2)]) == {"a": Judged(3, 2)}
 
 
 def test_attainment_is_unknown_without_requests() -> None:
