@@ -66,6 +66,8 @@ class PoolLoad:
     """Tokens of requests that wait for this stage."""
     coverage: float
     """Share of the routers' time, over 30 s, that reports cover. Loads are scaled up to the whole."""
+    announced: float = 0.0
+    """Tokens of requests that an earlier stage still has: of prompts whose items are not encoded yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ _SICK_SHARE = 0.5
 _LEAST_COVERAGE = 0.5
 """Below this share of reports the load is unknown."""
 _SHRINK_COVERAGE = 0.9
+_AHEAD_S = 5.0
+"""Work in an earlier stage that takes longer than this here is a sign of pressure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class ScalingLimits:
     """Without a report for this long the size is held."""
     growth_cooldown_s: Seconds = 5.0
     """Shortest time between two growths."""
+    growth_step: Positive = 4
+    """Most instances by which a small pool grows at once; a larger one at most doubles."""
     settle_s: Seconds = 60.0
     """After a growth for attainment alone, time after start-up until the next: attainment is measured over such a window."""
     recover_s: PositiveSeconds = 15.0
@@ -173,11 +177,22 @@ def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, pressed: b
     if view.capacity_per_s is None or view.capacity_per_s <= 0:
         return None
     per_s = max(load.short_per_s, load.long_per_s)
-    if pressed:
+    if pressed or load.announced > _AHEAD_S * view.count(InstancePhase.READY) * view.capacity_per_s:
         per_s = max(per_s, load.burst_per_s)
+    per_s += load.announced / limits.recover_s  # an earlier stage that has grown passes it on at once
     if waits:
-        per_s += load.waiting / limits.recover_s
+        per_s += load.waiting / limits.recover_s + _queued_meanwhile_per_s(view, per_s, limits)
     return replicas(per_s, view.capacity_per_s)
+
+
+def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits) -> float:
+    """To work off what queues up until an instance ordered now is ready, beside what is ready or starting.
+
+    It is to be worked off in the recovery time, or in the start time where that is longer: so this at most doubles what is lacking.
+    """
+    there = view.count(InstancePhase.READY) + view.count(InstancePhase.STARTING)
+    lacking_per_s = max(0.0, per_s - there * (view.capacity_per_s or 0.0))
+    return lacking_per_s * view.start_s / max(view.start_s, limits.recover_s)
 
 
 def replicas(load_per_s: float, capacity_per_s: float) -> int:
@@ -222,12 +237,12 @@ def _limited(view: PoolView, goal: int, limits: ScalingLimits) -> tuple[int, Rea
         )
     if view.since_growth_s is not None and view.since_growth_s < limits.growth_cooldown_s:
         return view.wanted, Reason(Why.COOLDOWN, f"{goal} wanted, but it grew {view.since_growth_s:.1f} s ago")
-    return min(goal, 2 * max(1, view.wanted)), None
+    return min(goal, max(2 * view.wanted, view.wanted + limits.growth_step)), None
 
 
 def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
     rates = f"{load.burst_per_s:.4g}, {load.short_per_s:.4g} and {load.long_per_s:.4g} tokens/s over 5, 30 and 300 s"
-    return f"{rates}, {load.waiting:.4g} waiting, {view.capacity_per_s:.4g} per replica: {needed} replicas"
+    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.capacity_per_s:.4g} per replica: {needed} replicas"
 
 
 def _steady_text(needed: int | None, view: PoolView) -> str:

@@ -420,20 +420,22 @@ class Reason(_message.Message):
     def __init__(self, why: _Optional[_Union[Why, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PoolLoad(_message.Message):
-    __slots__ = ("burst_per_s", "short_per_s", "long_per_s", "peak_per_s", "waiting", "coverage")
+    __slots__ = ("burst_per_s", "short_per_s", "long_per_s", "peak_per_s", "waiting", "coverage", "announced")
     BURST_PER_S_FIELD_NUMBER: _ClassVar[int]
     SHORT_PER_S_FIELD_NUMBER: _ClassVar[int]
     LONG_PER_S_FIELD_NUMBER: _ClassVar[int]
     PEAK_PER_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     burst_per_s: float
     short_per_s: float
     long_per_s: float
     peak_per_s: float
     waiting: float
     coverage: float
-    def __init__(self, burst_per_s: _Optional[float] = ..., short_per_s: _Optional[float] = ..., long_per_s: _Optional[float] = ..., peak_per_s: _Optional[float] = ..., waiting: _Optional[float] = ..., coverage: _Optional[float] = ...) -> None: ...
+    announced: float
+    def __init__(self, burst_per_s: _Optional[float] = ..., short_per_s: _Optional[float] = ..., long_per_s: _Optional[float] = ..., peak_per_s: _Optional[float] = ..., waiting: _Optional[float] = ..., coverage: _Optional[float] = ..., announced: _Optional[float] = ...) -> None: ...
 
 class SizeBounds(_message.Message):
     __slots__ = ("least", "most")

@@ -95,8 +95,27 @@ def test_too_few_misses_or_requests_prove_nothing(judged: Judged) -> None:
     assert not decide(replace(VIEW, attainment=judged), LIMITS).breach
 
 
-def test_a_pool_at_most_doubles() -> None:
-    assert decide(replace(VIEW, load=load(1900)), LIMITS).target == 4
+def test_a_small_pool_grows_by_a_step_and_a_larger_one_at_most_doubles() -> None:
+    assert decide(replace(VIEW, load=load(1900)), LIMITS).target == 6
+    large = replace(VIEW, wanted=8, instances=pool(8), bounds=Bounds(1, 64))
+    assert decide(replace(large, load=load(1900)), LIMITS).target == 16
+
+
+def test_what_queues_up_until_an_ordered_instance_is_ready_is_worked_off_as_well() -> None:
+    waiting = replace(VIEW, load=load(400, waiting=500), bounds=Bounds(1, 64))
+    assert decide(replace(waiting, start_s=0.0), LIMITS).needed == 5
+    assert decide(replace(waiting, start_s=15.0), LIMITS).needed == 7
+    assert decide(replace(waiting, start_s=600.0), LIMITS).needed == 7
+    enough = replace(waiting, start_s=600.0, wanted=4, instances=pool(2, starting=2))
+    assert decide(enough, LIMITS).needed == 5
+
+
+def test_what_an_earlier_stage_will_pass_on_counts_as_load() -> None:
+    announced = replace(load(150), announced=1500.0)
+    assert decide(replace(VIEW, load=announced), LIMITS).needed == 3
+    burst = PoolLoad(350, 150, 150, 150, 0, 1, announced=900.0)
+    assert decide(replace(VIEW, load=burst), LIMITS).needed == 3
+    assert decide(replace(VIEW, load=replace(burst, announced=1100.0)), LIMITS).needed == 5
 
 
 def test_instances_that_were_ordered_count() -> None:
@@ -270,7 +289,7 @@ views = st.builds(
     wanted=st.integers(0, 12),
     bounds=st.builds(Bounds, st.integers(0, 3), st.integers(3, 10)),
     instances=st.builds(pool, st.integers(0, 8), st.integers(0, 4), st.integers(0, 2)),
-    load=st.none() | st.builds(PoolLoad, rates, rates, rates, rates, rates, st.floats(0, 1)),
+    load=st.none() | st.builds(PoolLoad, rates, rates, rates, rates, rates, st.floats(0, 1), rates),
     report_age_s=st.none() | st.floats(0, 40),
     capacity_per_s=st.none() | st.floats(1, 500),
     wait_objective_s=st.none() | st.floats(0.1, 10),
@@ -289,7 +308,7 @@ def test_every_decision_is_within_its_limits(view: PoolView) -> None:
     decision = decide(view, LIMITS)
     assert decide(view, LIMITS) == decision
     assert decision.reasons
-    assert view.wanted - 1 <= decision.target <= max(2 * max(1, view.wanted), view.wanted)
+    assert view.wanted - 1 <= decision.target <= max(2 * view.wanted, view.wanted + LIMITS.growth_step)
     assert decision.target <= max(view.wanted, view.bounds.most)
     if decision.breach:
         assert decision.target >= view.wanted
@@ -302,8 +321,10 @@ def test_every_decision_is_within_its_limits(view: PoolView) -> None:
         assert not any(one.phase is InstancePhase.STARTING for one in view.instances)
 
 
-@given(views, st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000))
-def test_more_load_never_means_fewer_instances(view: PoolView, burst: float, short: float, waiting: float) -> None:
+@given(views, st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000))
+def test_more_load_never_means_fewer_instances(
+    view: PoolView, burst: float, short: float, waiting: float, announced: float
+) -> None:
     if view.load is None:
         return
     more = replace(
@@ -311,6 +332,7 @@ def test_more_load_never_means_fewer_instances(view: PoolView, burst: float, sho
         burst_per_s=view.load.burst_per_s + burst,
         short_per_s=view.load.short_per_s + short,
         waiting=view.load.waiting + waiting,
+        announced=view.load.announced + announced,
     )
     assert decide(replace(view, load=more), LIMITS).target >= decide(view, LIMITS).target
 

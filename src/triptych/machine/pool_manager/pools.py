@@ -431,6 +431,7 @@ class PoolsMachine:
             peak_per_s=max(pool.peak_per_s, short),
             waiting=reports.waiting(stages, now_s),
             coverage=reports.coverage(now_s),
+            announced=0.0 if ChargedStage.ENCODE in stages else reports.announced(now_s),
         )
 
     def _judge_growth(self, pool: _Pool, now_s: float) -> None:

@@ -161,16 +161,21 @@ class RouterReports:
 
         With both stages, embeddings that wait count as the prompts they belong to, by the mix of the last 30 s.
         """
-        fresh = [one.latest for one in self._routers.values() if now_s - one.heard_s <= 2 * _BUCKET_S]
-        media = float(sum(one.waiting_media_tokens for one in fresh))
         if stages == (ChargedStage.ENCODE,):
-            return media
-        prompts = float(sum(one.waiting_prompt_tokens for one in fresh))
-        if ChargedStage.ENCODE in stages and media:
-            with_items = [one for one in self.classes(SHORT_S, now_s).values() if one.items]
-            arrived = sum(one.media_tokens for one in with_items)
-            prompts += media * sum(one.prompt_tokens for one in with_items) / arrived if arrived else 0.0
-        return prompts
+            return float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
+        prompts = float(sum(one.waiting_prompt_tokens for one in self._fresh(now_s)))
+        return prompts + self.announced(now_s) if ChargedStage.ENCODE in stages else prompts
+
+    def announced(self, now_s: float) -> float:
+        """Tokens of prompts whose items are not encoded yet: by the mix of the last 30 s."""
+        media = float(sum(one.waiting_media_tokens for one in self._fresh(now_s)))
+        with_items = [one for one in self.classes(SHORT_S, now_s).values() if one.items]
+        arrived = sum(one.media_tokens for one in with_items)
+        return media * sum(one.prompt_tokens for one in with_items) / arrived if arrived else 0.0
+
+    def _fresh(self, now_s: float) -> list[WindowReport]:
+        """The routers' newest reports."""
+        return [one.latest for one in self._routers.values() if now_s - one.heard_s <= 2 * _BUCKET_S]
 
     def attainment(self, stages: tuple[ChargedStage, ...], now_s: float) -> Judged:
         """Requests that the stages took part in; missed are those that one of them is charged with."""

@@ -162,6 +162,7 @@ def test_hybrids_wait_for_prompts_and_for_the_prompts_of_the_embeddings_that_wai
     )
     reports.accept("r", report(1, classes=classes, waiting_media_tokens=100, waiting_prompt_tokens=30), 1.0)
     assert reports.waiting(ENCODERS + TEXTS, 1.0) == 30 + 100 * 300 / 200
+    assert reports.announced(1.0) == 100 * 300 / 200
 
 
 def test_a_miss_that_both_stages_are_charged_with_is_one_miss_of_a_hybrid() -> None:
