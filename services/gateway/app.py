@@ -16,7 +16,8 @@ from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
-from triptych.runtime.managed_membership import ManagedMembership
+from triptych.runtime.managed_membership import ManagedMembership, membership_gauges
+from triptych.runtime.metrics import Metrics
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -77,7 +78,9 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
     """A gateway that calls the router at ``settings.router``, or several."""
     tls = tls_identity(settings)
     if len(settings.router) > 1 or settings.managers.pool_manager:
-        async with _several_routers(settings, tls) as routers, serve(settings, routers, telemetry) as running:
+        telemetry = telemetry or Telemetry()
+        routers = _several_routers(settings, tls, telemetry.metrics)
+        async with routers as several, serve(settings, several, telemetry) as running:
             yield running
         return
     router = RouterStub(settings.router[0], tls)
@@ -89,7 +92,9 @@ async def app(settings: GatewaySettings, telemetry: Telemetry | None = None) -> 
 
 
 @asynccontextmanager
-async def _several_routers(settings: GatewaySettings, tls: TlsIdentity | None) -> AsyncGenerator[Routers]:
+async def _several_routers(
+    settings: GatewaySettings, tls: TlsIdentity | None, metrics: Metrics
+) -> AsyncGenerator[Routers]:
     """The routers of the settings, or those that pool managers name."""
     routers = Routers(lambda address: RouterStub(address, tls))
     try:
@@ -103,6 +108,8 @@ async def _several_routers(settings: GatewaySettings, tls: TlsIdentity | None) -
                     name=instance_name("gateway", settings.port, new_epoch()),
                     kinds=(MemberKind.ROUTER,),
                 )
+                metrics.watch(membership.metrics)
+                metrics.watch(lambda: membership_gauges(membership.version, membership.fault))
                 scope.spawn(routers.follow(membership), name="membership", vital=True)
             else:
                 routers.use(settings.router)

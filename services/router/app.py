@@ -16,6 +16,7 @@ from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.managed_membership import ManagedMembership
+from triptych.runtime.metrics import Metrics
 from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
 from triptych.runtime.tasks import TaskScope
@@ -52,7 +53,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         profiles = await offload.run(known_profiles, settings.profiles)
         scope = await stack.enter_async_context(TaskScope("router"))
         service = RouterService(
-            await _membership(settings, offload, instance_id, model, tls),
+            await _membership(settings, offload, instance_id, model, tls, telemetry.metrics),
             lambda address: InstanceStub(address, tls),
             settings=settings,
             prepare=prepare,
@@ -78,11 +79,16 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
 
 
 async def _membership(
-    settings: RouterSettings, offload: Offload, instance_id: str, model: str, tls: TlsIdentity | None
+    settings: RouterSettings,
+    offload: Offload,
+    instance_id: str,
+    model: str,
+    tls: TlsIdentity | None,
+    metrics: Metrics,
 ) -> Membership:
     """An invalid file is an error at startup; later the last valid snapshot is kept."""
     if settings.managers.pool_manager:
-        return ManagedMembership(
+        managed = ManagedMembership(
             lambda address: PoolManagerStub(address, tls),
             settings.managers,
             settings.lost_members,
@@ -91,6 +97,8 @@ async def _membership(
             model=model,
             kinds=(MemberKind.INSTANCE,),
         )
+        metrics.watch(managed.metrics)
+        return managed
     path = settings.instances_file
     if path is None:
         return FixedMembership(settings.instances)

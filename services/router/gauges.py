@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.membership import MembershipSnapshot
+from triptych.runtime.managed_membership import membership_gauges
 from triptych.runtime.metrics import Metrics, gauge, longest_wait
 
 from .attainment import Attainment
@@ -71,12 +72,7 @@ def watch(metrics: Metrics, state: State) -> None:
             "triptych_instances", "Instances by role and state", cluster.instances_by_state(), ("role", "state")
         )
 
-        yield gauge("triptych_membership_version", "Membership snapshots so far", cluster.membership.version)
-        yield gauge(
-            "triptych_membership_stale",
-            "1 while the source of members cannot be read and the last snapshot stays in use",
-            bool(cluster.membership_fault),
-        )
+        yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
         yield from state.attainment.metrics("" if cluster.model is None else cluster.model.model_id)
 
     metrics.watch(read)

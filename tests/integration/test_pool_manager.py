@@ -189,6 +189,11 @@ async def test_a_gateway_finds_routers_and_their_models_through_the_manager() ->
         async with asyncio.timeout(20):
             while await models() != ["m1", "m2"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.05)
+        metrics = (await http.get(f"http://127.0.0.1:{gateway.port}/metrics")).text
+        samples = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line[:1] != "#"}
+        assert samples["triptych_membership_stale"] == 0
+        assert samples["triptych_membership_version"] >= 1
+        assert samples["triptych_membership_age_seconds"] < 20
         ask = {"model": "m2", "messages": [{"role": "user", "content": "Hi"}]}
         answer = await http.post(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", json=ask)
         assert answer.json()["choices"][0]["message"]["content"] == "Hello"

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import cycle
+
+from prometheus_client.core import Metric
 
 from triptych.domain.membership import MemberKind, MembershipSnapshot
 from triptych.domain.pool import MembershipDelta, Watch
@@ -12,8 +14,19 @@ from triptych.errors import TriptychError
 from triptych.machine.membership_view import MembershipView, ViewLimits
 from triptych.ports import Clock, PoolManagerClient
 from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.metrics import gauge
 
 logger = logging.getLogger(__name__)
+
+
+def membership_gauges(version: int, fault: str) -> Iterable[Metric]:
+    """Metrics of any source of members: the version of its last snapshot, and whether it can be read."""
+    yield gauge("triptych_membership_version", "Membership snapshots so far", version)
+    yield gauge(
+        "triptych_membership_stale",
+        "1 while the source of members cannot be read and the last snapshot stays in use",
+        bool(fault),
+    )
 
 
 class ManagedMembership:
@@ -39,6 +52,21 @@ class ManagedMembership:
         self._name = name
         self._model = model
         self._kinds = tuple(kinds)
+        self._heard_s: float | None = None
+
+    @property
+    def version(self) -> int:
+        """Of the last snapshot."""
+        return self._view.snapshot.version
+
+    def metrics(self) -> Iterable[Metric]:
+        """How old the list is: a manager confirms it at least every second."""
+        if self._heard_s is not None:
+            yield gauge(
+                "triptych_membership_age_seconds",
+                "Time since a pool manager last confirmed the list of members",
+                self._clock() - self._heard_s,
+            )
 
     async def snapshots(self) -> AsyncGenerator[MembershipSnapshot]:
         async with aclosing(self._deltas()) as deltas:
@@ -54,7 +82,7 @@ class ManagedMembership:
                     async for delta in deltas:
                         if self.fault:
                             logger.info("members come from pool manager %s", address)
-                        failures, self.fault = 0, ""
+                        failures, self.fault, self._heard_s = 0, "", self._clock()
                         yield delta
                 reason = "it ended the stream"
             except TimeoutError:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,8 +121,7 @@ class PartRun:
             command += ["--known", str(self.partial)]
         with tempfile.TemporaryFile("w+") as errors, _progress(self._console, self._part) as (bar, task):
             child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)  # noqa: S603
-            try:
-                interrupted = self._stops_when_interrupted(child)
+            with _ended_by_interrupts(child) as interrupted:
                 assert child.stdout is not None  # noqa: S101  # it is a pipe
                 for line in child.stdout:
                     if interrupted.is_set():
@@ -135,10 +135,6 @@ class PartRun:
                     elif report["kind"] == "load":
                         bar.update(task, description=f"{self._part.value}: load")
                 code = child.wait()
-            finally:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                child.kill()
-                child.wait()
             if interrupted.is_set():
                 self._console.print(f"interrupted: the rows so far are in {self.partial}", soft_wrap=True)
                 raise KeyboardInterrupt
@@ -152,18 +148,6 @@ class PartRun:
             if missing := sorted({*BACKENDS} - {row.backend for row in self._profile.transfer}):
                 self._console.print(f"not measured, as they do not work here: {', '.join(missing)}")
         return self._finished()
-
-    @staticmethod
-    def _stops_when_interrupted(child: "subprocess.Popen[str]") -> threading.Event:
-        """Let SIGINT end the child. Unlike KeyboardInterrupt, a handler cannot be lost in a destructor or a callback."""
-        interrupted = threading.Event()
-
-        def stop(_: int, __: object) -> None:
-            interrupted.set()
-            child.kill()
-
-        signal.signal(signal.SIGINT, stop)
-        return interrupted
 
     def _known(self) -> Profile | None:
         """The rows of an interrupted run."""
@@ -252,3 +236,23 @@ def _progress(console: Console, part: ModelPart) -> Iterator[tuple[Progress, Any
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar, bar.add_task(f"{part.value}: loading", total=None)
+
+
+@contextmanager
+def _ended_by_interrupts(child: "subprocess.Popen[str]") -> Iterator[threading.Event]:
+    """SIGINT ends the child and sets the event; leaving ends the child too. Unlike KeyboardInterrupt, a handler cannot be lost in a
+    destructor or a callback.
+    """
+    interrupted = threading.Event()
+
+    def stop(_: int, __: object) -> None:
+        interrupted.set()
+        child.kill()
+
+    previous = signal.signal(signal.SIGINT, stop)
+    with child:  # waits for it, and closes its pipe
+        try:
+            yield interrupted
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+            child.kill()

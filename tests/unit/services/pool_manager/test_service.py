@@ -112,6 +112,12 @@ class Site:
             await scope.close()
 
 
+def age_s(watcher: "Watcher") -> float:
+    """How old its list is, as its metric says."""
+    (family,) = watcher.source.metrics()
+    return float(family.samples[0].value)
+
+
 class Watcher:
     """Follows a membership, as a router does."""
 
@@ -203,10 +209,12 @@ async def test_a_manager_that_dies_and_restarts_empty_changes_nothing_for_a_watc
         await here.kill()
         await asyncio.sleep(100)
         assert watcher.members == before
+        assert age_s(watcher) > 3
         assert watcher.source.fault == "no pool manager answers: unavailable"
         await processes[0].kill()
         here.boot()
         await asyncio.sleep(7)
+        assert age_s(watcher) <= 1
         assert watcher.source.fault == ""
         assert [watcher.state(one) for one in processes] == ["suspected", "active", "active"]
         assert all(member.state is MemberState.ACTIVE for member in watcher.members.values())
