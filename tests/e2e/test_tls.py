@@ -1,6 +1,8 @@
 """A cluster under mutual TLS: calls and embeddings between services with trusted certificates only."""
 
+import asyncio
 import ssl
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -67,6 +69,14 @@ async def test_a_cluster_under_mutual_tls_serves_only_trusted_certificates(tmp_p
         async with AsyncClient(cluster.router_target, tls=identity(folders["user"])) as sdk:
             images = [DIGITS / f"{name}.png" for name in TWO.images]
             assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
+
+        command = (sys.executable, "-m", "triptych.cli.main", "status", "--url", cluster.url)
+        for own in (flags(folders["user"]), ()):
+            process = await asyncio.create_subprocess_exec(
+                *command, "--pool-manager", cluster.manager_target, *own, stdout=asyncio.subprocess.PIPE
+            )
+            shown = (await process.communicate())[0].decode()
+            assert ("encoder-1" in shown, "does not answer" in shown) == (bool(own), not own)
 
         for outsider in (None, identity(tmp_path / "stranger")):
             for stub in (
