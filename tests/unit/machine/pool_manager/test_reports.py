@@ -148,6 +148,17 @@ def test_what_waits_is_taken_from_the_newest_reports_only() -> None:
     assert reports.waiting(ENCODERS, 13.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("end_s", "duration_s"), [(118.56, 1.01), (34.587, 0.1), (2.0**24, 1.01), (60.0, 1e-17), (60.0, 0.0)]
+)
+def test_a_window_of_any_length_and_end_is_counted_once(end_s: float, duration_s: float) -> None:
+    """Seconds that remained by rounding once kept the manager counting for ever."""
+    reports = RouterReports()
+    reports.accept("r", report(1, duration_s=duration_s), end_s)
+    expected = pytest.approx(100 / duration_s) if duration_s > 1e-9 else None
+    assert reports.per_s(30.0, end_s, tokens) == expected
+
+
 arrivals = st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(1, 400), st.floats(0, 400), st.floats(0, 5))
 
 
