@@ -1,12 +1,14 @@
 """Clients of a cluster of real processes: REST, and gRPC where token ids matter."""
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from tests.e2e.reference import DIGITS, Question
+from tests.e2e.reference import DIGITS, Question, answer, questions
 from triptych.demo import MODEL_ID
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.generation import ChatFinished, ChoiceFinished, TokenChunk
@@ -42,9 +44,9 @@ def text_of(response: httpx.Response) -> str:
 
 
 async def timeline_of(client: httpx.AsyncClient, response: httpx.Response) -> dict[str, Any]:
-    answer = await client.get(f"/v1/requests/{response.headers['x-request-id']}/timeline")
-    assert answer.status_code == 200, answer.text
-    timeline: dict[str, Any] = answer.json()
+    found = await client.get(f"/v1/requests/{response.headers['x-request-id']}/timeline")
+    assert found.status_code == 200, found.text
+    timeline: dict[str, Any] = found.json()
     return timeline
 
 
@@ -76,3 +78,22 @@ async def stream_message(
                         finished = event
     assert finished is not None, f"{request_id} has no end"
     return Streamed(token_ids, text, finished)
+
+
+@asynccontextmanager
+async def load(router: RouterStub) -> AsyncIterator[list[tuple[Question, asyncio.Task[Streamed]]]]:
+    """Requests all the time; every one must be answered right."""
+    sent: list[tuple[Question, asyncio.Task[Streamed]]] = []
+    async with asyncio.TaskGroup() as group:
+
+        async def ask() -> None:
+            for number, question in enumerate(questions((1, 2, 4), 10_000)):
+                sent.append((question, group.create_task(stream(router, f"r{number}", question))))
+                await asyncio.sleep(0.2)
+
+        asking = group.create_task(ask())
+        yield sent
+        asking.cancel()
+    assert sent
+    for question, task in sent:
+        assert task.result().text == answer(question).text

@@ -4,14 +4,11 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.e2e.client import Streamed, stream
-from tests.e2e.reference import Question, answer, questions
+from tests.e2e.client import load
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.pool import Condition, ManagerStatus
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
@@ -33,25 +30,6 @@ async def triptych(*arguments: str) -> tuple[int, str]:
     out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode()
-
-
-@asynccontextmanager
-async def load(router: RouterStub) -> AsyncIterator[list[tuple[Question, asyncio.Task[Streamed]]]]:
-    """Requests all the time; every one must be answered right."""
-    sent: list[tuple[Question, asyncio.Task[Streamed]]] = []
-    async with asyncio.TaskGroup() as group:
-
-        async def ask() -> None:
-            for number, question in enumerate(questions((1, 2, 4), 10_000)):
-                sent.append((question, group.create_task(stream(router, f"r{number}", question))))
-                await asyncio.sleep(0.2)
-
-        asking = group.create_task(ask())
-        yield sent
-        asking.cancel()
-    assert sent
-    for question, task in sent:
-        assert task.result().text == answer(question).text
 
 
 def members(status: ManagerStatus) -> dict[str, Any]:

@@ -84,8 +84,8 @@ class LocalCluster:
     Children die with this process, however it ends.
 
     With ``restart`` a process that ends is started again on the same ports, with growing pauses, until it has crashed three
-    times in a row while starting; and ``scaler`` changes the numbers of instances. With ``autoscale`` too, and the pool manager
-    orders these numbers: ``scaler`` is served on a loopback port, as long as the cluster runs.
+    times in a row while starting; and ``scaler`` changes the numbers of instances. It is served to the pool manager on a
+    loopback port, which orders the sizes that were set by hand (``triptych scale``); with ``autoscale``, those that it decides.
 
     Foreign processes are never mistaken for the cluster's: ports are checked before anything starts, and a process
     counts as ready when its own admin port reports the pid that was started here.
@@ -124,6 +124,7 @@ class LocalCluster:
             router_port=router_port,
             admin_port=admin_port,
             mount_router=mount_router,
+            scaled=restart or autoscale,
             autoscale=autoscale,
             threads=threads,
             options=options,
@@ -139,7 +140,6 @@ class LocalCluster:
         """Called when a process was started again, or has ended for good; set before entering the context."""
         self._plans = {plan.name: plan for plan in self._plan.processes}
         self._children: dict[str, _Child] = {}
-        self._restart = restart or autoscale
         self._server = contextlib.AsyncExitStack()
         self._pools = {
             pool: (plan.model, plan.role)
@@ -272,9 +272,8 @@ class LocalCluster:
             except OSError as error:
                 raise ClusterError(f"cannot start {error.filename or 'a process'}: {error.strerror}") from None
             await self._until_ready()
-            if self._restart:
-                self._keep()
             if self._plan.scaler_port is not None:
+                self._keep()
                 await self._serve_scaler(self._plan.scaler_port)
         except BaseException:
             await self.stop()

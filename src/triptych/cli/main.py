@@ -47,6 +47,7 @@ def root(
     "- `triptych up --model demo --model ~/models/llava` serves two models at one address\n\n"
     "- `triptych up --encoders 0 --text 0 --hybrid 1` runs the whole model in one process\n\n"
     "- `triptych up --admin-port 9100` serves metrics on fixed ports, for Prometheus\n\n"
+    "- `triptych up --autoscale --pool-sizes E=1-6,PD=1-2` lets the pools follow the load\n\n"
     "- `triptych up --no-live > up.log` for logs and service managers"
 )
 def up(
@@ -93,6 +94,27 @@ def up(
             show_default=False,
         ),
     ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances as the load needs them.")
+    ] = False,
+    max_instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Largest size of a pool; by default 8, or what it begins with.", show_default=False
+        ),
+    ] = None,
+    pool_sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE=LEAST-MOST,...",
+            help="Smallest and largest size of single pools: `E=1-8,PD=1-2`, or of a model's, `NAME/E=2-4`.",
+            show_default=False,
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="Service level objectives, such as `ttft=5x,image:ttft=2s`.", show_default=False),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Directory for the logs of the processes; by default a private one."),
@@ -113,13 +135,18 @@ def up(
     from triptych.cli.terminal import unfailing_output
 
     with unfailing_output(), failures():
-        delayed = () if delay_profile is None else ("--delay-profile", str(delay_profile.absolute()))
-        if delayed:
+        options = running.options_of(
+            (encoders, text, hybrid),
+            delay_profile=delay_profile,
+            profiles=profiles,
+            max_instances=max_instances,
+            pool_sizes=pool_sizes,
+            slo=slo,
+        )
+        if delay_profile is not None:
             plain_console().print(
                 "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
             )
-        known = profiles or delay_profile
-        profiled = () if known is None else ("--profiles", str(known.absolute()))
         cluster = LocalCluster(
             model or ["demo"],
             encoders=encoders,
@@ -132,7 +159,8 @@ def up(
             threads=threads,
             log_dir=log_dir,
             restart=True,
-            options={"encoder": delayed, "text": delayed, "router": profiled, "pool_manager": profiled},
+            autoscale=autoscale,
+            options=options,
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
     raise typer.Exit(code)

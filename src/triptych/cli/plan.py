@@ -81,6 +81,7 @@ class ClusterPlan:
         router_port: int,
         admin_port: int,
         mount_router: bool,
+        scaled: bool,
         autoscale: bool,
         threads: int,
         options: Mapping[str, Sequence[str]],
@@ -97,8 +98,9 @@ class ClusterPlan:
         taking = iter(chosen)
         manager_port, scaler_port = next(taking), next(taking)
         at = ports.address(manager_port)
-        scaled_by = ("--scaler", ports.address(scaler_port)) if autoscale else ()
-        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, scaled_by, tuple(options.get("pool_manager", ())))
+        acting = ("--autoscale",) if autoscale else ()
+        scaling = ("--scaler", ports.address(scaler_port), *acting) if scaled else ()
+        manager = ProcessPlan(MANAGER, "pool_manager", manager_port, scaling, tuple(options.get("pool_manager", ())))
         engines = [
             engine(model, role, _name(model, role, number), next(taking), manager=at, threads=threads, options=options)
             for model in models
@@ -112,7 +114,7 @@ class ClusterPlan:
         front = (gateway,) if mount_router else (*routers, gateway)
         plans = _with_admin_ports((manager, *engines, *front), admin_port, {*chosen, *asked_for})
         by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
-        return cls(plans, by_model, mount_router, scaler_port if autoscale else None)
+        return cls(plans, by_model, mount_router, scaler_port if scaled else None)
 
     def wanted_ports(self) -> Iterator[ports.Wanted]:
         """Every port to listen on; those chosen by flags first."""

@@ -102,7 +102,9 @@ def _overridden(view: PoolView, size: int, left_s: float) -> Decision:
         return Decision(target, (reason,), missing=view.missing)
     if view.count(InstancePhase.DRAINING):
         return _hold(view, reason)
-    return Decision(view.wanted - 1, (reason,), drain=instance_to_drain(view.instances), missing=view.missing)
+    spare = view.count(InstancePhase.READY) >= view.wanted  # otherwise the scaler takes back one that starts
+    drain = instance_to_drain(view.instances) if spare else ""
+    return Decision(view.wanted - 1, (reason,), drain=drain, missing=view.missing)
 
 
 # --- growth -------------------------------------------------------------------------------------------------------------

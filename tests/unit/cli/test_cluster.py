@@ -18,8 +18,8 @@ from triptych import demo
 from triptych.cli import cluster as module
 from triptych.cli import plan
 from triptych.cli.cluster import LocalCluster
-from triptych.cli.outcome import ClusterError
-from triptych.cli.up import up
+from triptych.cli.outcome import CliError, ClusterError
+from triptych.cli.up import options_of, up
 from triptych.domain.scaling import Phase, PoolName
 from triptych.domain.stage import Role
 from triptych.rpc.stubs import ScalerStub
@@ -347,6 +347,19 @@ async def test_the_manager_of_an_autoscaled_cluster_starts_and_stops_instances_a
     assert cluster.processes == {}
 
 
+@pytest.mark.parametrize(
+    ("restart", "autoscale", "flags"),
+    [(False, False, set()), (True, False, {"--scaler"}), (True, True, {"--scaler", "--autoscale"})],
+)
+async def test_the_manager_decides_on_sizes_only_if_asked_to(
+    make: Make, *, restart: bool, autoscale: bool, flags: set[str]
+) -> None:
+    """By default it carries out sizes that were set by hand."""
+    async with make(restart=restart, autoscale=autoscale) as cluster:
+        command = psutil.Process(cluster.processes["pool-manager"]).cmdline()
+        assert {"--scaler", "--autoscale"} & set(command) == flags
+
+
 async def test_a_dead_manager_stops_no_instance_and_what_dies_meanwhile_is_replaced(make: Make) -> None:
     async with asyncio.timeout(50), make(autoscale=True) as cluster:
         manager = psutil.Process(cluster.processes["pool-manager"]).cmdline()
@@ -426,6 +439,21 @@ def test_models_that_would_have_the_same_name_are_refused() -> None:
     names = list(LocalCluster((SECOND, "mine/other-digits=demo"), encoders=1).targets)
     assert names[1:3] == ["other-digits-encoder-1", "other-digits-text-1"]
     assert names[3:5] == ["other-digits-2-encoder-1", "other-digits-2-text-1"]
+
+
+def test_flags_of_scaling_are_those_of_the_services(tmp_path: Path) -> None:
+    plain = options_of((2, 1, 0), delay_profile=None, profiles=None, max_instances=None, pool_sizes=None, slo=None)
+    assert plain == {"encoder": (), "text": (), "router": (), "pool_manager": ("--max-instances", "8")}
+    more = options_of(
+        (2, 12, 0), delay_profile=tmp_path, profiles=None, max_instances=None, pool_sizes="E=1-4", slo="ttft=2s,tbt=5x"
+    )
+    assert more["pool_manager"] == ("--profiles", str(tmp_path), "--max-instances", "12", "--pool-sizes", "E=1-4")
+    assert more["router"] == ("--profiles", str(tmp_path), "--slo", "ttft=2s,tbt=5x")
+    assert more["encoder"] == more["text"] == ("--delay-profile", str(tmp_path))
+    with pytest.raises(CliError, match="--max-instances 3: a pool begins with 4 instances"):
+        options_of((4, 1, 0), delay_profile=None, profiles=None, max_instances=3, pool_sizes=None, slo=None)
+    with pytest.raises(CliError, match="--slo 'soon' is not"):
+        options_of((1, 1, 0), delay_profile=None, profiles=None, max_instances=3, pool_sizes=None, slo="soon")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -274,6 +274,13 @@ def test_a_manual_size_wins_within_the_bounds() -> None:
     assert decide(replace(VIEW, load=None, override=Override(5, 60.0)), LIMITS).target == 5
 
 
+def test_a_smaller_size_by_hand_takes_back_what_starts_before_anything_drains() -> None:
+    view = replace(VIEW, wanted=2, instances=pool(1, starting=1), override=Override(1, 60.0))
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (1, "")
+    view = replace(view, instances=pool(2))
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (1, "i0")
+
+
 def test_a_smaller_manual_size_drains_one_after_the_other() -> None:
     view = replace(VIEW, wanted=5, instances=pool(5), override=Override(2, 60.0))
     assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (4, "i0")

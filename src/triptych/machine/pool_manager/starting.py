@@ -73,7 +73,8 @@ def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance 
     counted_s = -1.0 if before is None else before.counted_s
     if down and (before is None or not _is_down(before.one)):
         since_s = ended_s = now_s
-    member = listed is not None and not down and (ended_s is None or listed.age_s < now_s - ended_s)
+    up = not down and one.phase is not Phase.STARTING  # one that died and starts again may still be listed
+    member = listed is not None and up and (ended_s is None or listed.age_s < now_s - ended_s)
     if down and _is_failed_start(one, before, now_s):
         since_s = counted_s = now_s
     silent_s = None

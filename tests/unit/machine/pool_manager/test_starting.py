@@ -60,6 +60,16 @@ def test_a_member_whose_process_died_is_starting_until_it_registers_again_and_th
     assert pool.failures == []
 
 
+def test_a_member_that_died_and_starts_again_between_two_looks_is_starting() -> None:
+    pool = Pool()
+    pool.members["a"] = (READY, 0.0)
+    pool.look(10.0, ("a", Phase.RUNNING, ""))
+    assert pool.look(12.0, ("a", Phase.STARTING, ""))["a"][0] is STARTING, "its old registration is still listed"
+    pool.members["a"] = (READY, 14.0)
+    assert pool.look(15.0, ("a", Phase.RUNNING, ""))["a"] == (READY, 1.0)
+    assert pool.failures == []
+
+
 def test_each_failed_start_is_noticed_once() -> None:
     pool = Pool()
     pool.look(0.0, ("a", Phase.STARTING, ""))
