@@ -55,6 +55,7 @@ from triptych.runtime.metrics import gauge, total
 from triptych.runtime.tasks import TaskScope
 from triptych.store.leadership import Leadership, LeaseTimes
 
+from .histories import Histories
 from .keeper import Keeper, Left, later
 from .orders import Orders
 
@@ -90,6 +91,9 @@ class ControlLimits:
     """Time from an order until an instance is ready, where no profile says it."""
     adopt_s: Seconds = 10.0
     """A pool that was just found is not changed for this long, so that its members can register."""
+    initial_from_history: bool = False
+    """A pool of which the store has no size starts with the size that the load of this hour needed in earlier weeks, or with
+    its largest size if there is no history; otherwise with the instances that it has."""
     scaler_timeout_s: PositiveSeconds = 10.0
     """Longest time of a call to the scaler."""
 
@@ -151,8 +155,11 @@ class Control:
         clock: Clock,
         scope: TaskScope,
         facts_of: Callable[[PoolName], Facts],
+        hour: Clock,
     ) -> None:
-        """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool."""
+        """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool. ``hour`` is the time in
+        hours since the beginning of 1970, UTC.
+        """
         self._limits = limits
         self._scaling = scaling
         self._pool_limits = pool_limits
@@ -167,6 +174,7 @@ class Control:
         self._facts_of = facts_of
         self._leadership = Leadership(store, lease=_LEASE, owner=owner, times=lease, clock=clock)
         self._keeper = Keeper(store, clock)
+        self._histories = Histories(store, clock, hour)
         self._taken: Fence | None = None
         """The fence under which the state of the leader before was taken over."""
         self._leader = ""
@@ -272,8 +280,15 @@ class Control:
         )
         pool = self._pools[name] = _Pool(name, machine, orders, now_s, now_s)
         left = self._left.pop(str(name), None)
-        self._feed(pool, Resumed(str(name), None if left is None else later(left.pool, now_s - self._left_s)))
+        found = None if self._taken is None else self._first_size(name)
+        self._feed(pool, Resumed(str(name), found if left is None else later(left.pool, now_s - self._left_s)))
         self._scope.spawn(orders.run(), name=f"orders {name}", vital=True)
+
+    def _first_size(self, name: PoolName) -> KeptPool | None:
+        """Of a pool of which nothing is kept; None for the instances that it has."""
+        if self._advisory or not self._limits.initial_from_history:
+            return None
+        return KeptPool(self._histories.initial_size(str(name), self._limits.bounds(name)))
 
     def _look(self, pool: _Pool, members: Sequence[MemberStatus], now_s: float) -> None:
         name = str(pool.name)
@@ -286,6 +301,8 @@ class Control:
             self._feed(pool, StartFailed(name, reason))
         self._feed(pool, InstancesSeen(name, seen.instances))
         self._feed(pool, Tick())
+        if (view := pool.machine.view(name)) is not None:
+            self._histories.observe(view)
 
     def _forget_routers(self, there: set[str]) -> None:
         for gone in self._routers.keys() - there:
@@ -352,6 +369,7 @@ class Control:
         now_s = self._clock()
         kept = {str(name): pool.machine.kept(str(name), now_s) for name, pool in self._pools.items()}
         await self._keeper.write(kept, fence)
+        await self._histories.write(fence)
         if self._left and now_s - self._left_s >= _GONE_S:
             await self._keeper.drop(self._left.keys() - kept.keys(), fence)
             self._left = {}
@@ -368,12 +386,15 @@ class Control:
     async def _take_over(self, fence: Fence) -> None:
         left = await self._keeper.read()
         records = await self._keeper.read_decisions()
+        await self._histories.read()
         if self._leadership.fence != fence:
             return
         for name, pool in self._pools.items():
             one = left.pop(str(name), None)
             ours = one is None or (self._taken is not None and one.token == self._taken.token)
             kept: KeptPool | None = None if one is None or ours else one.pool
+            if one is None and self._taken is None:
+                kept = self._first_size(name)
             self._feed(pool, Resumed(str(name), kept, () if ours else records.get(str(name), ())))
         self._left, self._left_s = left, self._clock()
         self._taken, self._leader = fence, self._owner

@@ -40,6 +40,7 @@ from triptych.machine.pool_manager.member_events import (
 from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
 from triptych.ports import Clock, Scaler, Store
+from triptych.runtime.clock import hours
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
@@ -105,10 +106,12 @@ class PoolManagerService:
         scaler: Scaler | None = None,
         owner: str = "",
         profiles: KnownProfiles | None = None,
+        hour: Clock = hours,
     ) -> None:
         """Without a store this manager always leads, and forgets sizes when it ends; without a scaler it only advises.
 
-        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts.
+        ``owner`` names this process among those that share the store. ``profiles`` are those of the models' parts. ``hour`` is the
+        time in hours since the beginning of 1970.
         """
         self._settings = settings
         self._clock = clock
@@ -131,6 +134,7 @@ class PoolManagerService:
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,
+            hour=hour,
         )
         """Of the size of pools."""
         self._sessions: dict[int, _Session] = {}

@@ -150,6 +150,8 @@ class _Pool:
     """The size was ordered by this manager since it leads."""
     surplus_since_s: float | None = None
     records: deque[_Recorded] = field(default_factory=deque)
+    view: PoolView | None = None
+    """What the last decision was made from."""
     decision: Decision | None = None
     facts: PoolFacts | None = None
     """The last ones with a capacity."""
@@ -357,7 +359,7 @@ class PoolsMachine:
             *self._surplus(pool, now_s),
             *self._removed(pool, now_s),
         ]
-        view = self._view(pool, now_s)
+        view = pool.view = self._view(pool, now_s)
         decision = decide(view, self._scaling)
         effects += self._decided(pool, view, decision, now_s)
         if view.period_due:
@@ -534,6 +536,10 @@ class PoolsMachine:
 
     def wanted(self, pool: str) -> int:
         return self._pools[pool].wanted
+
+    def view(self, pool: str) -> PoolView | None:
+        """What the last decision on it was made from; None before the first."""
+        return self._pools[pool].view
 
     def kept(self, pool: str, now_s: float) -> KeptPool:
         """What the next leader needs to know."""

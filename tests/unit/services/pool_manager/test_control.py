@@ -11,9 +11,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.pool_manager import gauges
 from services.pool_manager.control import ControlLimits
+from services.pool_manager.histories import Histories
 from services.pool_manager.service import PoolManagerService
 from services.pool_manager.settings import PoolManagerSettings
-from triptych.domain.decision import Acting, DecisionOutcome, DecisionRecord, Override, PoolState, ScalingStatus, Why
+from triptych.domain.decision import (
+    Acting,
+    Bounds,
+    DecisionOutcome,
+    DecisionRecord,
+    Override,
+    PoolLoad,
+    PoolState,
+    PoolView,
+    ScalingStatus,
+    Why,
+)
+from triptych.domain.history import HOURS_OF_WEEK
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManualSize, Registration
@@ -78,6 +91,8 @@ class Member:
 
 E, PD = PoolName("m", Role.E), PoolName("m", Role.PD)
 START_S = 5.0
+HOUR = 100 * HOURS_OF_WEEK
+"""When a test begins."""
 
 
 class ScriptedScaler:
@@ -199,6 +214,7 @@ class Site:
             store=link,
             scaler=None if settings.scaler == "none" else self.scaler,
             owner=f"{name} {self.incarnation}",
+            hour=lambda: HOUR + now_s() / 3600,
         )
         self.managers[name] = (service, scope)
         if name in self.links:
@@ -680,3 +696,91 @@ def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
         assert site.encoders == last.wanted == 5
 
     play(scenario, shared=True)
+
+
+FROM_HISTORY = PoolManagerSettings(
+    scaler="127.0.0.1:1", autoscale=True, control=ControlLimits(max_instances=7, initial_from_history=True)
+)
+
+
+def seen(per_s: float, capacity_per_s: float | None) -> PoolView:
+    load = PoolLoad(per_s, per_s, per_s, per_s, 0.0, 1.0)
+    return PoolView("m/E", 1, Bounds(1, 7), load=load, capacity_per_s=capacity_per_s)
+
+
+async def earlier_weeks(store: MemoryStore, peaks: Mapping[int, float]) -> None:
+    """A manager that has led in earlier weeks, with peaks by the hour."""
+    fence = await store.acquire("earlier", "manager", 3600)
+    assert fence is not None
+    hour = [0]
+    histories = Histories(store, lambda: 1000.0 + now_s(), lambda: hour[0])
+    for one, per_s in peaks.items():
+        hour[0] = one
+        histories.observe(seen(0.5 * per_s, 100.0))
+        histories.observe(seen(per_s, None))
+    await asyncio.sleep(61)
+    await histories.write(fence)
+
+
+def test_a_new_pool_starts_with_the_size_that_this_hour_needed_in_earlier_weeks() -> None:
+    async def test(site: Site) -> None:
+        assert site.store is not None
+        weeks = {HOUR - week * HOURS_OF_WEEK: 100.0 * load for week, load in ((1, 4), (2, 5), (3, 7), (4, 1), (5, 1))}
+        await earlier_weeks(site.store, weeks | {HOUR - 1: 9000.0})
+        site.boot(settings=FROM_HISTORY)
+        site.begin()
+        await asyncio.sleep(30)
+        assert site.scaler.sent("scale", E)[-1] == 5
+        assert site.encoders == 5
+
+    play(test, shared=True)
+
+
+def test_a_new_pool_without_history_starts_with_its_largest_size() -> None:
+    async def test(site: Site) -> None:
+        site.boot(settings=FROM_HISTORY)
+        site.begin()
+        await asyncio.sleep(30)
+        assert site.encoders == 7
+
+    play(test)
+
+
+def test_a_kept_size_comes_before_the_history() -> None:
+    async def test(site: Site) -> None:
+        site.boot(settings=PoolManagerSettings(scaler="127.0.0.1:1", autoscale=True))
+        site.begin()
+        await asyncio.sleep(60)
+        await site.kill()
+        site.boot(settings=FROM_HISTORY)
+        await asyncio.sleep(60)
+        assert site.encoders == 2
+
+    play(test, shared=True)
+
+
+def test_the_load_of_pools_is_kept_in_the_store_for_the_next_leader() -> None:
+    async def test(site: Site) -> None:
+        assert site.store is not None
+        site.boot()
+        site.begin()
+        await asyncio.sleep(150)
+        await site.kill()
+        histories = Histories(site.store, now_s, lambda: HOUR + HOURS_OF_WEEK)
+        await histories.read()
+        histories.observe(PoolView("m/E", 1, Bounds(1, 7), capacity_per_s=15.0))
+        assert histories.initial_size("m/E", Bounds(1, 64)) == 7  # for about 100 tokens per second
+
+    play(test, shared=True)
+
+
+def test_what_others_wrote_into_the_history_is_skipped() -> None:
+    async def test(site: Site) -> None:
+        assert site.store is not None
+        await site.store.put("loads", "m/E", b"{}garbage")
+        site.boot(settings=FROM_HISTORY)
+        site.begin()
+        await asyncio.sleep(30)
+        assert site.encoders == 7
+
+    play(test, shared=True)
