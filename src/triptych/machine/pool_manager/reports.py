@@ -106,12 +106,11 @@ class RouterReports:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)
         bucket.refusals += report.refusals
-        left_s = min(report.duration_s, LONG_S)
-        while left_s > 0:  # a long window covers several buckets
-            begin_s = max(end_s - left_s, _BUCKET_S * _index(end_s - 1e-9))
-            self._buckets.setdefault(_index(begin_s), _Bucket()).covered_s += end_s - begin_s
-            left_s -= end_s - begin_s
-            end_s = begin_s
+        begin_s = end_s - min(report.duration_s, LONG_S)
+        for index in range(_index(begin_s), _index(end_s) + 1):  # a long window covers several buckets
+            covered_s = min(end_s, _BUCKET_S * (index + 1)) - max(begin_s, _BUCKET_S * index)
+            if covered_s > 0:
+                self._buckets.setdefault(index, _Bucket()).covered_s += covered_s
 
     def _trim(self, now_s: float) -> None:
         oldest = _index(now_s - LONG_S)

@@ -44,6 +44,14 @@ def test_nothing_is_known_without_reports() -> None:
     assert (reports.per_s(30.0, 5.0, tokens), reports.coverage(5.0), reports.age_s(5.0)) == (None, 0.0, None)
 
 
+@pytest.mark.parametrize(("now_s", "duration_s"), [(433.2, 17.684060248982032), (472245.2435761166, 10.16), (0.5, 1.0)])
+def test_a_window_of_any_length_at_any_time_is_counted_whole(now_s: float, duration_s: float) -> None:
+    """Rounding must not leave a part that never gets smaller."""
+    reports = RouterReports()
+    assert reports.accept("r", report(1, duration_s=duration_s), now_s) is None
+    assert reports.per_s(30.0, now_s, tokens) == pytest.approx(100 / duration_s)
+
+
 def test_a_burst_shows_in_the_shortest_window_first() -> None:
     reports = RouterReports()
     fed(reports, 300)
