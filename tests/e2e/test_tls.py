@@ -76,7 +76,7 @@ async def test_a_cluster_under_mutual_tls_serves_only_trusted_certificates(tmp_p
                 *command, "--pool-manager", cluster.manager_target, *own, stdout=asyncio.subprocess.PIPE
             )
             shown = (await process.communicate())[0].decode()
-            assert ("encoder-1" in shown, "does not answer" in shown) == (bool(own), not own)
+            assert ("leads" in shown, "does not answer" in shown) == (bool(own), not own)
 
         for outsider in (None, identity(tmp_path / "stranger")):
             for stub in (
