@@ -67,6 +67,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
+	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (creates a 3.5 GB environment under build/)
 	scripts/vllm_client.sh
