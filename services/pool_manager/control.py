@@ -237,8 +237,16 @@ class Control:
             if now_s - pool.seen_s >= (_GONE_S if self._acts else 0.0) and name not in there:
                 pool.orders.close()
                 del self._pools[name]
-                continue
-            self._look(pool, there.get(name, ()), now_s)
+        found = {name: self._look(pool, there.get(name, ()), now_s) for name, pool in self._pools.items()}
+        heard = sum(len(pool.members) for pool in pools)
+        lost = sum(one.phase is InstancePhase.LOST for instances in found.values() for one in instances)
+        for name, instances in found.items():
+            pool = self._pools[name]
+            self._feed(pool, Frozen(self._frozen(pool)))
+            self._feed(pool, InstancesSeen(str(name), instances, cut_off=lost >= heard))
+            self._feed(pool, Tick())
+            if (view := pool.machine.view(str(name))) is not None:
+                self._histories.observe(view)
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
@@ -290,19 +298,16 @@ class Control:
             return None
         return KeptPool(self._histories.initial_size(str(name), self._limits.bounds(name)))
 
-    def _look(self, pool: _Pool, members: Sequence[MemberStatus], now_s: float) -> None:
+    def _look(self, pool: _Pool, members: Sequence[MemberStatus], now_s: float) -> tuple[PoolInstance, ...]:
+        """The instances of a pool, those included that are no members."""
         name = str(pool.name)
-        self._feed(pool, Frozen(self._frozen(pool)))
         scaled = (self._scaled or {}).get(pool.name)
         seen = pool.starting.seen(tuple(map(_instance, members)), () if scaled is None else scaled.instances, now_s)
         for reason in seen.failures:
             pool.start_failures += 1
             logger.warning("pool %s: an instance did not start: %s", name, reason)
             self._feed(pool, StartFailed(name, reason))
-        self._feed(pool, InstancesSeen(name, seen.instances))
-        self._feed(pool, Tick())
-        if (view := pool.machine.view(name)) is not None:
-            self._histories.observe(view)
+        return seen.instances
 
     def _forget_routers(self, there: set[str]) -> None:
         for gone in self._routers.keys() - there:

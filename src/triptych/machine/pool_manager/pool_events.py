@@ -10,10 +10,13 @@ from triptych.domain.windows import WindowReport
 
 @dataclass(frozen=True, slots=True)
 class InstancesSeen:
-    """The instances of a pool now. ``judged`` is filled in from the reports."""
+    """The instances of a pool now. ``judged`` is filled in from the reports. ``cut_off``: so many members of all pools are
+    silent that rather this manager is to blame.
+    """
 
     pool: str
     instances: tuple[PoolInstance, ...]
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class PoolLimits:
     a person sets its size."""
     lost_s: PositiveSeconds = 90.0
     """An instance whose process runs, but that has not been heard of for this long, is stopped and replaced, unless that
-    concerns half of the pool: then rather this manager is cut off."""
+    concerns half of all members: then rather this manager is cut off."""
     surplus_s: PositiveSeconds = 30.0
     """Time after which instances that nobody ordered count as wanted; they then go as the load permits."""
     max_records: Positive = 64
@@ -149,6 +149,7 @@ class _Pool:
     declared: bool = True
     """The size was ordered by this manager since it leads."""
     surplus_since_s: float | None = None
+    cut_off: bool = False
     records: deque[_Recorded] = field(default_factory=deque)
     view: PoolView | None = None
     """What the last decision was made from."""
@@ -227,10 +228,11 @@ class PoolsMachine:
         now_s: float,
     ) -> list[PoolEffect]:
         match event:
-            case InstancesSeen(_, instances):
+            case InstancesSeen(_, instances, cut_off):
+                pool.cut_off = cut_off
                 return self._seen(pool, instances, now_s)
             case StartFailed(_, reason):
-                return self._start_failed(pool, reason)
+                return self._start_failed(pool, reason, now_s)
             case OverrideSet(_, size, for_s):
                 pool.override_size, pool.override_until_s = size, now_s + for_s
                 pool.crashes, pool.given_up = 0, ""
@@ -300,14 +302,13 @@ class PoolsMachine:
         if not self._acts(pool, now_s) or self._frozen or pool.draining:
             return []
         effects: list[PoolEffect] = []
-        few_lost = pool.count(InstancePhase.LOST) < pool.count(InstancePhase.READY)
         for one in pool.instances:
             reason = ""
             if one.phase is InstancePhase.DRAINED:
                 reason = "it has drained"
             elif one.phase is InstancePhase.DRAINING and one.age_s >= self._limits.drain_timeout_s:
                 reason = "it has not drained in time"
-            elif one.phase is InstancePhase.LOST and one.age_s >= self._limits.lost_s and few_lost:
+            elif one.phase is InstancePhase.LOST and one.age_s >= self._limits.lost_s and not pool.cut_off:
                 reason = f"it runs, but has not been heard of for {one.age_s:.0f} s"
             if reason:
                 effects.append(RemoveInstance(pool.settings.name, one.instance_id, reason))
@@ -333,7 +334,7 @@ class PoolsMachine:
         before, pool.wanted = pool.wanted, ready
         return self._ordered(pool, f"{ready} instances are ready, {before} were ordered", now_s)
 
-    def _start_failed(self, pool: _Pool, reason: str) -> list[PoolEffect]:
+    def _start_failed(self, pool: _Pool, reason: str, now_s: float) -> list[PoolEffect]:
         pool.crashes += 1
         if pool.crashes < self._limits.max_crashes or pool.given_up:
             return []
@@ -343,7 +344,7 @@ class PoolsMachine:
         if pool.order is not None:
             number, pool.order = pool.order.number, None
             effects = self._outcome(pool, number, DecisionOutcome.FAILED, pool.given_up)
-        if not self._advisory and not self._frozen:
+        if self._acts(pool, now_s) and not self._frozen:
             effects.append(ScaleTo(pool.settings.name, pool.wanted, next(self._numbers), pool.given_up))
         return effects
 

@@ -349,7 +349,7 @@ def lost(name: str, age_s: float) -> PoolInstance:
     return PoolInstance(name, InstancePhase.LOST, age_s=age_s)
 
 
-def test_an_instance_that_hangs_is_stopped_and_replaced_unless_half_of_the_pool_seems_to() -> None:
+def test_an_instance_that_hangs_is_stopped_and_replaced_unless_the_manager_seems_to_be_cut_off() -> None:
     machine = one_pool(initial=4)
     machine.handle(InstancesSeen("e", (*ready("a", "b", "c"), lost("d", 40.0))), 0.0)
     assert [type(one) for one in machine.handle(Tick(), 0.0) if not isinstance(one, RecordDecision)] == [ScaleTo]
@@ -357,7 +357,7 @@ def test_an_instance_that_hangs_is_stopped_and_replaced_unless_half_of_the_pool_
     removed = [one for one in machine.handle(Tick(), 1.0) if isinstance(one, RemoveInstance)]
     assert [one.instance_id for one in removed] == ["d"]
     assert "not been heard of for 90 s" in removed[0].reason
-    machine.handle(InstancesSeen("e", (*ready("a", "b"), lost("c", 90.0), lost("d", 90.0))), 2.0)
+    machine.handle(InstancesSeen("e", (*ready("a", "b"), lost("c", 90.0), lost("d", 90.0)), cut_off=True), 2.0)
     assert not [one for one in machine.handle(Tick(), 2.0) if isinstance(one, RemoveInstance)]
 
 

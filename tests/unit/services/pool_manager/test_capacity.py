@@ -193,7 +193,7 @@ def test_an_image_burst_grows_the_encoders(positions: int) -> None:
     assert decision.why is Why.LOAD
     assert decision.needed is not None
     assert decision.needed >= 4
-    assert decision.target == 2  # at most doubled at once
+    assert decision.target == decision.needed
 
 
 def test_an_image_burst_leaves_the_text_pool_of_a_cross_attention_model_as_it_is() -> None:
@@ -224,4 +224,5 @@ def test_a_queue_that_breaks_the_objective_grows_a_pool_whose_load_alone_would_n
     mix = burst(50, positions=CROSS_ATTENTION)
     calm, queued = (decided(E, mix, instances=1, waiting=waiting) for waiting in (0.0, 400.0 * 200))
     assert (calm.target, calm.why) == (1, Why.STEADY)
-    assert (queued.target, queued.why) == (2, Why.WAIT)
+    assert queued.target > 1
+    assert queued.why is Why.WAIT

@@ -435,6 +435,41 @@ def test_a_pool_that_lost_all_its_members_gets_its_size_again() -> None:
     play(scenario)
 
 
+def test_an_instance_that_hangs_is_replaced_even_if_it_is_the_only_one_of_its_pool() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        _, hung, scope = site.scaler.running["pd3"]
+        await scope.close()
+        hung.drained = True  # so that the scaler may stop it
+        await asyncio.sleep(60)
+        status = service.control.status()[PD]
+        assert (status.ready, status.starting) == (0, 0)
+        await asyncio.sleep(90)
+        assert site.scaler.sent("remove", PD) == ["pd3"]
+        assert service.control.status()[PD].ready == 1
+
+    play(scenario)
+
+
+def test_a_manager_that_is_cut_off_stops_nothing() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        site.links["m:1"].stall()
+        await asyncio.sleep(600)
+        assert service.members_by_state() == {}
+        assert site.scaler.sent("remove") == site.scaler.sent("remove", PD) == []
+        site.links["m:1"].resume()
+        await asyncio.sleep(60)
+        assert {name: one.ready for name, one in service.control.status().items()} == {E: 2, PD: 1}
+        assert site.scaler.sent("remove") == site.scaler.sent("remove", PD) == []
+
+    play(scenario)
+
+
 def test_a_size_by_hand_is_carried_out_by_draining_and_ends() -> None:
     async def scenario(site: Site) -> None:
         service = site.boot()
