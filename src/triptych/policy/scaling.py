@@ -261,6 +261,7 @@ def _shrinking(view: PoolView, load: PoolLoad, limits: ScalingLimits, found: Dec
     needed = view.wanted
     if view.capacity_per_s is not None and view.capacity_per_s > 0:
         highest = max(load.burst_per_s, load.short_per_s, load.long_per_s, load.peak_per_s)
+        highest += load.announced / limits.recover_s
         needed = max(view.bounds.least, replicas(limits.shrink_margin * highest, view.capacity_per_s))
     needed = min(needed, view.bounds.most)
     low = needed < view.wanted

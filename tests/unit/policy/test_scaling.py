@@ -189,6 +189,11 @@ def test_a_pool_does_not_shrink_while_anything_speaks_against_it(view: PoolView)
     assert (max(decision.target, 2), decision.drain) == (decision.target, "")
 
 
+def test_a_pool_does_not_shrink_while_an_earlier_stage_has_work_for_it() -> None:
+    assert decide(LOW, LIMITS).target == 1
+    assert decide(replace(LOW, load=replace(load(50), announced=900.0)), LIMITS).target == 2
+
+
 def test_the_instance_with_the_least_to_finish_is_drained() -> None:
     ready = InstancePhase.READY
     pool_ = (
