@@ -14,7 +14,7 @@ SAMPLES ?= 20
 
 export PYTHON TORCH
 
-.PHONY: help setup demo check test test-transformers soak mutants lint format proto bench vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-transformers soak mutants lint format proto bench vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -31,6 +31,9 @@ $(STAMP): pyproject.toml scripts/setup.sh
 
 demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where each stage ran
 	$(BIN)/python examples/demo.py
+
+demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, in about a minute and a half
+	$(BIN)/python -m examples.burst
 
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
@@ -67,7 +70,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.router_overhead --json benchmarks/results/router_overhead.json
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
-	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
+	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (creates a 3.5 GB environment under build/)
 	scripts/vllm_client.sh

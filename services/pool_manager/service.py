@@ -265,10 +265,8 @@ class PoolManagerService:
                     self._report(number, report)
                     if isinstance(report, Farewell):
                         return
-                    due_s = self._clock() + self._settings.min_report_interval_s
+                    await asyncio.sleep(self._settings.min_report_interval_s)
                     report = await anext(reports)
-                    if (early_s := due_s - self._clock()) > 0:
-                        await asyncio.sleep(early_s)
         except StopAsyncIteration:
             pass
         except TimeoutError:

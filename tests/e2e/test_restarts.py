@@ -27,8 +27,13 @@ async def answered(client: httpx.AsyncClient) -> str:
         await asyncio.sleep(0.2)
 
 
-async def test_each_kind_of_process_is_replaced_after_kill_9() -> None:
-    async with LocalCluster(encoders=1, text=1, restart=True) as cluster, rest(cluster.url) as client:
+@pytest.mark.parametrize("autoscale", [False, True])
+async def test_each_kind_of_process_is_replaced_after_kill_9(autoscale: bool) -> None:
+    async with (
+        LocalCluster(encoders=1, text=1, restart=True, autoscale=autoscale) as cluster,
+        rest(cluster.url) as client,
+    ):
+        names = set(cluster.processes)
         for name in ("encoder-1", "text-1", "pool-manager", "router", "gateway"):
             pid, target = cluster.processes[name], cluster.targets[name]
             cluster.kill(name)
@@ -39,3 +44,4 @@ async def test_each_kind_of_process_is_replaced_after_kill_9() -> None:
                 while cluster.processes.get(name, pid) == pid:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.05)
             assert cluster.targets[name] == target
+        assert set(cluster.processes) == names
