@@ -58,7 +58,7 @@ def scale(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Set the size of a pool by hand for a time, or end that. Afterwards it follows the load again."""
+    """Set the size of a pool by hand for a time, or end that. With autoscaling it follows the load again afterwards."""
     from triptych.cli import pools
     from triptych.cli.show import plain_console
 

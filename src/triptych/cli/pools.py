@@ -22,7 +22,7 @@ _ADDRESS_CELLS = 21
 """As much of an address as is not wrapped."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
-_ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "decisions are advice, sizes set by hand are carried out"}
+_ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
 _KINDS = {"encoder": Role.E, "text": Role.PD, "hybrid": Role.EPD}
 """Names of roles as in the flags of ``triptych up``."""
 
