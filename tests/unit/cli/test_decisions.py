@@ -1,7 +1,13 @@
 """Decisions on sizes, as ``triptych up`` tells them."""
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from services.pool_manager.servicer import SERVICE_NAME, PoolManagerServicer
+from triptych.cli import decisions
 from triptych.cli.decisions import Changes
 from triptych.domain.decision import (
     Acting,
@@ -16,6 +22,9 @@ from triptych.domain.decision import (
 from triptych.domain.pool import ManagerStatus, PoolStatus
 from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
+from triptych.errors import Unavailable
+from triptych.rpc.server import RpcServer
+from triptych.runtime.tasks import TaskScope
 
 GROWTH = DecisionSummary(
     number=3,
@@ -39,9 +48,9 @@ GROWTH = DecisionSummary(
 )
 
 
-def status(*decisions: DecisionSummary, incarnation: int = 1) -> ManagerStatus:
+def status(*made: DecisionSummary, incarnation: int = 1) -> ManagerStatus:
     scaling = ScalingStatus(
-        "m/E", PoolState.GROWING, Acting.ALL, 2, 1, 0, 0, Bounds(1, 8), Judged(9, 1), None, "", decisions
+        "m/E", PoolState.GROWING, Acting.ALL, 2, 1, 0, 0, Bounds(1, 8), Judged(9, 1), None, "", made
     )
     return ManagerStatus(incarnation, 1, 9.0, 0, (PoolStatus("m", Role.E, (), scaling), PoolStatus("m", None, ())))
 
@@ -73,3 +82,36 @@ def test_another_manager_counts_from_the_start() -> None:
     changes = Changes()
     changes.news(status(GROWTH))
     assert len(changes.news(status(replace(GROWTH, number=1), incarnation=2))) == 1
+
+
+class Scripted:
+    """A pool manager of which only the status is asked."""
+
+    def __init__(self, *answers: ManagerStatus | Exception) -> None:
+        self._answers = iter(answers)
+        self.all_given = asyncio.Event()
+
+    async def status(self) -> ManagerStatus:
+        answer = next(self._answers, None)
+        if answer is None:
+            self.all_given.set()
+            return status()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_changes_are_followed_over_the_absence_of_the_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "_POLL_S", 0.01)
+    later = replace(GROWTH, number=4, wanted=2, target=3)
+    manager: Any = Scripted(status(GROWTH), Unavailable("it is shutting down"), status(GROWTH, later))
+    told: list[str] = []
+    register = PoolManagerServicer(manager).register
+    async with (
+        RpcServer(host="127.0.0.1", port=0, service_names=(SERVICE_NAME,), register=register) as server,
+        TaskScope("test") as scope,
+    ):
+        scope.spawn(decisions.follow(f"127.0.0.1:{server.port}", told.append), name="follow")
+        async with asyncio.timeout(20):
+            await manager.all_given.wait()
+    assert [line.split(":")[1].strip() for line in told] == ["1 -> 2 instances", "2 -> 3 instances"]

@@ -322,14 +322,15 @@ class PoolsMachine:
         return self._outcome(pool, number, DecisionOutcome.DONE, "")
 
     def _surplus(self, pool: _Pool, now_s: float) -> list[PoolEffect]:
-        """Instances that nobody ordered, one that was lost and is back for example, are wanted after a while."""
+        """Instances that nobody ordered, one that was lost and is back for example, are wanted after a while: so decided upon."""
         ready = pool.count(InstancePhase.READY)
-        if ready <= pool.wanted or pool.order is not None or pool.draining or self._advisory or self._frozen:
+        idle = self._frozen or not self._acts(pool, now_s)
+        if ready <= pool.wanted or pool.order is not None or pool.draining or idle:
             pool.surplus_since_s = None
             return []
         if pool.surplus_since_s is None:
             pool.surplus_since_s = now_s
-        if now_s - pool.surplus_since_s < self._limits.surplus_s or pool.override(now_s) is not None:
+        if now_s - pool.surplus_since_s < self._limits.surplus_s:
             return []
         before, pool.wanted = pool.wanted, ready
         return self._ordered(pool, f"{ready} instances are ready, {before} were ordered", now_s)

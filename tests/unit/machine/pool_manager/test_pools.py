@@ -246,9 +246,10 @@ def test_a_scaler_that_does_nothing_is_asked_again_for_the_newest_size_and_shown
     assert cluster.status("e").fault == ""
 
 
-def one_pool(*, initial: int = 2) -> PoolsMachine:
+def one_pool(*, initial: int = 2, advisory: bool = False) -> PoolsMachine:
     pool = PoolSettings("e", Role.E, Bounds(1, 9), initial, 5.0, fixed_facts)
-    return PoolsMachine((pool,), scaling=FAST, limits=PoolLimits(), now_s=0.0)
+    limits = PoolLimits()
+    return PoolsMachine((pool,), scaling=FAST, limits=limits, now_s=0.0, advisory=advisory, manual=advisory)
 
 
 def ready(*names: str) -> tuple[PoolInstance, ...]:
@@ -368,6 +369,25 @@ def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
         sizes = [one.size for one in machine.handle(Tick(), float(at_s)) if isinstance(one, ScaleTo)]
         assert sizes == ([3] if at_s == 30 else [])
     assert machine.status(40.0)[0].wanted == 3
+
+
+@pytest.mark.parametrize("advisory", [False, True])
+def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_after_a_while(*, advisory: bool) -> None:
+    """It was starting when the size was ordered, and the scaler has not taken it back in time."""
+    machine = one_pool(initial=2, advisory=advisory)
+    machine.handle(InstancesSeen("e", (*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
+    machine.handle(Tick(), 0.0)
+    machine.handle(OverrideSet("e", 1, 600.0), 1.0)
+    effects = machine.handle(Tick(), 1.0)
+    assert [one.size for one in effects if isinstance(one, ScaleTo)] == [1]
+    drains: dict[int, str] = {}
+    for at_s in range(2, 60):
+        machine.handle(InstancesSeen("e", ready("a", "b")), float(at_s))
+        for effect in machine.handle(Tick(), float(at_s)):
+            if isinstance(effect, DrainInstance):
+                drains[at_s] = effect.instance_id
+    assert list(drains.values()) == ["a"]
+    assert 30 <= min(drains) <= 34
 
 
 def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_what_is_there() -> None:
