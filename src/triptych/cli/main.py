@@ -135,6 +135,10 @@ def up(
     from triptych.cli.terminal import unfailing_output
 
     with unfailing_output(), failures():
+        if autoscale and profiles is None and delay_profile is None and model in (None, ["demo"]):
+            from triptych.cli.profile.first_use import cache_directory, demo_profiles
+
+            profiles = demo_profiles(plain_console(), threads=threads, cache=cache_directory())
         options = running.options_of(
             (encoders, text, hybrid),
             delay_profile=delay_profile,

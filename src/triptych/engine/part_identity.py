@@ -1,7 +1,5 @@
 """What a part of a model is when it runs here: by this its profile is found (ADR 20)."""
 
-from pathlib import Path
-
 import torch
 import transformers
 
@@ -9,6 +7,7 @@ import triptych
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.runtime.host import cpu_name
 
 
 def part_identity(
@@ -31,6 +30,4 @@ def part_identity(
 def _name_of(device: str) -> str:
     if device.partition(":")[0] == "cuda":
         return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "unknown CPU")
+    return cpu_name()

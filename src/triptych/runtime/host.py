@@ -5,6 +5,7 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
+_CPUS = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -15,6 +16,13 @@ def machine_name() -> str:
     except OSError:
         identity = platform.node()
     return blake2b(identity.encode(), digest_size=16, person=b"triptych-host").hexdigest()
+
+
+def cpu_name() -> str:
+    """The processor, as in the identity of profiles."""
+    lines = _CPUS.read_text().splitlines() if _CPUS.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "unknown CPU")
 
 
 def new_epoch() -> int:
