@@ -188,6 +188,8 @@ class Control:
         """What the scaler said last; None before its first answer."""
         self._scaler_fault = ""
         self._full = False
+        self._keep_fault = ""
+        """Why the store was not read or written last; empty if it was."""
 
     def start(self) -> None:
         self._scope.spawn(self._leadership.run(), name="leadership", vital=True)
@@ -345,7 +347,8 @@ class Control:
         if fence is None:
             return "another manager leads" if self._leader not in ("", self._owner) else "no manager leads yet"
         if fence != self._taken:
-            return "this manager begins to lead, and reads what was decided before"
+            fault = f": {self._keep_fault}" if self._keep_fault else ""
+            return f"this manager begins to lead, and reads what was decided before{fault}"
         if not self._acts or pool is None:
             return ""
         if self._scaled is None:
@@ -357,17 +360,19 @@ class Control:
         """Take over from the leader before, and write what the next one needs to know."""
         read_s = -_FOLLOW_S
         while True:
+            fence = self._leadership.fence
             try:
-                fence = self._leadership.fence
                 if fence is None and self._clock() - read_s >= _FOLLOW_S:
                     read_s = self._clock()
                     await self._follow()
-                elif fence is not None and fence != self._taken:
-                    await self._take_over(fence)
+                    self._keep_fault = ""
                 elif fence is not None:
-                    await self._write(fence)
-            except (StoreUnavailable, StoreCorrupt, Deposed) as error:
-                logger.debug("sizes are not kept in the store: %s", error)  # ``Store.fault`` says it to people
+                    await (self._write(fence) if fence == self._taken else self._take_over(fence))
+                    self._keep_fault = ""
+            except Deposed:
+                logger.info("another manager leads: nothing more is written")
+            except (StoreUnavailable, StoreCorrupt) as error:
+                self._keep_fault = str(error)  # the store has logged it
             await asyncio.sleep(_KEEP_S)
 
     async def _write(self, fence: Fence) -> None:
@@ -440,7 +445,7 @@ class Control:
     @property
     def store_fault(self) -> str:
         """Why the store does not answer; empty if it does."""
-        return self._store.fault
+        return self._store.fault or self._keep_fault
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
@@ -478,7 +483,7 @@ class Control:
             (*labels, "state"),
         )
         yield gauge("triptych_pool_manager_leads", "1 if this manager decides on sizes", float(self.leads))
-        yield gauge("triptych_pool_store_up", "0 while the store does not answer", float(not self._store.fault))
+        yield gauge("triptych_pool_store_up", "0 while the store does not answer", float(not self.store_fault))
         yield gauge("triptych_pool_scaler_up", "0 while the scaler does not answer", float(not self._scaler_fault))
         pools = self._pools.items()
         yield total(

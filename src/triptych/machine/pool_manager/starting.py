@@ -28,6 +28,8 @@ class _Known:
     counted_s: float
     silent_s: float | None
     """Since when it runs without being a member."""
+    registered: bool
+    """It was a member once, so its name is its instance id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class StartingInstances:
         self._known: dict[str, _Known] = {}
 
     def seen(self, members: Sequence[PoolInstance], scaled: Iterable[ScaledInstance], now_s: float) -> Seen:
-        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting; later it is lost.
+        """What exists now. What is ordered, starts, or runs and has not registered yet, is starting. Later it is lost if it had
+        registered before, and does not count otherwise. As many of those as there are members that the scaler does not know
+        do not count either: they may be the same ones under other names.
 
         A member whose process has ended counts as what the scaler says of it, although nobody has missed it yet.
         """
@@ -62,7 +66,10 @@ class StartingInstances:
             for one in members
             if one.instance_id not in known or known[one.instance_id].member
         ]
-        absent = [_absent(name, one, now_s) for name, one in known.items() if not one.member]
+        strangers = sum(one.instance_id not in known for one in members)
+        unnamed = [name for name, one in known.items() if one.silent_s is not None and not one.registered]
+        same = set(unnamed[:strangers])
+        absent = [_absent(name, one, now_s) for name, one in known.items() if not one.member and name not in same]
         return Seen((*there, *(one for one in absent if one is not None)), tuple(failures))
 
 
@@ -80,7 +87,8 @@ def _looked_at(one: ScaledInstance, before: _Known | None, listed: PoolInstance 
     silent_s = None
     if one.phase is Phase.RUNNING and not member:
         silent_s = now_s if before is None or before.silent_s is None else before.silent_s
-    return _Known(one, member, since_s, ended_s, counted_s, silent_s)
+    registered = listed is not None or (before is not None and before.registered)
+    return _Known(one, member, since_s, ended_s, counted_s, silent_s, registered)
 
 
 def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
@@ -88,7 +96,8 @@ def _absent(name: str, known: _Known, now_s: float) -> PoolInstance | None:
     if known.one.phase not in (Phase.ORDERED, Phase.STARTING, Phase.RUNNING):
         return None
     if known.silent_s is not None and now_s - known.silent_s >= _REGISTER_S:
-        return PoolInstance(name, InstancePhase.LOST, age_s=now_s - known.silent_s)
+        lost = PoolInstance(name, InstancePhase.LOST, age_s=now_s - known.silent_s)
+        return lost if known.registered else None
     return PoolInstance(name, InstancePhase.STARTING, age_s=now_s - known.since_s)
 
 

@@ -49,6 +49,20 @@ def test_a_process_that_runs_and_does_not_register_is_lost_after_a_while_and_bac
     assert pool.look(51.0, ("a", Phase.RUNNING, ""))["a"] == (READY, 0.0)
 
 
+def test_a_process_that_never_registers_does_not_count_for_ever() -> None:
+    pool = Pool()
+    assert pool.look(0.0, ("a", Phase.RUNNING, ""))["a"][0] is STARTING
+    assert pool.look(29.0, ("a", Phase.RUNNING, ""))["a"][0] is STARTING
+    assert pool.look(30.0, ("a", Phase.RUNNING, "")) == {}, "perhaps it works under another name: it is not lost"
+
+
+def test_instances_that_have_other_names_than_the_scaler_gives_them_are_not_counted_twice() -> None:
+    pool = Pool()
+    pool.members.update(x=(READY, 0.0), y=(READY, 0.0))
+    now = pool.look(5.0, *((name, Phase.RUNNING, "") for name in "abc"), ("d", Phase.STARTING, ""))
+    assert {name: phase for name, (phase, _) in now.items()} == {"x": READY, "y": READY, "c": STARTING, "d": STARTING}
+
+
 def test_a_member_whose_process_died_is_starting_until_it_registers_again_and_that_is_no_failed_start() -> None:
     pool = Pool()
     pool.members["a"] = (READY, 0.0)

@@ -32,8 +32,9 @@ from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManualSize, Registration
 from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
+from triptych.domain.store import Entry
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
-from triptych.errors import Deposed, InvalidRequest, NotFound, TriptychError, Unavailable
+from triptych.errors import Deposed, InvalidRequest, NotFound, StoreCorrupt, TriptychError, Unavailable
 from triptych.ports import PoolManager
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
@@ -706,6 +707,30 @@ def test_without_the_store_scaling_stops_and_says_so_and_goes_on_by_itself() -> 
         await asyncio.sleep(60)
         assert site.encoders >= 3
         assert values(metrics, "triptych_pool_manager_leads") == {(): 1.0}
+
+    play(scenario, shared=True)
+
+
+class ForeignStore(MemoryStore):
+    """Another program has written to its table of pools."""
+
+    async def entries(self, table: str) -> tuple[Entry, ...]:
+        if table == "pools":
+            raise StoreCorrupt("a key has another type")
+        return await super().entries(table)
+
+
+def test_a_store_that_cannot_be_read_keeps_pools_frozen_and_is_named() -> None:
+    async def scenario(site: Site) -> None:
+        site.store = ForeignStore(clock=now_s)
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        assert site.scaler.orders == []
+        fault = service.control.status()[E].fault
+        assert fault.startswith("this manager begins to lead")
+        assert fault.endswith("another type")
+        assert (await service.status()).store_fault == "a key has another type"
 
     play(scenario, shared=True)
 
