@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -33,6 +33,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, observer: CallObserver) -> None:
         self._observer = observer
+        self._wrapped: dict[str, Handler] = {}
+        """By rpc path, of the methods that the server has."""
 
     async def intercept_service(
         self,
@@ -42,10 +44,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        return self.wrap(handler, handler_call_details.method, handler_call_details.invocation_metadata)
+        return self.wrap(handler, handler_call_details.method)
 
-    def wrap(self, handler: "Handler", method: str, metadata: "Iterable[tuple[str, str | bytes]] | None") -> "Handler":
-        """The handler of one call of ``method``: it takes bytes and aborts with the status of an error."""
+    def wrap(self, handler: "Handler", method: str) -> "Handler":
+        """The handler of ``method``, which the server has: it takes bytes and aborts with the status of an error."""
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            wrapped = self._wrapped[method] = self._wrap(handler, method)
+        return wrapped
+
+    def _wrap(self, handler: "Handler", method: str) -> "Handler":
         observer = self._observer
         decode = REQUESTS[method] if method.startswith(OWN_SERVICES) else _standard(handler.request_deserializer)
         if handler.request_streaming:
@@ -54,7 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             inner_stream = cast("Callable[[Any, Context], AsyncGenerator[Any] | Awaitable[None]]", handler.unary_stream)
 
             async def stream(request: bytes, context: Context) -> AsyncGenerator[Any]:
-                call = observer.begin(method, metadata)
+                call = observer.begin(method, context.invocation_metadata())
                 try:
                     answers = inner_stream(decode(request), context)
                     if isinstance(answers, Awaitable):  # health's Watch writes its answers itself
@@ -76,7 +84,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
 
         async def unary(request: bytes, context: Context) -> object:
-            call = observer.begin(method, metadata)
+            call = observer.begin(method, context.invocation_metadata())
             try:
                 answer = await inner(decode(request), context)
                 call.code = "OK"

@@ -58,14 +58,10 @@ class CallsServicer(calls_pb2_grpc.CallsServicer):
     def full(self) -> bool:
         return self.limit is not None and self.open >= self.limit
 
-    def handler(self, start: calls_pb2.StartCall) -> "Handler | None":
+    def handler(self, method: str) -> "Handler | None":
         """None for a method that this server does not have, or that reads a stream of requests."""
-        handler = self._handlers.get(start.method)
-        return (
-            None
-            if handler is None or handler.request_streaming
-            else self._boundary.wrap(handler, start.method, start.metadata.items())
-        )
+        handler = self._handlers.get(method)
+        return None if handler is None or handler.request_streaming else self._boundary.wrap(handler, method)
 
     async def Exchange(self, requests: object, context: Context) -> None:  # noqa: N802 - the name is the wire's
         del requests
@@ -130,7 +126,7 @@ class _Exchange:
             status = error_to_status(errors.Overloaded(f"{self._servicer.limit} calls are open, which is the limit"))
             self._unsent.end(number, status.grpc_code, status.message, status.metadata)
             return
-        call = self._calls[number] = _Call(number, start.timeout_s)
+        call = self._calls[number] = _Call(number, start)
         self._servicer.open += 1
         call.task = group.create_task(self._serve(call, start))
         call.task.add_done_callback(lambda _: self._ended(call))
@@ -156,7 +152,7 @@ class _Exchange:
         self._unsent.end(call.number, call.code, call.message, call.metadata)
 
     async def _answer(self, call: "_Call", start: calls_pb2.StartCall) -> None:
-        handler = self._servicer.handler(start)
+        handler = self._servicer.handler(start.method)
         if handler is None:
             await call.abort(grpc.StatusCode.UNIMPLEMENTED)
         serialize = cast("Callable[[object], bytes]", handler.response_serializer)
@@ -184,15 +180,16 @@ class _Call:
 
     task: asyncio.Task[None]
 
-    def __init__(self, number: int, timeout_s: float) -> None:
+    def __init__(self, number: int, start: calls_pb2.StartCall) -> None:
         self.number = number
+        self.invocation_metadata = start.metadata.items
         self.code = "UNKNOWN"
         self.message = ""
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.late = False
         """It was cancelled at its deadline."""
-        self._deadline_s = monotonic() + timeout_s
-        self.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        self._deadline_s = monotonic() + start.timeout_s
+        self.timer = asyncio.get_running_loop().call_later(start.timeout_s, self._expire)
         self._room_nbytes = limits.WINDOW_NBYTES
         self._roomy = asyncio.Event()
 

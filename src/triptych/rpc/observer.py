@@ -25,7 +25,8 @@ class CallObserver:
         self._seconds = telemetry.metrics.histogram(
             "triptych_rpc_server_seconds", "Time from a call's arrival to its end", ("method", "code")
         )
-        self._children: dict[tuple[str, str], Histogram] = {}
+        self.durations: dict[tuple[str, str], Histogram | None] = {}
+        """By method and code; None for methods whose duration means nothing."""
 
     def begin(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> "Call":
         """``method`` must be one of the server's, as it becomes a label."""
@@ -37,13 +38,12 @@ class CallObserver:
             tracing.enter(span)
         return Call(self, method, span)
 
-    def observe(self, method: str, code: str, seconds: float) -> None:
-        if method.endswith(_WATCHES):
-            return
-        child = self._children.get((method, code))
-        if child is None:
-            child = self._children[method, code] = self._seconds.labels(method.rsplit(".", 1)[-1], code)
-        child.observe(seconds)
+    def duration(self, method: str, code: str) -> Histogram | None:
+        """Add to ``durations``."""
+        watches = method.endswith(_WATCHES)
+        made = None if watches else self._seconds.labels(method.rsplit(".", 1)[-1], code)
+        self.durations[method, code] = made
+        return made
 
 
 def _is_traced(method: str, carrier: dict[str, str]) -> bool:
@@ -64,6 +64,9 @@ class Call:
         self.code = "CANCELLED"
 
     def end(self) -> None:
-        self._observer.observe(self._method, self.code, monotonic() - self._began_s)
+        observer, key = self._observer, (self._method, self.code)
+        duration = observer.durations[key] if key in observer.durations else observer.duration(*key)
+        if duration is not None:
+            duration.observe(monotonic() - self._began_s)
         if self._span is not None:
             self._span.end("" if self.code == "OK" else self.code)

@@ -74,5 +74,8 @@ async def test_background_calls_and_watches_start_no_trace() -> None:
 def test_a_watch_is_not_timed() -> None:
     telemetry = Telemetry()
     observer = CallObserver(telemetry)
-    observer.observe("/triptych.v1.Encoder/WatchLoad", "CANCELLED", 3600.0)
-    assert "triptych_rpc_server_seconds_count" not in telemetry.metrics.render().decode()
+    for method in ("Encoder/WatchLoad", "Encoder/WatchLoad", "Encoder/Encode", "Encoder/Encode"):
+        observer.begin(f"/triptych.v1.{method}", ()).end()
+    rendered = telemetry.metrics.render().decode()
+    assert "WatchLoad" not in rendered
+    assert 'triptych_rpc_server_seconds_count{code="CANCELLED",method="Encoder/Encode"} 2.0' in rendered
