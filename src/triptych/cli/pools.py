@@ -10,6 +10,7 @@ from rich.text import Text
 
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
+from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
@@ -18,8 +19,6 @@ from triptych.errors import InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
 _SHOWN_DECISIONS = 3
-_ADDRESS_CELLS = 21
-"""As much of an address as is not wrapped."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
 _ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
@@ -143,7 +142,7 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
 
 
 def _members(members: tuple[MemberStatus, ...]) -> Table:
-    table = _table("instance", "address", "state", "load")
+    table = folding_table("instance", "address", "state", "load")
     for member in members:
         state = f"{member.condition}{', suspected' if member.suspected else ''}, {_ago(member.since_s)}"
         waits = [
@@ -156,7 +155,7 @@ def _members(members: tuple[MemberStatus, ...]) -> Table:
 
 
 def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
-    table = _table("ago", "size", "outcome", "why")
+    table = folding_table("ago", "size", "outcome", "why")
     for one in decisions:
         changes = one.target != one.wanted
         size = f"{one.wanted} to {one.target}" if changes else f"stays {one.wanted}"
@@ -170,14 +169,6 @@ def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
 
 def _indented(shown: RenderableType) -> Padding:
     return Padding(shown, (0, 0, 0, 2), expand=False)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in columns:
-        whole = _ADDRESS_CELLS if column == "address" else None
-        table.add_column(column, overflow="fold", min_width=whole, max_width=None if column == columns[-1] else 30)
-    return table
 
 
 def _ago(seconds: float) -> str:

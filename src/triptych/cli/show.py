@@ -24,6 +24,8 @@ _STAGES = (
 _WIDEST_BAR, _NARROWEST_BAR = 60, 16
 """In terminal cells."""
 _GAP = 2
+_ADDRESS_CELLS = {"address": 21, "admin port": 23}
+"""By the name of a column: as much of an address as is not wrapped."""
 _EXPLAINED_FROM = 70
 """Terminal width below which bars have no explanations."""
 _ALL_OF_ITEMS_FROM = 95
@@ -204,6 +206,15 @@ def _item_rows(items: list[dict[str, Any]], at_s: float, stage_s: float) -> Iter
             yield _Row(name, begin_s, item["encode_s"], "bright_black", note=encoder)
     if len(items) > _MOST_BARS:
         yield _Row(f"  and {len(items) - _MOST_BARS} more")
+
+
+def folding_table(*columns: str) -> Table:
+    """A table without lines whose cells wrap, the last column's first."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+    for column in columns:
+        whole = _ADDRESS_CELLS.get(column)
+        table.add_column(column, overflow="fold", min_width=whole, max_width=None if column == columns[-1] else 30)
+    return table
 
 
 def plain_console(*, stderr: bool = False) -> Console:

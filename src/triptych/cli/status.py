@@ -13,6 +13,7 @@ from triptych.cli.managers import Managers
 from triptych.cli.metrics import Samples, scrape
 from triptych.cli.pools import print_manager
 from triptych.cli.rest import RestClient, RestError
+from triptych.cli.show import folding_table
 from triptych.domain.pool import ManagerStatus
 from triptych.wire.documents import manager_document
 
@@ -81,10 +82,12 @@ async def _models(client: RestClient) -> list[str]:
 
 
 def _print_loads(own: Mapping[str, str], loads: Mapping[str, Samples | None], console: Console) -> None:
+    if not loads:
+        return
     names = {address: name for name, address in own.items()}
+    table = folding_table("process", "admin port", "load")
     for address, samples in loads.items():
         line = "does not answer" if samples is None else load_line(samples)
-        if address in names:
-            console.print(f"metrics    {names[address]:<12} {address}/metrics  {line}", soft_wrap=True)
-        else:
-            console.print(f"load       {address}  {line}", soft_wrap=True)
+        table.add_row(names.get(address, ""), address, line)
+    console.print()
+    console.print(table)
