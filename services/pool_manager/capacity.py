@@ -1,9 +1,9 @@
 """What profiles say of each pool: the load that one instance bears, how long a queue may be, and how long a start takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.instance import ServedPart
@@ -15,12 +15,23 @@ from triptych.domain.windows import ClassWindow
 from triptych.machine.pool_manager.pools import Facts
 from triptych.policy.capacity import TextLimits
 from triptych.policy.costs import Costs
-from triptych.policy.pool_facts import EncoderLimits, Profiles, encoder_facts, hybrid_facts, text_facts
+from triptych.policy.pool_facts import (
+    EncoderLimits,
+    Profiles,
+    encoder_facts,
+    encoder_sizing,
+    hybrid_facts,
+    text_facts,
+    text_sizing,
+)
+from triptych.policy.scaling import colocation
 from triptych.runtime.profiles import KnownProfiles
 
 T = TypeVar("T")
 K = TypeVar("K")
 _MAX_POOLS = 1024
+_DEGREES = (1, 2, 4, 8)
+"""Tensor-parallel degrees whose profiles are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,10 @@ class Capacities:
     A pool without instances has the facts of its last ones, so that it can grow again.
     """
 
-    def __init__(self, profiles: KnownProfiles) -> None:
+    def __init__(self, profiles: KnownProfiles, *, host_devices: int = 0) -> None:
+        """``host_devices``: accelerators of one host, 0 if unknown."""
         self._profiles = profiles
+        self._host_devices = host_devices
         self._kinds: dict[PoolName, tuple[_Kind, bool]] = {}
         """The commonest kind of each pool's instances, and whether it is the only one."""
         self._objectives: dict[str, tuple[tuple[str, ...], bool]] = {}
@@ -86,6 +99,50 @@ class Capacities:
             missing += ("objectives of some routers: all count like the commonest",)
         return replace(found, missing=missing, start_s=_start_s(name.role, profiles))
 
+    def advice(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> tuple[str, ...]:
+        """The best batch and tensor-parallel degree of the pool's instances under this mix, and how hosts are filled (ModServe
+        sections 4.2 and 4.3), as far as profiles tell. Of pools whose instances encode and prefill, nothing.
+        """
+        kind, _ = self._kinds.get(name, (_Kind(), True))
+        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
+        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        if name.role not in (Role.E, Role.PD) or (encoder if name.role is Role.E else decoder) is None:
+            return ()
+        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
+        degrees = {degree: Profiles(self._costs(encoder, degree), self._costs(decoder, degree)) for degree in _DEGREES}
+        items, text = _limits(kind)
+        try:
+            if name.role is Role.E:
+                most = max((row.items for row in _tables(degrees, ModelPart.ENCODER, "encode")), default=1)
+                found = encoder_sizing(degrees, slo, classes, limits=items, most=most)
+                now = items.max_items
+            else:
+                most = max((row.batch for row in _tables(degrees, ModelPart.DECODER, "decode")), default=1)
+                found = text_sizing(degrees, slo, classes, limits=text, most=most)
+                now = text.max_sequences
+        except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
+            return ()
+        if found is None:
+            return ()
+        best = (
+            f"best size: tensor-parallel degree {found.tensor_parallel}, {found.reason}; now batches have up to {now}"
+        )
+        return (best, *self._hosts(encoder, decoder))
+
+    def _hosts(self, encoder: ServedPart | None, decoder: ServedPart | None) -> tuple[str, ...]:
+        if not self._host_devices or encoder is None or decoder is None:
+            return ()
+        found = colocation(
+            text_devices=decoder.identity.tensor_parallel,
+            encoder_devices=encoder.identity.tensor_parallel,
+            host_devices=self._host_devices,
+        )
+        if found is None:
+            return ()
+        return (
+            f"a host of {self._host_devices} devices holds {found.text} text instance and {found.encoders} encoders",
+        )
+
     def _other(self, model: str, part: ModelPart) -> ServedPart | None:
         """The part as another pool of the model runs it: an objective is divided between both parts."""
         for name, (kind, _) in self._kinds.items():
@@ -94,23 +151,38 @@ class Capacities:
                 return found
         return None
 
-    def _costs(self, part: ServedPart | None) -> Costs | None:
-        return None if part is None else self._profiles.costs(part.identity)
+    def _costs(self, part: ServedPart | None, degree: int = 0) -> Costs | None:
+        """With the tensor-parallel ``degree``, or its own."""
+        if part is None:
+            return None
+        identity = part.identity
+        return self._profiles.costs(replace(identity, tensor_parallel=degree) if degree else identity)
 
 
 def _known(role: Role, profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], kind: _Kind) -> PoolFacts:
     """Raises ValueError for a profile without the tables that the mix needs."""
+    encoder, text = _limits(kind)
+    if role is Role.E:
+        return encoder_facts(profiles, slo, classes, limits=encoder)
+    if role.serves(Stage.ENCODE):
+        return hybrid_facts(profiles, slo, classes, encoder=encoder, text=text)
+    return text_facts(profiles, slo, classes, limits=text)
+
+
+def _limits(kind: _Kind) -> tuple[EncoderLimits, TextLimits]:
     encoder, text = EncoderLimits(1), TextLimits(1, 1)
     if kind.encoder is not None:
         encoder = EncoderLimits(max(1, kind.encoder.max_batch), max(1, kind.encoder.prepare_cores))
     if kind.decoder is not None:
         sequences, tokens = max(1, kind.decoder.max_batch), max(1, kind.decoder.token_budget)
         text = TextLimits(sequences, tokens, kind.kv_tokens or None)
-    if role is Role.E:
-        return encoder_facts(profiles, slo, classes, limits=encoder)
-    if role.serves(Stage.ENCODE):
-        return hybrid_facts(profiles, slo, classes, encoder=encoder, text=text)
-    return text_facts(profiles, slo, classes, limits=text)
+    return encoder, text
+
+
+def _tables(degrees: Mapping[int, Profiles], part: ModelPart, table: str) -> Iterator[Any]:
+    for profiles in degrees.values():
+        costs = profiles.encoder if part is ModelPart.ENCODER else profiles.text
+        yield from () if costs is None else getattr(costs.profile, table)
 
 
 def _start_s(role: Role, profiles: Profiles) -> float | None:

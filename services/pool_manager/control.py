@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
@@ -21,7 +21,7 @@ from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Fence
-from triptych.domain.windows import WindowReport
+from triptych.domain.windows import ClassWindow, WindowReport
 from triptych.errors import (
     Deposed,
     InvalidRequest,
@@ -155,9 +155,11 @@ class Control:
         clock: Clock,
         scope: TaskScope,
         facts_of: Callable[[PoolName], Facts],
+        advice_of: Callable[[PoolName, Mapping[str, ClassWindow]], tuple[str, ...]],
         hour: Clock,
     ) -> None:
-        """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool. ``hour`` is the time in
+        """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool,
+        ``advice_of`` what people can improve. ``hour`` is the time in
         hours since the beginning of 1970, UTC.
         """
         self._limits = limits
@@ -172,6 +174,7 @@ class Control:
         self._clock = clock
         self._scope = scope
         self._facts_of = facts_of
+        self._advice_of = advice_of
         self._leadership = Leadership(store, lease=_LEASE, owner=owner, times=lease, clock=clock)
         self._keeper = Keeper(store, clock)
         self._histories = Histories(store, clock, hour)
@@ -460,11 +463,17 @@ class Control:
     def status(self) -> dict[PoolName, ScalingStatus]:
         """The size of each pool."""
         now_s = self._clock()
+        return {
+            name: replace(one, advice=self._advice_of(name, self._pools[name].machine.mix(now_s)))
+            for name, one in self._statuses(now_s).items()
+        }
+
+    def _statuses(self, now_s: float) -> dict[PoolName, ScalingStatus]:
         return {name: pool.machine.status(now_s)[0] for name, pool in self._pools.items()}
 
     def metrics(self) -> Iterable[Metric]:
         labels = ("model_name", "role")
-        found = {(name.model, name.role.value): one for name, one in self.status().items()}
+        found = {(name.model, name.role.value): one for name, one in self._statuses(self._clock()).items()}
         wanted: dict[tuple[str, ...], float] = {
             name: one.decisions[-1].target if self._advisory and one.decisions else one.wanted
             for name, one in found.items()

@@ -119,7 +119,7 @@ class PoolManagerService:
         self._began_s = clock()
         self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
-        self._capacities = Capacities(profiles or KnownProfiles())
+        self._capacities = Capacities(profiles or KnownProfiles(), host_devices=settings.host_devices)
         self.control = Control(
             settings.control,
             scaling=settings.scaling,
@@ -134,6 +134,7 @@ class PoolManagerService:
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,
+            advice_of=self._capacities.advice,
             hour=hour,
         )
         """Of the size of pools."""

@@ -37,6 +37,8 @@ class PoolManagerSettings(RpcServiceSettings):
     profiles: Path | None = None
     """Profiles of the models' parts: a directory as ``triptych profile`` writes it, or one file. Each of several managers
     needs them."""
+    host_devices: int = Field(default=0, ge=0, le=1024)
+    """Accelerators of one host, for advice on which instances share one; 0 for none."""
     register_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Time for a member's registration, from the opening of its stream."""
     min_report_interval_s: float = Field(default=0.02, ge=0, le=1)

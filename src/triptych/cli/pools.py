@@ -139,6 +139,8 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
         yield f"set by hand to {scaling.override.size} for another {_ago(scaling.override.left_s)}", "yellow"
     if scaling.fault:
         yield scaling.fault, "red"
+    for one in scaling.advice:
+        yield one, "dim"
 
 
 def _members(members: tuple[MemberStatus, ...]) -> Table:

@@ -294,6 +294,8 @@ class ScalingStatus:
     """Why the pool does not become what is wanted; empty while nothing is wrong."""
     decisions: tuple[DecisionSummary, ...]
     """The last ones, oldest first."""
+    advice: tuple[str, ...] = ()
+    """What people can improve: the size of batches, the tensor-parallel degree, which instances share a host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,19 @@
 What is missing is named, never guessed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
 from triptych.domain.windows import ClassWindow
-from triptych.policy.capacity import ItemClass, TextLimits, encode_capacity, text_capacity
+from triptych.policy.capacity import Capacity, ItemClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs
 from triptych.policy.scaling import encode_tokens, item_mix, prompt_tokens, request_mix
+from triptych.policy.sizing import Sizing, choose_size
 
 _NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
 _RARE = 0.01
@@ -40,36 +42,12 @@ def encoder_facts(
     profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: EncoderLimits
 ) -> PoolFacts:
     """Of a pool of encoders, in tokens of embeddings per second."""
-    costs, mix = profiles.encoder, item_mix(classes)
-    if costs is None:
-        return PoolFacts(missing=(_NO_ENCODER,))
-    if not mix:
-        return PoolFacts(missing=("items in the last reports",))
-    with_items = {name: one for name, one in sorted(classes.items()) if one.items}
-    shares = _shares_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
-    if isinstance(shares, str):
-        return PoolFacts(missing=(shares,))
-    limited = [replace(one, slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(with_items, mix, strict=True)]
-    capacity = encode_capacity(costs, limited, inf, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
-    return _facts(capacity.tokens_per_s, _wait_s(shares, with_items), [one.value for one in capacity.warnings])
+    return _facts(_encoder(profiles, slo, classes, limits))
 
 
 def text_facts(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits) -> PoolFacts:
     """Of a pool of text instances, in tokens of prompts per second."""
-    costs, mix = profiles.text, request_mix(classes)
-    if costs is None:
-        return PoolFacts(missing=(_NO_TEXT,))
-    if not mix:
-        return PoolFacts(missing=("finished requests in the last reports",))
-    arrived = {name: one for name, one in sorted(classes.items()) if one.arrivals}
-    shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,))
-    if isinstance(shares, str):
-        return PoolFacts(missing=(shares,))
-    limited = [replace(one, ttft_slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(arrived, mix, strict=True)]
-    context = max(one.prompt_tokens for one in mix)
-    tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
-    capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits)
-    return _facts(capacity.tokens_per_s, _wait_s(shares, arrived), [one.value for one in capacity.warnings])
+    return _facts(_text(profiles, slo, classes, limits))
 
 
 def hybrid_facts(
@@ -110,11 +88,96 @@ def isolated(profiles: Profiles, one: ClassWindow) -> Isolated | None:
     return Isolated(0.0, encode_s, prefill_s, profiles.text.decode_s(1, one.prompt_tokens).value)
 
 
-def _facts(per_s: float, wait_s: float, warnings: Sequence[str]) -> PoolFacts:
-    missing = tuple(f"exact costs: {one}" for one in sorted(warnings))
-    if per_s <= 0:
+def encoder_sizing(
+    by_degree: Mapping[int, Profiles],
+    slo: Slo,
+    classes: Mapping[str, ClassWindow],
+    *,
+    limits: EncoderLimits,
+    most: int,
+) -> Sizing | None:
+    """The batch, up to ``most``, and the tensor-parallel degree that are best for encoders, among the degrees with profiles;
+    None where no capacity is known.
+    """
+    return _sizing(
+        {degree: partial(_encoder, profiles, slo, classes) for degree, profiles in by_degree.items()},
+        lambda batch: replace(limits, max_items=batch),
+        most,
+    )
+
+
+def text_sizing(
+    by_degree: Mapping[int, Profiles], slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits, most: int
+) -> Sizing | None:
+    """As ``encoder_sizing``, for text instances: the batch is that of a decode step."""
+    return _sizing(
+        {degree: partial(_text, profiles, slo, classes) for degree, profiles in by_degree.items()},
+        lambda batch: replace(limits, max_sequences=batch),
+        most,
+    )
+
+
+class _Found(NamedTuple):
+    capacity: Capacity
+    wait_s: float
+    """The longest wait within the objectives."""
+
+
+_LimitsT = TypeVar("_LimitsT")
+
+
+def _sizing(
+    found: Mapping[int, Callable[[_LimitsT], _Found | str]], limits: Callable[[int], _LimitsT], most: int
+) -> Sizing | None:
+    def capacity(at: Callable[[_LimitsT], _Found | str], batch: int) -> Capacity:
+        one = at(limits(batch))
+        return one.capacity if isinstance(one, _Found) else Capacity(0.0, 0.0, batch, inf)
+
+    known = {degree: partial(capacity, at) for degree, at in found.items() if isinstance(at(limits(1)), _Found)}
+    return choose_size(known, most=most) if known else None
+
+
+def _encoder(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: EncoderLimits) -> _Found | str:
+    """Or what is missing."""
+    costs, mix = profiles.encoder, item_mix(classes)
+    if costs is None:
+        return _NO_ENCODER
+    if not mix:
+        return "items in the last reports"
+    with_items = {name: one for name, one in sorted(classes.items()) if one.items}
+    shares = _shares_s(profiles, slo, with_items, (ChargedStage.ENCODE,))
+    if isinstance(shares, str):
+        return shares
+    limited = [replace(one, slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(with_items, mix, strict=True)]
+    capacity = encode_capacity(costs, limited, inf, max_items=limits.max_items, prepare_cores=limits.prepare_cores)
+    return _Found(capacity, _wait_s(shares, with_items))
+
+
+def _text(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits) -> _Found | str:
+    """Or what is missing."""
+    costs, mix = profiles.text, request_mix(classes)
+    if costs is None:
+        return _NO_TEXT
+    if not mix:
+        return "finished requests in the last reports"
+    arrived = {name: one for name, one in sorted(classes.items()) if one.arrivals}
+    shares = _shares_s(profiles, slo, arrived, (ChargedStage.PREFILL,))
+    if isinstance(shares, str):
+        return shares
+    limited = [replace(one, ttft_slo_s=shares.get(name, _FREE).limit_s) for name, one in zip(arrived, mix, strict=True)]
+    context = max(one.prompt_tokens for one in mix)
+    tbt_s = min((_tbt_s(slo, name, costs, context) for name in arrived), default=inf)
+    capacity = text_capacity(costs, limited, ttft_slo_s=inf, tbt_slo_s=tbt_s, limits=limits)
+    return _Found(capacity, _wait_s(shares, arrived))
+
+
+def _facts(found: _Found | str) -> PoolFacts:
+    if isinstance(found, str):
+        return PoolFacts(missing=(found,))
+    missing = tuple(f"exact costs: {one}" for one in sorted(one.value for one in found.capacity.warnings))
+    if found.capacity.tokens_per_s <= 0:
         return PoolFacts(missing=(*missing, "a size within the objectives: even an idle replica misses them"))
-    return PoolFacts(per_s, wait_s, missing)
+    return PoolFacts(found.capacity.tokens_per_s, found.wait_s, missing)
 
 
 class _Share(NamedTuple):

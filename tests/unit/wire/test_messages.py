@@ -387,6 +387,7 @@ SCALING = st.builds(
     st.none() | st.builds(Override, U32, SECONDS),
     TEXT,
     st.lists(DECISION, max_size=2).map(tuple),
+    st.lists(TEXT, max_size=2).map(tuple),
 )
 POOL_STATUS = st.builds(PoolStatus, TEXT, ROLES, st.lists(MEMBER_STATUS, max_size=2).map(tuple), st.none() | SCALING)
 

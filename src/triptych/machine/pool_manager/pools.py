@@ -539,6 +539,10 @@ class PoolsMachine:
     def wanted(self, pool: str) -> int:
         return self._pools[pool].wanted
 
+    def mix(self, now_s: float) -> Mapping[str, ClassWindow]:
+        """What arrived in the last 300 s, by class."""
+        return self._reports.classes(LONG_S, now_s)
+
     def view(self, pool: str) -> PoolView | None:
         """What the last decision on it was made from; None before the first."""
         return self._pools[pool].view

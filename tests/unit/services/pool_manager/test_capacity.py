@@ -132,6 +132,39 @@ def test_limits_that_make_no_sense_do_no_harm() -> None:
     assert capacities(strange, ROUTERS).facts(EPD)(MIX) != PoolFacts()
 
 
+# --- advice -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_batch_and_degree_follow_from_the_profiles() -> None:
+    faster = replace(
+        ENCODER,
+        identity=replace(ENCODER_IDENTITY, tensor_parallel=2),
+        encode=tuple(row._replace(seconds=row.seconds / 4) for row in ENCODER.encode),
+    )
+    alone = capacities(ENCODERS, TEXTS, ROUTERS).advice(E, MIX)
+    assert len(alone) == 1
+    assert "tensor-parallel degree 1" in alone[0]
+    assert "now batches have up to 8" in alone[0]
+    both = capacities(ENCODERS, TEXTS, ROUTERS, profiles=(ENCODER, faster, DECODER)).advice(E, MIX)
+    assert "tensor-parallel degree 2" in both[0]
+    texts = capacities(ENCODERS, TEXTS, ROUTERS).advice(PD, MIX)
+    assert "tensor-parallel degree 1" in texts[0]
+    assert "now batches have up to 16" in texts[0]
+
+
+def test_a_host_is_filled_with_a_text_instance_and_encoders() -> None:
+    made = Capacities(KnownProfiles((ENCODER, DECODER)), host_devices=8)
+    made.seen((ENCODERS, TEXTS, ROUTERS))
+    assert made.advice(E, MIX)[1] == "a host of 8 devices holds 1 text instance and 7 encoders"
+
+
+@pytest.mark.parametrize("name", [E, PD, EPD])
+def test_without_profiles_or_requests_there_is_no_advice(name: PoolName) -> None:
+    assert capacities(ENCODERS, TEXTS, HYBRIDS, ROUTERS, profiles=()).advice(name, MIX) == ()
+    assert capacities(ENCODERS, TEXTS, HYBRIDS, ROUTERS).advice(name, {}) == ()
+    assert capacities().advice(name, MIX) == ()
+
+
 # --- decisions with these facts -----------------------------------------------------------------------------------------
 
 
