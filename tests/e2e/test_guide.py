@@ -22,7 +22,7 @@ _BLOCK = re.compile(
     r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```sh\n(?P<commands>.*?)^```\n(?:\n^```text\n(?P<said>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
-START_S = 60
+START_S = 120
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
