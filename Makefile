@@ -44,8 +44,9 @@ test: $(STAMP)  ## Run the whole suite and list the ten slowest tests
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
 
-soak: $(STAMP)  ## Run pulls for half an hour while encoders die and links break, and check for leaks
+soak: $(STAMP)  ## Run pulls for half an hour while encoders die and links break, and a simulated cluster for an hour of its time
 	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
+	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s tests/simulation/test_soak.py
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects
 	scripts/mutants.sh --samples $(SAMPLES)

@@ -5,36 +5,50 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
+from typing import Protocol
 
 import pytest
 
 from tests.contract.kubernetes_kit import ApiServer, namespace
+from tests.simulation.scaling import OrderBook, ScalerLink, SimProcesses, process_scaler
 from triptych.cli import cluster as cluster_module
 from triptych.cli import plan
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
+from triptych.domain.decision import Bounds
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.integrations.kubernetes.api import KubernetesApi
 from triptych.integrations.kubernetes.scaler import KubernetesScaler
+from triptych.machine.process_pools import RestartRules
 from triptych.ports import Scaler
 from triptych.rpc.scaler import SERVICE_NAME, ScalerServicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import ScalerStub
+from triptych.runtime.tasks import TaskScope
 from triptych.scaling.none import NoScaler
 
 POOL, OTHER = PoolName(MODEL_ID, Role.E), PoolName(MODEL_ID, Role.PD)
 GRACE_S = 1.0
 
 
+class Switch(Protocol):
+    """A file that exists or not, or what behaves like one."""
+
+    def touch(self) -> None: ...
+
+    def unlink(self) -> None: ...
+
+
 @dataclass
 class Kit:
     scaler: Scaler
     max_size: int
-    broken: Path
-    """While this file exists, no instance can start."""
-    slow: Path
-    """While this file exists, instances that start do not become ready."""
+    broken: Switch
+    """While it exists, no instance can start."""
+    slow: Switch
+    """While it exists, instances that start do not become ready."""
     is_alive: Callable[[str], bool]
     """Whether an instance runs, however the scaler calls it."""
 
@@ -82,6 +96,56 @@ async def process_kit(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: s
     )
     async with cluster:
         yield Kit(cluster.scaler, 64, broken, slow, lambda name: name in cluster.processes)
+
+
+@dataclass
+class _Flag:
+    """A ``Switch`` that sets an attribute."""
+
+    owner: object
+    name: str
+
+    def touch(self) -> None:
+        setattr(self.owner, self.name, True)
+
+    def unlink(self) -> None:
+        setattr(self.owner, self.name, False)
+
+
+@dataclass
+class _StubNode:
+    is_up: bool = True
+
+    async def stop(self, drain_s: float) -> None:
+        del drain_s
+        self.is_up = False
+
+    async def kill(self) -> None:
+        self.is_up = False
+
+
+@asynccontextmanager
+async def simulated_kit() -> AsyncIterator[Kit]:
+    """The scaler of simulated clusters, over stubs, as one manager reaches it."""
+    names = {POOL: "encoder-{}", OTHER: "text-{}"}
+    nodes = {"encoder-1": _StubNode(), "text-1": _StubNode()}
+
+    def boot(role: Role, name: str) -> None:
+        del role
+        nodes[name] = _StubNode()
+
+    async with TaskScope("simulated scaler") as scope:
+        clock = asyncio.get_running_loop().time
+        processes = SimProcesses(boot, nodes.get, boot_s=lambda: 0.01, scope=scope)
+        scaler = process_scaler(processes, names, clock=clock, rules=RestartRules(first_backoff_s=0.05))
+        for pool, name in zip(names, tuple(nodes), strict=True):
+            scaler.adopt(str(pool), (name,))
+        scope.spawn(scaler.run(), name="scaler")
+        book = OrderBook(Bounds(0, 64), clock=clock, works=lambda _: False)
+        link = ScalerLink("manager", scaler, book, rng=Random(0), scope=scope)
+        yield Kit(link, 64, _Flag(processes, "crashes"), _Flag(processes, "slow"), processes.is_alive)
+        assert not book.violations, book.violations
+        await scaler.close()
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from tests.contract.scaler_kit import (
     process_kit,
     remote_kit,
     served,
+    simulated_kit,
 )
 from triptych.cli import ports
 from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
@@ -38,6 +39,8 @@ def kit_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Kit]:
     match request.param:
         case "none":
             return none_kit(folder)
+        case "simulated":
+            return simulated_kit()
         case "kubernetes":
             return kubernetes_kit(folder, *request.getfixturevalue("kubernetes"))
         case "remote":
@@ -46,13 +49,13 @@ def kit_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Kit]:
             return process_kit(folder, request.getfixturevalue("monkeypatch"))
 
 
-@pytest.fixture(params=["none", "processes", "remote", "kubernetes"])
+@pytest.fixture(params=["none", "processes", "remote", "kubernetes", "simulated"])
 async def kit(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
     async with kit_of(request) as made:
         yield made
 
 
-@pytest.fixture(params=["processes", "remote", "kubernetes"])
+@pytest.fixture(params=["processes", "remote", "kubernetes", "simulated"])
 async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
     async with kit_of(request) as made:
         yield made

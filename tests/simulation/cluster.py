@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,22 +24,39 @@ from services.text.receiver import TensorReceiver
 from services.text.releases import Releases
 from services.text.service import TextService
 from services.text.settings import TextSettings
+from tests.simulation.scaling import (
+    DRAIN_S,
+    OrderBook,
+    ScalerLink,
+    SharedStore,
+    SimProcesses,
+    process_scaler,
+    profile_of_decoder,
+    profile_of_encoder,
+)
 from triptych import ports
+from triptych.domain.decision import Bounds
 from triptych.domain.embedding import Ticket
+from triptych.domain.instance import ServedPart
 from triptych.domain.membership import Member, MemberKind, MembershipSnapshot, MemberState
 from triptych.domain.pool import Registration
-from triptych.domain.stage import Stage
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import Role, Stage
 from triptych.machine.membership_view import ViewLimits
+from triptych.machine.process_pools import RestartRules
 from triptych.media.sniff import MediaLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.registrar import Registrar
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
+from triptych.scaling.processes import ProcessScaler
+from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
 from triptych.testing.offload import InlineOffload
+from triptych.testing.store import StoreLink
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES, HostArena
@@ -72,10 +89,20 @@ class World:
     """Of each call, by the names of the link and the method."""
     before_pull: Callable[[str, Ticket], Any] | None = None
     damage: Callable[[Ticket], bool] = lambda ticket: False
+    scaled: bool = False
+    """The managers scale the encoders and text instances."""
+    bounds: Bounds = Bounds(1, 64)  # noqa: RUF009 - immutable
+    """Of the size of each pool."""
+    boot_s: tuple[float, float] = (2.0, 6.0)
+    """Time from the start of an instance until it is ready."""
+    encode_token_s: float = 0.0002
+    text_step_s: float = 0.005
+    """Speed of the engines."""
     router: dict[str, Any] = field(default_factory=dict)
-    """Settings that differ from their defaults; the same for the other two."""
+    """Settings that differ from their defaults; the same for the other three."""
     encoder: dict[str, Any] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
+    manager: dict[str, Any] = field(default_factory=dict)
 
 
 class _Node:
@@ -85,8 +112,10 @@ class _Node:
         self.name = name
         self.epoch = 0
         self.is_up = False
+        self.drained = False
         self._cluster = cluster
         self._scope: TaskScope | None = None
+        self._registrar: Registrar | None = None
         self.instance: Any = None
         """The servicer of this incarnation."""
         self.links: list[Link[Any]] = []
@@ -103,17 +132,45 @@ class _Node:
 
         access = ManagerAccess(tuple(self._cluster.managers))
         way = partial(self._cluster.way_to_manager, self.name)
-        Registrar(instance, introduce, self.drain, way, access, self._scope).start()
+        self._registrar = Registrar(instance, introduce, self.drain, way, access, self._scope)
+        self._registrar.start()
 
     async def drain(self) -> None:
         """As on SIGTERM, or ordered by a pool manager."""
         await self.instance.drain()
+        self.drained = True
 
     def _boot(self) -> TaskScope:
         self.epoch += 1
-        self.is_up = True
+        self.is_up, self.drained = True, False
         self._scope = TaskScope(f"{self.name}.{self.epoch}")
         return self._scope
+
+    def reached_by(self, link: Link[Any]) -> None:
+        """Add a way to it."""
+        self.links.append(link)
+
+    def hang(self) -> None:
+        """Nothing answers any more, as after SIGSTOP, but what runs inside goes on."""
+        for link in (*self.links, *self._ways_to_managers()):
+            link.stall()
+
+    def go_on(self) -> None:
+        for link in (*self.links, *self._ways_to_managers()):
+            link.resume()
+
+    def _ways_to_managers(self) -> list[Link[Any]]:
+        managers = self._cluster.managers.values()
+        return [manager.links[self.name] for manager in managers if self.name in manager.links]
+
+    async def stop(self, drain_s: float) -> None:
+        """As on SIGTERM: finish what runs, for at most ``drain_s``, say farewell, and end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self.drain()
+        if self._registrar is not None:
+            await self._registrar.leave()
+        await self.kill()
 
     async def kill(self) -> None:
         """Kills it at once: unsent messages and unreleased leases are lost."""
@@ -153,7 +210,7 @@ class EncoderNode(_Node):
         cluster, world = self._cluster, self._cluster.world
         settings = EncoderSettings(model=Path(), **world.encoder)
         arena = HostArena(world.encoder_arena_bytes + HEADER_NBYTES, instance_id=self.name, epoch=epoch)
-        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens)
+        self.engine = FakeEncoderEngine(tokens_of=FakeFamily().tokens, token_s=world.encode_token_s)
         copy = InlineOffload()
         self.store = ArenaStore(arena, settings.leases, max_pull_s=settings.max_pull_s, clock=cluster.clock, copy=copy)
         self.transport = MemoryTransport(cluster.network, arena, host="sim", check=self.store.may_read)
@@ -168,6 +225,7 @@ class EncoderNode(_Node):
             compute=compute,
             copy=copy,
             clock=cluster.clock,
+            part=ServedPart(cluster.encoder_profile.identity, settings.batches.max_batch_items, prepare_cores=2),
         )
 
     async def end(self) -> None:
@@ -227,7 +285,7 @@ class TextNode(_Node):
             offload=InlineOffload(settings.check_threads),
             clock=cluster.clock,
         )
-        self.engine = FakeTextEngine(WORDS, max_running=world.max_running)
+        self.engine = FakeTextEngine(WORDS, max_running=world.max_running, step_s=world.text_step_s)
         tokenizer = fake_tokenizer()
         scheduler = None
         if encoder is not None:
@@ -248,12 +306,13 @@ class TextNode(_Node):
             rng=cluster.rng(self.name),
             clock=cluster.clock,
             scheduler=scheduler,
+            part=ServedPart(cluster.decoder_profile.identity, world.max_running, token_budget=4096),
         )
         self.service.start()
 
     def _stub(self, address: str) -> LinkedInstance:
         if address not in self._outbound:
-            name = self._cluster.names.get(address, address)
+            name = self._cluster.name_at(address)
             node = next(node for node in self._cluster.encoders if node.name == name)
             self._outbound[address] = self._cluster.link(f"{self.name}->{address}", node)
             self.links.append(self._outbound[address])
@@ -299,6 +358,15 @@ class HybridNode(TextNode):
         async with asyncio.TaskGroup() as group:
             group.create_task(self.service.drain())
             group.create_task(self.encoder.service.drain())
+        self.drained = True
+
+    def hang(self) -> None:
+        super().hang()
+        self.encoder.hang()
+
+    def go_on(self) -> None:
+        super().go_on()
+        self.encoder.go_on()
 
     async def kill(self) -> None:
         for link in self.encoder.links:
@@ -310,33 +378,89 @@ class HybridNode(TextNode):
         await self.encoder.end()
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What the pool managers of a cluster share, if they scale it."""
+
+    store: SharedStore
+    processes: SimProcesses
+    scaler: ProcessScaler
+    book: OrderBook
+
+
 class ManagerNode:
     """A pool manager's process. Every caller has its own way to it, so that each can be cut off."""
 
-    def __init__(self, name: str, cluster: "SimCluster") -> None:
+    def __init__(self, name: str, cluster: "SimCluster", scaled: Scaled | None) -> None:
         self.name = name
         self._cluster = cluster
         self.links: dict[str, Link[Any]] = {}
         """By caller."""
+        self.is_up = False
         self._incarnation = 0
+        self._scaled = scaled
+        self._settings = PoolManagerSettings(allow_network=True, **cluster.world.manager)
+        if scaled is not None:
+            self.store = StoreLink(scaled.store)
+            self.scaler = ScalerLink(
+                name, scaled.scaler, scaled.book, rng=cluster.rng(f"orders of {name}"), scope=cluster.scope
+            )
         self.start()
 
     def start(self) -> None:
         """Another incarnation, which knows nobody."""
         self._incarnation += 1
+        self.is_up = True
         self._scope = TaskScope(f"{self.name}.{self._incarnation}")
-        settings = PoolManagerSettings(allow_network=True)
+        own: dict[str, Any] = {}
+        if self._scaled is not None:
+            profiles = KnownProfiles((self._cluster.encoder_profile, self._cluster.decoder_profile))
+            owner = f"{self.name}.{self._incarnation}"
+            own = {"store": self.store, "scaler": self.scaler, "owner": owner, "profiles": profiles}
         self.service = PoolManagerService(
-            settings, incarnation=self._incarnation, clock=self._cluster.clock, scope=self._scope
+            self._settings, incarnation=self._incarnation, clock=self._cluster.clock, scope=self._scope, **own
         )
         self.service.start()
         for link in self.links.values():
             link.restart(self.service)
 
+    def start_again(self) -> None:
+        """Unless it is up."""
+        if not self.is_up:
+            self.start()
+
     async def kill(self) -> None:
+        """At once: its lease is not given back."""
+        self.is_up = False
         for link in self.links.values():
             link.kill()
+        if self._scaled is not None:
+            self.store.cut = True
         await self._scope.close()
+        if self._scaled is not None:
+            self.store.cut = False
+
+    @property
+    def leads(self) -> bool:
+        return self.service.control.leads
+
+    def hang(self) -> None:
+        """Nothing answers any more."""
+        for link in self.links.values():
+            link.stall()
+
+    def pause(self) -> None:
+        """As by SIGSTOP in the middle of an order: that arrives when it goes on."""
+        self.hang()
+        self.store.cut = True
+        self.scaler.hold()
+
+    def go_on(self) -> None:
+        for link in self.links.values():
+            link.resume()
+        if self._scaled is not None:
+            self.store.cut = False
+            self.scaler.let_go()
 
     def way(self, caller: str) -> LinkedPoolManager:
         if caller not in self.links:
@@ -378,22 +502,34 @@ class SimCluster:
         self.decisions: list[tuple[float, str, str]] = []
         self.network = MemoryNetwork(world.before_pull)
         self._latency = self.rng("latency")
-        self._scope = TaskScope("router")
+        self.scope = TaskScope("router")
+        """Of the router, and of what is outside of all processes."""
+        self.encoder_profile = profile_of_encoder(FakeEncoderEngine.batch_s, world.encode_token_s)
+        self.decoder_profile = profile_of_decoder(world.text_step_s, FakeTextEngine.prefill_token_s)
+        self.scaled = self._make_scaled() if world.scaled else None
         self.managers: dict[str, ManagerNode] = {}
         """By address."""
         for number in range(world.managers):
-            self.managers[f"m{number}:1"] = ManagerNode(f"m{number}", self)
+            self.managers[f"m{number}:1"] = ManagerNode(f"m{number}", self, self.scaled)
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
         self.hybrids = [HybridNode(f"h{number}", self) for number in range(world.hybrids)]
         self.encoders += [node.encoder for node in self.hybrids]
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += self.hybrids
         self.names: dict[str, str] = {}
-        """By address, where that is not the name."""
+        """By address, where a test gives them other addresses."""
+        self.processes: dict[str, EncoderNode | TextNode] = {}
+        """All instances by name."""
+        everyone: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
+        self.processes.update((node.name, node) for node in everyone if not isinstance(node, _MountedEncoder))
+        if self.scaled is not None:
+            for role, nodes in ((Role.E, self.encoders), (Role.PD, self.texts)):
+                names = tuple(node.name for node in nodes)
+                self.scaled.scaler.adopt(str(PoolName(FAKE_MODEL.model_id, role)), names)
+            self.scope.spawn(self.scaled.scaler.run(), name="scaler", vital=True)
         self.membership = SimMembership(self.processes)
         source: ports.Membership = self.membership
         if self.managers:
-            self.names.update((f"{name}:1", name) for name in self.processes)
             source = ManagedMembership(
                 partial(self.way_to_manager, "router"),
                 ManagerAccess(tuple(self.managers)),
@@ -404,17 +540,64 @@ class SimCluster:
             )
         self.source = source
         self.router = self.make_router(source, self.connect)
+        if self.managers:
+            self._register_router()
 
-    @property
-    def processes(self) -> dict[str, EncoderNode | TextNode]:
-        """All instances by name, which is also their address."""
-        nodes: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
-        return {node.name: node for node in nodes if not isinstance(node, _MountedEncoder)}
+    def _register_router(self) -> None:
+        slo = RouterSettings(**self.world.router).slo
+
+        async def introduce() -> Registration:
+            return Registration(MemberKind.ROUTER, "router", 1, "router:1", FAKE_MODEL.model_id, slo=slo)
+
+        access, way = ManagerAccess(tuple(self.managers)), partial(self.way_to_manager, "router")
+        Registrar(
+            self.router, introduce, self.router.drain, way, access, self.scope, windows=self.router.attainment
+        ).start()
+
+    def boot(self, role: Role, name: str) -> None:
+        """Start an instance, or another incarnation of one that has ended."""
+        if (known := self.processes.get(name)) is not None:
+            known.start()
+        elif role is Role.E:
+            self.processes[name] = encoder = EncoderNode(name, self)
+            self.encoders.append(encoder)
+        else:
+            self.processes[name] = text = TextNode(name, self)
+            self.texts.append(text)
+
+    def _make_scaled(self) -> Scaled:
+        world, boot_s = self.world, self.rng("boot")
+        processes = SimProcesses(
+            self.boot,
+            self._process,
+            boot_s=lambda: boot_s.uniform(*world.boot_s),
+            scope=self.scope,
+        )
+        pools = {PoolName(FAKE_MODEL.model_id, role): name for role, name in ((Role.E, "e{}"), (Role.PD, "t{}"))}
+        rules = RestartRules(max_processes=world.bounds.most, grace_s=2 * DRAIN_S)
+        scaler = process_scaler(processes, pools, clock=self.clock, rules=rules)
+        return Scaled(
+            SharedStore(clock=self.clock),
+            processes,
+            scaler,
+            OrderBook(world.bounds, clock=self.clock, works=self._works),
+        )
+
+    def _process(self, name: str) -> EncoderNode | TextNode | None:
+        return self.processes.get(name)
+
+    def _works(self, name: str) -> bool:
+        node = self.processes.get(name)
+        return node is not None and node.is_up and not node.drained
 
     def connect(self, name: str) -> LinkedInstance:
         """The router's link to an instance."""
-        name = self.names.get(name, name)
+        name = self.name_at(name)
         return LinkedInstance(self.link(f"router->{name}", self.processes[name]))
+
+    def name_at(self, address: str) -> str:
+        """The instance with this address: its name, or its name and a port for those that register."""
+        return self.names.get(address) or address.removesuffix(":1")
 
     def way_to_manager(self, caller: str, address: str) -> LinkedPoolManager:
         return self.managers[address].way(caller)
@@ -433,10 +616,7 @@ class SimCluster:
         link: Link[Any] = Link(
             name, node.instance, latency_s=lambda: self._latency.uniform(*self.world.latency_s), fault=fault
         )
-        if isinstance(node, TextNode):
-            node.reached_by(link)
-        else:
-            node.links.append(link)
+        node.reached_by(link)
         if not node.is_up:
             link.kill()
         return link
@@ -452,7 +632,7 @@ class SimCluster:
             prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             offload=InlineOffload(2),
             clock=self.clock,
-            scope=self._scope,
+            scope=self.scope,
             rng=self.rng("router"),
         )
 
@@ -504,12 +684,12 @@ class SimCluster:
             manager.service.validate()
 
     async def close(self) -> None:
-        self.router.close()
-        await self._scope.close()
-        for node in (*self.texts, *self.encoders):
-            await node.end()
         for manager in self.managers.values():
             await manager.kill()
+        self.router.close()
+        await self.scope.close()
+        for node in (*self.texts, *self.encoders):
+            await node.end()
 
 
 @asynccontextmanager

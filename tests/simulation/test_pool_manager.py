@@ -1,6 +1,7 @@
 """Pool managers that die, hang, forget and are cut off, and instances that register, drain and die, under load."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -16,17 +17,33 @@ from triptych.testing import virtual_time
 Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 
 
-def simulate(world: World, scenario: Scenario) -> None:
+class _Defects(logging.Handler):
+    """Unexpected exceptions, which services log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+def simulate(world: World, scenario: Scenario, *, limit_s: float = 1200) -> None:
     async def main() -> None:
         async with running(world) as cluster:
             await scenario(cluster)
             await cluster.check_nothing_is_held()
 
+    logging.getLogger().addHandler(defects := _Defects())
     try:
-        virtual_time.run(main(), seed=world.seed, limit_s=1200)
+        virtual_time.run(main(), seed=world.seed, limit_s=limit_s)
+        assert not defects.found, defects.found[0]
     except BaseException as error:
         error.add_note(f"seed {world.seed}")
         raise
+    finally:
+        logging.getLogger().removeHandler(defects)
 
 
 async def known(cluster: SimCluster) -> dict[str, str]:
@@ -53,7 +70,8 @@ async def whole(cluster: SimCluster) -> None:
 
 async def members(cluster: SimCluster, address: str) -> dict[str, MemberStatus]:
     status = await cluster.managers[address].service.status()
-    return {one.registration.instance_id: one for pool in status.pools for one in pool.members}
+    instances = (one for pool in status.pools if pool.role is not None for one in pool.members)
+    return {one.registration.instance_id: one for one in instances}
 
 
 async def trouble(cluster: SimCluster, rng: Random, what: str) -> None:

@@ -1,12 +1,14 @@
 """Requests from a seed, the clients that send them, and their expected answers."""
 
 import asyncio
+import math
 from collections import defaultdict
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from triptych import ports
+from triptych.cli.bench.workload import Plan, Planned
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk
 from triptych.domain.media import Modality
@@ -16,6 +18,9 @@ from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.fakes import FAKE_MODEL, Spliced, answer_tokens, fake_embedding
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, fake_prompt_builder, fake_tokenizer
+
+_MAX_IMAGES, _MAX_SIDE_PX, _SHRINK = 8, 112, 1 / 8
+"""Of a trace's request: what is replayed, and the factor of its images' sides."""
 
 PROMPTS = fake_prompt_builder()
 TOKENIZER = fake_tokenizer()
@@ -116,6 +121,50 @@ def make_asks(
             now_s += rng.expovariate(rate_per_s)
         asks.append(Ask(now_s, request))
     return asks
+
+
+BURST = 5.0
+"""Arrivals during a burst, in multiples of those at other times."""
+
+
+def make_bursts(seed: int, count: int, duration_s: float, *, timeout_s: float = 60.0) -> list[Ask]:
+    """``count`` requests over ``duration_s``, with a burst of images of 5 to 12 s in every minute."""
+    rng = Random(f"{seed}/bursts")
+    asks = make_asks(seed, count, images=(0, 1), distinct_images=300, timeout_s=timeout_s)
+    heavy = make_asks(seed + 1, count, images=(1, 4), distinct_images=300, timeout_s=timeout_s)
+    seconds = range(math.ceil(duration_s))
+    in_burst = set[int]()
+    for minute in range(0, len(seconds), 60):
+        begins = minute + rng.randint(5, 45)
+        in_burst.update(range(begins, begins + rng.randint(5, 12)))
+    times = rng.choices(seconds, [BURST if second in in_burst else 1.0 for second in seconds], k=count)
+    arrivals = sorted(min(second + rng.random(), duration_s) for second in times)
+    return [
+        replace(heavy[number] if int(at_s) in in_burst else asks[number], at_s=at_s)
+        for number, at_s in enumerate(arrivals)
+    ]
+
+
+def make_replay(seed: int, plan: Plan, *, timeout_s: float = 60.0) -> list[Ask]:
+    """The requests of a trace at their times, with as many images, which are smaller by a constant factor."""
+    rng = Random(f"{seed}/replay")
+    asks = make_asks(seed, len(plan.requests), images=(0, 0), timeout_s=timeout_s)
+    return [
+        replace(
+            ask,
+            at_s=planned.arrival_s,
+            request=replace(
+                ask.request,
+                messages=(Message("user", (*ask.request.messages[0].parts, *_images(planned, rng))),),
+            ),
+        )
+        for ask, planned in zip(asks, plan.requests, strict=True)
+    ]
+
+
+def _images(planned: Planned, rng: Random) -> list[Part]:
+    sides = [max(1, min(_MAX_SIDE_PX, round(size.width * _SHRINK))) for size in planned.images[:_MAX_IMAGES]]
+    return [MediaPart(Modality.IMAGE, png(side, side, seed=rng.randrange(300))) for side in sides]
 
 
 async def play(router: ports.Router, asks: list[Ask]) -> list[Reply]:

@@ -6,7 +6,7 @@ process does, and dies as a killed one does: running calls raise InstanceLost, l
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from enum import Enum
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -141,8 +141,11 @@ class Link(Generic[S]):
         await asyncio.sleep(self.latency_s())
         await self._runs.wait()
 
+    def _deadline(self, method: str, timeout_s: float | None) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if timeout_s is None else self._limited(method, timeout_s)
+
     @asynccontextmanager
-    async def _deadline(self, method: str, timeout_s: float | None) -> AsyncIterator[None]:
+    async def _limited(self, method: str, timeout_s: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(timeout_s) as timeout:
                 yield
