@@ -173,6 +173,8 @@ class Routers:
                 found.append(await router.client.readiness())
             except TriptychError:
                 found.append(Readiness(ready=False, missing=("router",)))
+            if found[-1].ready and not router.models:  # ready only since it was asked for them
+                await self._ask(router)
         ready: set[str] = set()
         lacks: dict[str, tuple[str, ...]] = {}
         for router, one in zip(routers, found, strict=True):

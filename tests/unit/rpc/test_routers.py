@@ -173,6 +173,17 @@ async def test_it_is_ready_when_every_model_has_a_router_that_is() -> None:
     assert (found.ready, found.missing) == (False, ("router of other",))
 
 
+async def test_a_router_that_is_ready_is_known_with_its_models_at_once() -> None:
+    """It names none before it has seen an instance."""
+    here = Site(a=MODEL, b=OTHER)
+    here.clients["a"].served = ()
+    await here.routers.ask()
+    here.clients["a"].served = (MODEL,)
+    assert (await here.routers.readiness()).ready
+    assert [model.model_id for model in await here.routers.models()] == ["demo", "other"]
+    assert tuple(await here.chat("1", "demo")) == HELLO
+
+
 class Source:
     """A membership that is told what to yield."""
 
