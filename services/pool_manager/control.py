@@ -176,7 +176,7 @@ class Control:
         self._facts_of = facts_of
         self._advice_of = advice_of
         self._leadership = Leadership(store, lease=_LEASE, owner=owner, times=lease, clock=clock)
-        self._keeper = Keeper(store, clock)
+        self._keeper = Keeper(store, clock, owner)
         self._histories = Histories(store, clock, hour)
         self._taken: Fence | None = None
         """The fence under which the state of the leader before was taken over."""
@@ -393,7 +393,8 @@ class Control:
         self._left, self._left_s = await self._keeper.read(), self._clock()
         if self._leadership.fence is None:
             for name, pool in self._pools.items():
-                if (left := self._left.pop(str(name), None)) is not None:
+                left = self._left.pop(str(name), None)
+                if left is not None and left.owner != self._owner:  # else what is known here is newer
                     self._feed(pool, Resumed(str(name), left.pool))
 
     async def _take_over(self, fence: Fence) -> None:
@@ -404,7 +405,7 @@ class Control:
             return
         for name, pool in self._pools.items():
             one = left.pop(str(name), None)
-            ours = one is None or (self._taken is not None and one.token == self._taken.token)
+            ours = one is None or one.owner == self._owner  # what is known here is newer
             kept: KeptPool | None = None if one is None or ours else one.pool
             if one is None and self._taken is None:
                 kept = self._first_size(name)

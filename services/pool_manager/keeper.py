@@ -23,9 +23,9 @@ _REFRESH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """An entry: a pool as the leader with this token left it."""
+    """An entry: a pool as this manager left it."""
 
-    token: int
+    owner: str
     pool: KeptPool
 
 
@@ -54,7 +54,9 @@ _RECORD = TypeAdapter(DecisionRecord)
 class Keeper:
     """Every method raises StoreUnavailable, StoreCorrupt, and Deposed when it writes. Times are durations only."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, owner: str) -> None:
+        """``owner`` names this manager."""
+        self._owner = owner
         self._store = store
         self._clock = clock
         self._written: dict[str, _Written] = {}
@@ -108,7 +110,7 @@ class Keeper:
         if same and known is not None and now_s - known.at_s < _REFRESH_S:
             return
         try:
-            await self._store.put(_POOLS, name, _LEFT.dump_json(Left(fence.token, pool)), fence=fence)
+            await self._store.put(_POOLS, name, _LEFT.dump_json(Left(self._owner, pool)), fence=fence)
         except (InvalidRequest, Overloaded) as error:
             logger.warning("pool %s cannot be kept in the store: %s", name, error)
         self._written[name] = _Written(fence.token, what, now_s)

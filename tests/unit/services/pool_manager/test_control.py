@@ -711,6 +711,25 @@ def test_without_the_store_scaling_stops_and_says_so_and_goes_on_by_itself() -> 
     play(scenario, shared=True)
 
 
+@pytest.mark.parametrize("away_s", [60, 61, 62, 63, 64])
+def test_a_size_that_was_set_while_the_store_went_away_is_not_forgotten_when_it_is_back(away_s: int) -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(30)
+        site.stores["m:1"].cut = True
+        await service.set_size(manual(E, 4, 600.0))  # its lease has not ended yet
+        await asyncio.sleep(away_s)
+        assert not service.control.leads
+        site.stores["m:1"].cut = False
+        await asyncio.sleep(30)
+        status = service.control.status()[E]
+        assert (status.wanted, status.ready, status.fault) == (4, 4, "")
+        assert status.override is not None
+
+    play(scenario, shared=True)
+
+
 class ForeignStore(MemoryStore):
     """Another program has written to its table of pools."""
 

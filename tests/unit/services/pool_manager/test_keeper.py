@@ -48,13 +48,13 @@ async def led(store: MemoryStore) -> Fence:
 async def test_the_next_manager_reads_what_was_written() -> None:
     store = MemoryStore(clock=now_s)
     fence = await led(store)
-    keeper = Keeper(store, now_s)
+    keeper = Keeper(store, now_s, "me")
     keeper.note(record(1))
     keeper.note(record(2))
     keeper.note(record(1, outcome=DecisionOutcome.DONE))
     await keeper.write({"m/E": POOL}, fence)
-    other = Keeper(store, now_s)
-    assert await other.read() == {"m/E": Left(fence.token, POOL)}
+    other = Keeper(store, now_s, "me")
+    assert await other.read() == {"m/E": Left("me", POOL)}
     assert await other.read_decisions() == {"m/E": (record(1, outcome=DecisionOutcome.DONE), record(2))}
     await keeper.write({}, fence)
     assert await other.read() == {}
@@ -66,7 +66,7 @@ def test_times_count_on() -> None:
 
 async def test_a_decision_that_is_too_large_is_kept_without_its_instances() -> None:
     store = MemoryStore(clock=now_s, limits=StoreLimits(max_value_bytes=2000))
-    keeper = Keeper(store, now_s)
+    keeper = Keeper(store, now_s, "me")
     keeper.note(record(1, instances=100))
     await keeper.write({}, await led(store))
     (kept,) = (await keeper.read_decisions())["m/E"]
@@ -75,7 +75,7 @@ async def test_a_decision_that_is_too_large_is_kept_without_its_instances() -> N
 
 async def test_what_another_program_wrote_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore(clock=now_s)
-    keeper = Keeper(store, now_s)
+    keeper = Keeper(store, now_s, "me")
     await store.put("pools", "m/E", b"[]")
     await store.append("decisions", b"{}", keep=10)
     assert await keeper.read() == {}
@@ -83,7 +83,7 @@ async def test_what_another_program_wrote_is_skipped(caplog: pytest.LogCaptureFi
     assert "entry of pool m/E cannot be used" in caplog.text
     fence = await led(store)
     await keeper.write({"m/E": POOL}, fence)
-    assert await keeper.read() == {"m/E": Left(fence.token, POOL)}
+    assert await keeper.read() == {"m/E": Left("me", POOL)}
 
 
 async def test_a_deposed_manager_writes_nothing() -> None:
@@ -91,7 +91,7 @@ async def test_a_deposed_manager_writes_nothing() -> None:
     fence = await led(store)
     await store.release(fence)
     with pytest.raises(Deposed):
-        await Keeper(store, now_s).write({"m/E": POOL}, fence)
+        await Keeper(store, now_s, "me").write({"m/E": POOL}, fence)
     assert await store.entries("pools") == ()
 
 
@@ -100,7 +100,7 @@ def test_decisions_made_while_the_store_is_away_are_written_later_and_the_oldest
         store = MemoryStore(clock=now_s)
         link = StoreLink(store)
         fence = await led(store)
-        keeper = Keeper(link, now_s)
+        keeper = Keeper(link, now_s, "me")
         link.cut = True
         for number in range(1000):
             keeper.note(record(number))
@@ -118,7 +118,7 @@ def test_nothing_is_written_while_nothing_changes_but_times_now_and_then() -> No
     async def test() -> None:
         store = MemoryStore(clock=now_s)
         fence = await led(store)
-        keeper = Keeper(store, now_s)
+        keeper = Keeper(store, now_s, "me")
 
         async def version() -> int:
             await keeper.write({"m/E": POOL}, fence)
