@@ -13,6 +13,8 @@ PYTEST_ARGS ?=
 SAMPLES ?= 20
 
 export PYTHON TORCH
+# Tests start hundreds of processes, each of which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-burst check test test-transformers soak mutants lint format proto bench vllm-client model clean
 
