@@ -1,4 +1,4 @@
-"""`make demo-burst`: a burst of images, and the pools that grow and shrink with it, in about a minute and a half.
+"""`make demo-burst`: a burst of images, and the pools that grow and shrink with it, in about two minutes.
 
 A gateway, a router, a pool manager, an encoder and a text instance run as processes on this machine. The engines compute nothing: they
 sleep as a synthetic profile says, since a machine of a few cores has no capacity to add. Everything else is real: requests,
@@ -19,7 +19,7 @@ from triptych.cli import show
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
-SHAPE = Shape(before_s=8.0, burst_s=40.0, after_s=40.0)
+SHAPE = Shape(before_s=8.0, burst_s=40.0, after_s=60.0)
 EVERY_S = 2
 WINDOW_S = 5.0
 

@@ -24,7 +24,7 @@ async def _load_generator_without_debugging() -> None:
     asyncio.get_running_loop().set_debug(False)
 
 
-SHAPE = Shape(before_s=8.0, burst_s=54.0, after_s=44.0)
+SHAPE = Shape(before_s=8.0, burst_s=48.0, after_s=60.0)
 
 
 @pytest.fixture
