@@ -24,6 +24,10 @@ async def _load_generator_without_debugging() -> None:
     asyncio.get_running_loop().set_debug(False)
 
 
+LATE_S = 2.0
+"""The load generator shares two cores with processes that start. Latencies count from when a request is due, so this makes the
+objective harder to meet; but the burst has to remain one.
+"""
 SHAPE = Shape(before_s=8.0, burst_s=48.0, after_s=60.0)
 
 
@@ -50,7 +54,7 @@ async def test_a_burst_of_images_is_met_by_more_encoders_and_few_more_text_insta
         ]
     outcome = with_it.result()
     explain = told(outcome)
-    assert outcome.kept_up, explain
+    assert outcome.late_s < LATE_S, explain
     assert not outcome.failed, explain
     assert outcome.attainment(0, burst.begins_s) == 1, explain
     assert (outcome.settled or 0) >= 0.99, explain
