@@ -44,7 +44,7 @@ def channel_options() -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 2_000),  # time that an attempt to connect has; not a pause
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),  # peers are internal: ignore a proxy from the environment
