@@ -171,6 +171,48 @@ def test_adversarial_load_causes_a_bounded_number_of_changes(phases: list[tuple[
         before = size
 
 
+def turns(cluster: Modelled) -> int:
+    """How often the pool of encoders grew after it had shrunk."""
+    sizes = [cluster.initial, *(size for _, size in cluster.changes("e"))]
+    steps = [after - before for before, after in pairwise(sizes)]
+    return sum(before < 0 < after for before, after in pairwise(steps))
+
+
+hours = st.lists(st.tuples(st.integers(30, 1800), st.floats(0, 12_000)), min_size=1, max_size=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=3, deadline=None)
+@given(hours, st.integers(0, 2**32))
+def test_hours_of_any_load_cause_a_bounded_number_of_changes_in_every_hour(
+    phases: list[tuple[int, float]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    per_s = [level for seconds, level in phases for _ in range(seconds)]
+    cluster = Modelled(lambda at_s: per_s[int(at_s) % len(per_s)] * rng.uniform(0.5, 1.5), flat, FAST)
+    cluster.run(6000)
+    changes = cluster.changes("e")
+    for begin_s, _ in changes:
+        hour = [change for change in changes if begin_s <= change[0] < begin_s + 3600]
+        assert len(hour) <= FAST.max_changes_per_hour
+        sizes = [size for _, size in hour]
+        assert sum(after < before for before, after in pairwise(sizes)) <= FAST.max_changes_per_hour / 2
+    shrinks = [at_s for (_, before), (at_s, after) in pairwise([(0.0, 1), *changes]) if after < before]
+    assert all(later - earlier >= FAST.period_s for earlier, later in pairwise(shrinks))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=5, deadline=None)
+@given(st.floats(0, 12_000), st.floats(0, 0.1), st.integers(1, 16), st.integers(0, 2**32))
+def test_under_a_steady_load_no_pool_oscillates(level: float, noise: float, initial: int, seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = Modelled(lambda at_s: level * rng.uniform(1 - noise, 1 + noise), flat, FAST, initial=initial)
+    cluster.run(1200)
+    assert turns(cluster) == 0
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------------
 
 
