@@ -61,7 +61,7 @@ class PoolLoad:
     long_per_s: float
     """Over 300 s."""
     peak_per_s: float
-    """The highest short window since the last reconfiguration."""
+    """The highest short window since the last reconfiguration, or the highest burst less what may wait until after it."""
     waiting: float
     """Tokens of requests that wait for this stage."""
     coverage: float

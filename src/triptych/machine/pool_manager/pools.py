@@ -379,9 +379,9 @@ class PoolsMachine:
         missing = facts.missing
         if uncharged := reports.uncharged(now_s):
             missing += (f"isolated latencies: {uncharged} missed TTFTs are charged to no stage",)
-        load = self._load(pool, now_s)
+        load = self._load(pool, facts.wait_objective_s or 0.0, now_s)
         if load is not None:
-            pool.peak_per_s = max(pool.peak_per_s, load.short_per_s)
+            pool.peak_per_s = load.peak_per_s
         self._judge_growth(pool, now_s)
         judged = reports.instances(now_s)
         return PoolView(
@@ -422,17 +422,19 @@ class PoolsMachine:
             return pool.facts
         return facts
 
-    def _load(self, pool: _Pool, now_s: float) -> PoolLoad | None:
+    def _load(self, pool: _Pool, patience_s: float, now_s: float) -> PoolLoad | None:
         stages, reports = pool.settings.stages, self._reports
         tokens = encode_tokens if stages == (ChargedStage.ENCODE,) else prompt_tokens
         short = reports.per_s(SHORT_S, now_s, tokens)
         if short is None:
             return None
+        burst = reports.per_s(BURST_S, now_s, tokens) or 0.0
+        absorbed = burst * BURST_S / (BURST_S + patience_s)  # what waits no longer than that is served meanwhile
         return PoolLoad(
-            burst_per_s=reports.per_s(BURST_S, now_s, tokens) or 0.0,
+            burst_per_s=burst,
             short_per_s=short,
             long_per_s=reports.per_s(LONG_S, now_s, tokens) or 0.0,
-            peak_per_s=max(pool.peak_per_s, short),
+            peak_per_s=max(pool.peak_per_s, short, absorbed),
             waiting=reports.waiting(stages, now_s),
             coverage=reports.coverage(now_s),
             announced=0.0 if ChargedStage.ENCODE in stages else reports.announced(now_s),
