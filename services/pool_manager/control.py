@@ -12,6 +12,7 @@ from triptych.domain.decision import (
     DecisionRecord,
     InstancePhase,
     KeptPool,
+    Override,
     PoolInstance,
     PoolState,
     ScalingStatus,
@@ -178,6 +179,8 @@ class Control:
         self._leadership = Leadership(store, lease=_LEASE, owner=owner, times=lease, clock=clock)
         self._keeper = Keeper(store, clock, owner)
         self._histories = Histories(store, clock, hour)
+        self._writing = asyncio.Lock()
+        """Held from the reading of a pool until it is written: no older state is written over a newer one."""
         self._taken: Fence | None = None
         """The fence under which the state of the leader before was taken over."""
         self._leader = ""
@@ -207,25 +210,36 @@ class Control:
             if name.model == router.model:
                 self._feed(pool, Reported(router.instance_id, report))
 
-    def set_size(self, order: ManualSize) -> None:
-        """As ``ports.PoolManager.set_size``."""
+    async def set_size(self, order: ManualSize) -> None:
+        """As ``ports.PoolManager.set_size``. It takes effect once the store has it, so that no change of leader undoes it."""
+        async with self._writing:
+            fence = self._fence()
+            if fence is None:
+                raise Unavailable(f"sizes cannot be set here now: {self._frozen()}")
+            pool, event = self._manual(order)
+            name, now_s = str(order.pool), self._clock()
+            override = Override(event.size, event.for_s) if isinstance(event, OverrideSet) else None
+            try:
+                await self._keeper.keep(name, replace(pool.machine.kept(name, now_s), override=override), fence)
+            except Deposed:
+                raise Unavailable("another manager leads now: set the size there") from None
+            self._feed(pool, event)
+
+    def _manual(self, order: ManualSize) -> tuple[_Pool, OverrideSet | OverrideEnded]:
         name = order.pool
-        if self._fence() is None:
-            raise Unavailable(f"sizes cannot be set here now: {self._frozen()}")
         if name not in self._pools and name in (self._scaled or {}):
             self._find(name, ())
         if (pool := self._pools.get(name)) is None:
             raise NotFound("no pool has this model and role", param="role")
         if order.size is None:
-            self._feed(pool, OverrideEnded(str(name)))
-            return
+            return pool, OverrideEnded(str(name))
         bounds = self._limits.bounds(name)
         if not bounds.least <= order.size <= bounds.most:
             text = f"size is {order.size}, must be from {bounds.least} to {bounds.most}"
             raise InvalidRequest(text, param="size")
         if not order.for_s > 0:
             raise InvalidRequest("a size by hand needs a time after which it ends", param="for_s")
-        self._feed(pool, OverrideSet(str(name), order.size, order.for_s))
+        return pool, OverrideSet(str(name), order.size, order.for_s)
 
     def tick(self, pools: Sequence[PoolStatus]) -> None:
         """Decide, given the members now."""
@@ -379,9 +393,10 @@ class Control:
             await asyncio.sleep(_KEEP_S)
 
     async def _write(self, fence: Fence) -> None:
-        now_s = self._clock()
-        kept = {str(name): pool.machine.kept(str(name), now_s) for name, pool in self._pools.items()}
-        await self._keeper.write(kept, fence)
+        async with self._writing:
+            now_s = self._clock()
+            kept = {str(name): pool.machine.kept(str(name), now_s) for name, pool in self._pools.items()}
+            await self._keeper.write(kept, fence)
         await self._histories.write(fence)
         if self._left and now_s - self._left_s >= _GONE_S:
             await self._keeper.drop(self._left.keys() - kept.keys(), fence)

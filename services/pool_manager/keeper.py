@@ -91,7 +91,8 @@ class Keeper:
         """Write what has changed, and decisions."""
         await self.drop([name for name in self._written if name not in pools], fence)
         for name, pool in pools.items():
-            await self._write_pool(name, pool, fence)
+            if not self._is_fresh(name, pool, fence):
+                await self.keep(name, pool, fence)
         while self._records:
             await self._append(self._records[0], fence)
             self._records.popleft()
@@ -102,18 +103,19 @@ class Keeper:
             await self._store.delete(_POOLS, name, fence=fence)
             self._written.pop(name, None)
 
-    async def _write_pool(self, name: str, pool: KeptPool, fence: Fence) -> None:
-        size = None if pool.override is None else pool.override.size
-        what = (pool.wanted, size, pool.given_up, len(pool.changes_s))
-        now_s, known = self._clock(), self._written.get(name)
-        same = known is not None and (known.token, known.what) == (fence.token, what)
-        if same and known is not None and now_s - known.at_s < _REFRESH_S:
-            return
+    async def keep(self, name: str, pool: KeptPool, fence: Fence) -> None:
+        """Write this pool now."""
         try:
             await self._store.put(_POOLS, name, _LEFT.dump_json(Left(self._owner, pool)), fence=fence)
         except (InvalidRequest, Overloaded) as error:
             logger.warning("pool %s cannot be kept in the store: %s", name, error)
-        self._written[name] = _Written(fence.token, what, now_s)
+        self._written[name] = _Written(fence.token, _what(pool), self._clock())
+
+    def _is_fresh(self, name: str, pool: KeptPool, fence: Fence) -> bool:
+        known = self._written.get(name)
+        if known is None or (known.token, known.what) != (fence.token, _what(pool)):
+            return False
+        return self._clock() - known.at_s < _REFRESH_S
 
     async def _append(self, value: bytes, fence: Fence) -> None:
         try:
@@ -122,3 +124,9 @@ class Keeper:
             record = _RECORD.validate_json(value)
             short = replace(record, view=replace(record.view, instances=()))
             await self._store.append(_DECISIONS, _RECORD.dump_json(short), keep=_KEEP_RECORDS, fence=fence)
+
+
+def _what(pool: KeptPool) -> tuple[object, ...]:
+    """What is written as soon as it changes."""
+    size = None if pool.override is None else pool.override.size
+    return pool.wanted, size, pool.given_up, len(pool.changes_s)

@@ -247,7 +247,7 @@ class PoolManagerService:
 
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
-        self.control.set_size(order)
+        await self.control.set_size(order)
 
     # --- private -----------------------------------------------------------------------------------------------------
 

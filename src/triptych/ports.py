@@ -145,10 +145,10 @@ class PoolManager(Protocol):
         ...
 
     async def set_size(self, order: ManualSize) -> None:
-        """Set or end the manual size of a pool. Returns at once.
+        """Set or end the manual size of a pool. Returns once the store has it, before anything is started.
 
         Raises NotFound for an unknown pool, InvalidRequest for a size out of its bounds or a time of 0, Unavailable if
-        another manager decides.
+        another manager decides, StoreUnavailable if it is unknown whether the next manager that leads will know it.
         """
         ...
 

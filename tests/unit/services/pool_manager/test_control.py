@@ -34,7 +34,15 @@ from triptych.domain.scaling import Phase, PoolName, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Entry
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
-from triptych.errors import Deposed, InvalidRequest, NotFound, StoreCorrupt, TriptychError, Unavailable
+from triptych.errors import (
+    Deposed,
+    InvalidRequest,
+    NotFound,
+    StoreCorrupt,
+    StoreUnavailable,
+    TriptychError,
+    Unavailable,
+)
 from triptych.ports import PoolManager
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
@@ -667,6 +675,21 @@ def test_one_of_two_managers_orders_and_when_it_dies_the_other_goes_on_with_size
     play(scenario, shared=True)
 
 
+def test_a_size_by_hand_that_was_accepted_outlives_the_leader_that_accepted_it() -> None:
+    async def scenario(site: Site) -> None:
+        first, second = site.boot("m:1"), site.boot("m:2")
+        site.begin()
+        await asyncio.sleep(30)
+        await first.set_size(manual(E, 4, 300.0))
+        await site.kill("m:1")  # before it has ordered anything
+        await asyncio.sleep(60)
+        status = second.control.status()[E]
+        assert (status.wanted, status.ready) == (4, 4)
+        assert status.override is not None
+
+    play(scenario, shared=True)
+
+
 def test_a_leader_that_lost_the_store_stops_ordering_before_the_other_begins_and_serving_goes_on() -> None:
     async def scenario(site: Site) -> None:
         first, second = site.boot("m:1"), site.boot("m:2")
@@ -712,13 +735,15 @@ def test_without_the_store_scaling_stops_and_says_so_and_goes_on_by_itself() -> 
 
 
 @pytest.mark.parametrize("away_s", [60, 61, 62, 63, 64])
-def test_a_size_that_was_set_while_the_store_went_away_is_not_forgotten_when_it_is_back(away_s: int) -> None:
+def test_a_size_that_was_set_before_the_store_went_away_is_not_forgotten_when_it_is_back(away_s: int) -> None:
     async def scenario(site: Site) -> None:
         service = site.boot()
         site.begin()
         await asyncio.sleep(30)
+        await service.set_size(manual(E, 4, 600.0))
         site.stores["m:1"].cut = True
-        await service.set_size(manual(E, 4, 600.0))  # its lease has not ended yet
+        with pytest.raises(StoreUnavailable):  # its lease has not ended yet
+            await service.set_size(manual(E, 3, 600.0))
         await asyncio.sleep(away_s)
         assert not service.control.leads
         site.stores["m:1"].cut = False
