@@ -50,6 +50,7 @@ from triptych.store.memory import MemoryStore
 from .capacity import Capacities
 from .control import MAX_POOL_SIZE, Control
 from .settings import PoolManagerSettings
+from .sharing import SharedProfiles
 
 logger = logging.getLogger(__name__)
 
@@ -119,14 +120,17 @@ class PoolManagerService:
         self._began_s = clock()
         self._machine = MembersMachine(settings.members, incarnation=incarnation, now_s=self._began_s)
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS)
-        self._capacities = Capacities(profiles or KnownProfiles(), host_devices=settings.host_devices)
+        profiles = KnownProfiles() if profiles is None else profiles
+        store = MemoryStore(clock=clock, first_revision=incarnation << 20) if store is None else store
+        self._shared_profiles = SharedProfiles(profiles, store)
+        self._capacities = Capacities(profiles, host_devices=settings.host_devices)
         self.control = Control(
             settings.control,
             scaling=settings.scaling,
             pool_limits=settings.pools,
             lease=settings.lease,
             owner=owner or f"manager-{incarnation}",
-            store=MemoryStore(clock=clock, first_revision=incarnation << 20) if store is None else store,
+            store=store,
             scaler=NoScaler(max_size=MAX_POOL_SIZE) if scaler is None else scaler,
             autoscale=settings.autoscale,
             acts=scaler is not None,
@@ -146,6 +150,7 @@ class PoolManagerService:
     def start(self) -> None:
         """Start checking for silence, and keeping the size of pools."""
         self.control.start()
+        self._scope.spawn(self._shared_profiles.run(), name="profiles", vital=True)
         self._scope.spawn(self._tick(), name="tick", vital=True)
 
     async def missing(self) -> tuple[str, ...]:

@@ -49,10 +49,11 @@ def read_profiles(path: Path) -> tuple[list[Profile], list[str]]:
 
 
 class KnownProfiles:
-    """Profiles that were read once, and which of them fits what runs (``policy.costs.costs_for``)."""
+    """Profiles that were read once, those of others, and which of them fits what runs (``policy.costs.costs_for``)."""
 
     def __init__(self, profiles: Iterable[Profile] = ()) -> None:
-        self._profiles = tuple(profiles)
+        self.own = tuple(profiles)
+        self._others: tuple[Profile, ...] = ()
         self._chosen: dict[Hashable, Costs | None] = {}
 
     @classmethod
@@ -64,7 +65,12 @@ class KnownProfiles:
         return cls(profiles)
 
     def __bool__(self) -> bool:
-        return bool(self._profiles)
+        return bool(self.own or self._others)
+
+    def learn(self, others: Iterable[Profile]) -> None:
+        """These are the profiles of others now."""
+        self._others = tuple(others)
+        self._chosen.clear()
 
     def costs(self, wanted: ProfileIdentity) -> Costs | None:
         """Of the profile that fits best; None if there is none of this part, dtype and tensor-parallel degree."""
@@ -75,5 +81,5 @@ class KnownProfiles:
         if key not in self._chosen:
             if len(self._chosen) >= _MAX_CHOSEN:
                 self._chosen.clear()
-            self._chosen[key] = costs_for(self._profiles, wanted)
+            self._chosen[key] = costs_for((*self.own, *self._others), wanted)
         return self._chosen[key]
