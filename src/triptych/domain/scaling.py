@@ -27,7 +27,7 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     """It was told to end and finishes what runs."""
     FAILED = "failed"
-    """It is not started any more, until another size is declared."""
+    """It is not started any more, until a size is declared again."""
 
 
 @dataclass(frozen=True, slots=True)

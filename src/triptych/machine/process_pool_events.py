@@ -83,7 +83,7 @@ class KillProcess:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """No process of the pool is started any more, until another size is declared."""
+    """No process of the pool is started any more, until a size is declared again."""
 
     pool: str
     reason: str

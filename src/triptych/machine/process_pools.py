@@ -173,7 +173,7 @@ class ProcessPools:
         if not 0 <= event.size <= limit:
             raise InvalidRequest(f"the size of pool {event.pool} is {event.size}, it must be 0 to {limit}")
         self._check(event.token)
-        if event.size != pool.wanted:
+        if event.size != pool.wanted or pool.fault:  # whoever declares a size that was given up wants another attempt
             pool.wanted = event.size
             self._try_again(pool, now_s, now_s)
         return self._advance(event.pool, now_s)

@@ -132,7 +132,8 @@ def test_a_process_that_died_is_not_started_again_when_fewer_are_wanted() -> Non
     assert pools.phases == {"encoder-2": Phase.RUNNING}
 
 
-def test_three_crashes_at_the_start_give_the_pool_up_until_another_size() -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_three_crashes_at_the_start_give_the_pool_up_until_a_size_is_declared(size: int) -> None:
     pools = Pools()
     pools.scale(2)
     pools.end("encoder-1", "it ended with status 1")
@@ -145,9 +146,16 @@ def test_three_crashes_at_the_start_give_the_pool_up_until_another_size() -> Non
     pools.end("encoder-2")
     assert set(pools.phases.values()) == {Phase.FAILED}
     assert pools.later(1000) == []
-    assert pools.scale(2) == [], "the same size again is no news"
-    assert started(pools.scale(3)) == ["encoder-1", "encoder-2", "encoder-3"]
+    assert started(pools.scale(size)) == [f"encoder-{number}" for number in range(1, size + 1)]
     assert pools.fault == ""
+
+
+def test_a_size_that_is_declared_again_does_not_hurry_what_waits_for_its_next_attempt() -> None:
+    pools = Pools()
+    pools.scale(1)
+    pools.end("encoder-1")
+    assert pools.scale(1) == []
+    assert started(pools.later(1)) == ["encoder-1"]
 
 
 def test_crashes_are_counted_in_a_row() -> None:

@@ -236,6 +236,8 @@ class PoolsMachine:
             case OverrideSet(_, size, for_s):
                 pool.override_size, pool.override_until_s = size, now_s + for_s
                 pool.crashes, pool.given_up = 0, ""
+                if pool.order is not None and pool.order.attempt > 1:  # a person wants another attempt now
+                    pool.order.attempt, pool.order.due_s = 0, now_s
             case OverrideEnded():
                 pool.override_size = None
             case OrderFailed(_, number, reason):

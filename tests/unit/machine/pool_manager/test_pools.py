@@ -305,6 +305,26 @@ def ready(*names: str) -> tuple[PoolInstance, ...]:
     return tuple(PoolInstance(name, InstancePhase.READY) for name in names)
 
 
+def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_does_not_get() -> None:
+    machine = one_pool()
+    here = ready("e1", "e2")
+
+    def ordered(until_s: float, from_s: float) -> list[float]:
+        found = []
+        for at_s in range(int(from_s), int(until_s)):
+            machine.handle(InstancesSeen("e", here), float(at_s))
+            effects = machine.handle(Tick(), float(at_s))
+            found += [float(at_s) for one in effects if isinstance(one, ScaleTo) and one.size == 4]
+        return found
+
+    machine.handle(OverrideSet("e", 4, 1e4), 10.0)
+    times = ordered(300, 10)
+    assert len(times) > 2
+    assert times[-1] - times[-2] > 2 * (times[1] - times[0]), "repeated at growing distances"
+    machine.handle(OverrideSet("e", 4, 1e4), 300.0)
+    assert ordered(302, 300) == [300.0]
+
+
 def test_an_order_that_the_scaler_refuses_is_shown() -> None:
     machine = one_pool()
     order = next(effect for effect in machine.handle(Tick(), 0.0) if isinstance(effect, ScaleTo))
