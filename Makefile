@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml scripts/setup.sh
 demo: $(RUNTIME)  ## Start a local cluster, ask about several images, show where each stage ran
 	$(BIN)/python examples/demo.py
 
-demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, in about two minutes
+demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, in about a minute
 	$(BIN)/python -m examples.burst
 
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores

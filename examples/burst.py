@@ -1,4 +1,4 @@
-"""`make demo-burst`: a burst of images, and the pools that grow and shrink with it, in about two minutes.
+"""`make demo-burst`: a burst of images, and the pools that grow and shrink with it, in about a minute.
 
 A gateway, a router, a pool manager, an encoder and a text instance run as processes on this machine. The engines compute nothing: they
 sleep as a synthetic profile says, since a machine of a few cores has no capacity to add. Everything else is real: requests,
@@ -19,7 +19,9 @@ from triptych.cli import show
 from triptych.domain.stage import Role
 from triptych.testing.delay_models import Attention
 
-SHAPE = Shape(before_s=8.0, burst_s=40.0, after_s=60.0)
+SHAPE = Shape(before_s=4.0, burst_s=36.0, after_s=32.0)
+IMPATIENT = (*MANAGER, "--attainment-window-s", "15")
+"""Pools shrink 15 s after the last miss instead of 60 s."""
 EVERY_S = 2
 WINDOW_S = 5.0
 
@@ -65,7 +67,7 @@ async def main(console: Console) -> int:
                 console.print(line(sample, outcome), soft_wrap=True, highlight=False)
 
         outcome = await replayed(
-            served, System("demo"), workload, manager_options=MANAGER, log_dir=Path(directory) / "logs", seen=seen
+            served, System("demo"), workload, manager_options=IMPATIENT, log_dir=Path(directory) / "logs", seen=seen
         )
     console.print(
         f"\nisolated latency {outcome.isolated_s:.2f} s, objective {outcome.slo_s:.2f} s; first tokens in time:"

@@ -497,7 +497,7 @@ class Control:
         yield gauge("triptych_pool_wanted_instances", "Size that the pool should have", wanted, labels)
         yield gauge(
             "triptych_pool_attainment",
-            "Share of requests without a missed TTFT that the pool is charged with, over 60 s",
+            "Share of requests without a missed TTFT that the pool is charged with, over the attainment window",
             {name: share for name, one in found.items() if (share := one.attainment.attainment) is not None},
             labels,
         )

@@ -35,6 +35,8 @@ class ScalingLimits:
     """Time between periodic reconfigurations. Pools shrink then only; they grow at once."""
     attainment_threshold: Seconds = 0.99
     """Share of requests that must meet their objective; below it the pool grows at once."""
+    attainment_window_s: PositiveSeconds = 60.0
+    """Attainment is that of so much time, at most 300 s. No pool shrinks while it has misses above the threshold."""
     min_judged: Positive = 20
     """Judged requests below which attainment says nothing."""
     report_stale_s: PositiveSeconds = 15.0
@@ -60,6 +62,8 @@ class ScalingLimits:
         check_limits(self, ("growth_cooldown_s", "period_s"))
         if not 0 < self.attainment_threshold < 1:
             raise ValueError(f"attainment_threshold is {self.attainment_threshold}, must be above 0 and below 1")
+        if self.attainment_window_s > 300:
+            raise ValueError(f"attainment_window_s is {self.attainment_window_s}, must be at most 300")
         if self.shrink_margin < 1:
             raise ValueError(f"shrink_margin is {self.shrink_margin}, must be at least 1")
 

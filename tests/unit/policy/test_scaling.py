@@ -404,6 +404,7 @@ def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> Non
         ({"attainment_threshold": 1.0}, "below 1"),
         ({"shrink_margin": 0.9}, "at least 1"),
         ({"growth_cooldown_s": 400.0}, "exceeds period_s"),
+        ({"attainment_window_s": 301.0}, "at most 300"),
     ],
 )
 def test_limits_are_checked(values: dict[str, float], message: str) -> None:

@@ -194,7 +194,7 @@ class PoolsMachine:
         self._limits = limits
         self._advisory = advisory
         self._acting = (Acting.MANUAL if manual else Acting.NONE) if advisory else Acting.ALL
-        self._reports = RouterReports()
+        self._reports = RouterReports(attainment_s=scaling.attainment_window_s)
         self._numbers = count(1)
         self._frozen = ""
         self._dropped: dict[Dropped, int] = {}

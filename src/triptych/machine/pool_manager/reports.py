@@ -12,7 +12,7 @@ from enum import StrEnum
 from triptych.domain.slo import CLASSES, ChargedStage
 from triptych.domain.windows import ClassWindow, CountsT, Judged, Refusals, WindowReport, add_to, summed
 
-SHORT_S, LONG_S, ATTAINMENT_S = 30.0, 300.0, 60.0
+SHORT_S, LONG_S = 30.0, 300.0
 BURST_S = 5.0
 MAX_ROUTERS = 256
 _BUCKET_S = 5.0
@@ -55,7 +55,9 @@ class _Bucket:
 class RouterReports:
     """``accept`` is the only mutator, with ``forget`` for routers that are gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, attainment_s: float = 60.0) -> None:
+        """Attainment is that of the last ``attainment_s``, at most ``LONG_S``."""
+        self._attainment_s = attainment_s
         self._routers: dict[str, _Router] = {}
         self._buckets: dict[int, _Bucket] = {}
         self._sums: dict[tuple[int, int], dict[str, ClassWindow]] = {}
@@ -180,7 +182,7 @@ class RouterReports:
         """Requests that the stages took part in; missed are those that one of them is charged with."""
         taking_part = [
             one
-            for one in self.classes(ATTAINMENT_S, now_s).values()
+            for one in self.classes(self._attainment_s, now_s).values()
             if one.items or one.missed_encode or stages != (ChargedStage.ENCODE,)
         ]
         judged = sum(one.ttft.count for one in taking_part)
@@ -189,10 +191,10 @@ class RouterReports:
 
     def uncharged(self, now_s: float) -> int:
         """Missed TTFTs that no stage is charged with."""
-        return sum(one.missed_uncharged for one in self.classes(ATTAINMENT_S, now_s).values())
+        return sum(one.missed_uncharged for one in self.classes(self._attainment_s, now_s).values())
 
     def instances(self, now_s: float) -> dict[str, Judged]:
-        return _sum(bucket.instances for bucket in self._recent(ATTAINMENT_S, now_s))
+        return _sum(bucket.instances for bucket in self._recent(self._attainment_s, now_s))
 
     def _recent(self, window_s: float, now_s: float) -> list[_Bucket]:
         first = _index(now_s - window_s)

@@ -39,6 +39,17 @@ def test_the_load_is_that_of_all_routers() -> None:
     assert reports.age_s(61.5) == 1.5
 
 
+def test_attainment_is_that_of_the_window_that_was_asked_for() -> None:
+    for window_s, missed in ((60.0, 3), (15.0, 0)):
+        reports = RouterReports(attainment_s=window_s)
+        late = ClassWindow(arrivals=3, ttft=Judged(0, 3), missed_prefill=3)
+        in_time = ClassWindow(arrivals=2, ttft=Judged(2, 0))
+        for at_s, classes in ((1, late), (30, in_time)):
+            said = report(at_s, classes=(NamedClass("text", classes),))
+            assert reports.accept("r", said, float(at_s)) is None
+        assert reports.attainment(TEXTS, 31.0) == Judged(2, missed)
+
+
 def test_nothing_is_known_without_reports() -> None:
     reports = RouterReports()
     assert (reports.per_s(30.0, 5.0, tokens), reports.coverage(5.0), reports.age_s(5.0)) == (None, 0.0, None)
