@@ -11,7 +11,7 @@ _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 async def test_a_server_that_is_slow_to_accept_is_not_given_up_and_tried_again() -> None:
     """A busy machine takes longer than a moment for the first bytes of a connection."""
-    attempts = 0
+    attempts, over = 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal attempts
@@ -20,10 +20,14 @@ async def test_a_server_that_is_slow_to_accept_is_not_given_up_and_tried_again()
         writer.write(_EMPTY_SETTINGS)
         await reader.read(-1)
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
             async with asyncio.timeout(20):
                 await channel.channel_ready()
+        async with asyncio.timeout(20):
+            await over.wait()
     assert attempts == 1

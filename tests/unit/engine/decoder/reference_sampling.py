@@ -103,7 +103,8 @@ def candidates(logits: Logits, sampling: SamplingParams) -> tuple[npt.NDArray[np
     Temperature first, then min-p, then top-k, then the smallest set that holds ``top_p`` of the rest; ties go to the
     lower id, and at least one token remains.
     """
-    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
+    with np.errstate(over="ignore"):  # with a temperature near 0 all but the likeliest have weight exp(-inf) = 0
+        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
     tokens = np.flatnonzero(weights >= sampling.min_p if sampling.min_p else weights)
     if 0 < sampling.top_k < len(tokens):
         tokens = np.sort(tokens[_ranked(weights[tokens], sampling.top_k)])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as untyped_hf
 
@@ -118,6 +118,7 @@ def test_samples_depend_on_seed_choice_and_position_only(draws: list[tuple[int, 
     st.integers(0, 25),
     st.integers(0, 1000),
 )
+@example([0.0, -1.0], 2.3e-309, 0.0, 0, 0)
 def test_at_least_one_token_remains(
     logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
 ) -> None:
