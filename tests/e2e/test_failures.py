@@ -37,14 +37,20 @@ asyncio.run(main())
 async def ask_100(
     client: httpx.AsyncClient, group: asyncio.TaskGroup, finished_first: int
 ) -> list[tuple[Question, asyncio.Task[httpx.Response]]]:
-    """100 requests at once; returns when the first few are answered and many still run."""
-    asked = [(q, group.create_task(post(client, q.body()))) for q in questions((1, 2, 4, 8), 100)]
-    tasks = [task for _, task in asked]
-    pending = set(tasks)
-    while len(tasks) - len(pending) < finished_first:
-        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-    assert pending, "all requests have ended already"
-    return asked
+    """100 requests at once; returns when the first few are answered and others still run.
+
+    On a busy machine this process may see all answers at the same time: then it asks again.
+    """
+    asked: list[tuple[Question, asyncio.Task[httpx.Response]]] = []
+    for _ in range(5):
+        tasks = [(q, group.create_task(post(client, q.body()))) for q in questions((1, 2, 4, 8), 100)]
+        asked += tasks
+        pending = {task for _, task in tasks}
+        while 100 - len(pending) < finished_first:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if pending:
+            return asked
+    raise AssertionError("all requests have always ended already")
 
 
 async def test_an_encoder_killed_during_100_requests_loses_no_answer() -> None:

@@ -19,16 +19,15 @@ from triptych.domain.scaling import Phase
 from triptych.errors import DeadlineExceeded, Overloaded, Unavailable
 
 MINUTE_S = 60.0
-SEEDS = 100
-LARGE = 8
-"""One seed in so many has 64 instances from the start."""
+SEEDS, SMALL_SEEDS = 100, 20
+"""The first have 64 instances from the start, the others 4 to 10."""
 REQUESTS = 500
 BOUNDS = Bounds(2, 40)
 """At least two, so that draining one never leaves none."""
 
 
 def world_of(seed: int) -> World:
-    size = 32 if seed % LARGE == LARGE // 2 else Random(seed).randint(2, 5)
+    size = 32 if seed < SEEDS else Random(seed).randint(2, 5)
     return World(
         seed=seed,
         encoders=size,
@@ -114,7 +113,7 @@ def run(seed: int, world: World, asks: list[Ask], duration_s: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(SEEDS + SMALL_SEEDS))
 def test_whatever_fails_while_pools_scale_every_request_has_one_right_answer_or_one_clear_error(seed: int) -> None:
     run(seed, world_of(seed), make_bursts(seed, REQUESTS, MINUTE_S), MINUTE_S)
 
@@ -135,5 +134,4 @@ def test_the_same_holds_for_the_requests_of_a_trace(seed: int) -> None:
 def test_every_kind_of_fault_is_in_at_least_ten_of_the_seeds() -> None:
     seeds = Counter(kind for seed in range(SEEDS) for kind in {one.kind for one in plan(seed, MINUTE_S)})
     assert {kind: seeds[kind] for kind in Kind if seeds[kind] < 10} == {}
-    assert sum(seed % LARGE == LARGE // 2 for seed in range(SEEDS)) >= 10
     assert all(len(make_bursts(seed, REQUESTS, MINUTE_S)) >= REQUESTS for seed in (0, 1))
