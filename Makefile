@@ -40,8 +40,13 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 check: lint  ## Lint, types, and the unit tests that start no process: under 90 s on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not process" tests/unit $(PYTEST_ARGS)
 
-test: $(STAMP)  ## Run the whole suite and list the ten slowest tests
+test: $(STAMP)  ## Run the whole suite and list the slowest tests; the simulation, which has no real time, on two cores
+ifeq ($(strip $(PYTEST_ARGS)),)
+	$(BIN)/python -m pytest --durations=10 -n 2 -p no:schemathesis tests/simulation
+	$(BIN)/python -m pytest --durations=10 --ignore tests/simulation
+else
 	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
+endif
 
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
@@ -74,6 +79,7 @@ bench: $(STAMP)  ## Run the benchmarks that need no accelerator, writing to benc
 	$(BIN)/python -m benchmarks.stages --json benchmarks/results/stages.json
 	$(BIN)/python -m benchmarks.sampling --json benchmarks/results/sampling.json
 	$(BIN)/python -m benchmarks.burst --json benchmarks/results/burst.json
+	$(BIN)/python -m benchmarks.pool_manager --json benchmarks/results/pool_manager.json
 
 vllm-client: $(STAMP)  ## Run vLLM's benchmark client against a local cluster (creates a 3.5 GB environment under build/)
 	scripts/vllm_client.sh

@@ -271,8 +271,10 @@ class PoolManagerService:
                     self._report(number, report)
                     if isinstance(report, Farewell):
                         return
-                    await asyncio.sleep(self._settings.min_report_interval_s)
+                    due_s = self._clock() + self._settings.min_report_interval_s
                     report = await anext(reports)
+                    if (early_s := due_s - self._clock()) > 0:
+                        await asyncio.sleep(early_s)
         except StopAsyncIteration:
             pass
         except TimeoutError:

@@ -8,6 +8,7 @@ older one at once, unless the older one is provably there.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
@@ -106,7 +107,7 @@ class MembersMachine:
         self.incarnation = incarnation
         self._limits = limits
         self._members: dict[str, _Member] = {}
-        """By instance id."""
+        """By instance id, those that changed last at the end."""
         self._by_address: dict[str, str] = {}
         self._by_session: dict[int, str] = {}
         """The instance id of each session that is its member's current one."""
@@ -143,17 +144,17 @@ class MembersMachine:
             return MembershipDelta(self.incarnation, self._version, full=True, members=listed)
         removed = tuple(
             Removal(one.registration.address, one.departure)
-            for one in self._departed
-            if one.version > known and watch.wants(one.registration.kind, one.registration.model)
+            for one in takewhile(lambda one: one.version > known, reversed(self._departed))
+            if watch.wants(one.registration.kind, one.registration.model)
         )
         changed = tuple(one.listed for one in self._wanted(watch, known))
-        return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed)
+        return MembershipDelta(self.incarnation, self._version, members=changed, removed=removed[::-1])
 
     def _wanted(self, watch: Watch, after: int) -> Iterable[_Member]:
         return (
             one
-            for one in self._members.values()
-            if one.version > after and watch.wants(one.registration.kind, one.registration.model)
+            for one in takewhile(lambda one: one.version > after, reversed(self._members.values()))
+            if watch.wants(one.registration.kind, one.registration.model)
         )
 
     def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
@@ -185,6 +186,8 @@ class MembersMachine:
         for name, one in self._members.items():
             assert name == one.registration.instance_id, "a member is filed under another name"  # noqa: S101
             assert 0 < one.version <= self._version, "a member has a version that the list never had"  # noqa: S101
+        changes = [one.version for one in self._members.values()]
+        assert changes == sorted(changes), "members are out of order"  # noqa: S101
         versions = [one.version for one in self._departed]
         assert versions == sorted(versions), "departures are out of order"  # noqa: S101
         assert all(self._forgotten < version <= self._version for version in versions), "a departure is misfiled"  # noqa: S101
@@ -335,6 +338,8 @@ class MembersMachine:
     def _changed(self, member: _Member) -> None:
         self._version += 1
         member.version = self._version
+        name = member.registration.instance_id
+        self._members[name] = self._members.pop(name)
 
     def _remove(self, name: str, departure: Departure) -> None:
         member = self._members.pop(name)

@@ -386,3 +386,19 @@ async def test_a_manager_that_shuts_down_ends_the_streams_and_refuses_new_ones()
         assert await manager.missing() == ("it is draining",)
         with pytest.raises(Unavailable):
             await anext(manager.watch(Watch()))
+
+
+@virtually
+async def test_a_member_that_reports_too_often_is_slowed_down_and_another_is_not() -> None:
+    async with site() as here:
+        for pause_s, reports, least_s, most_s in ((0.0, 50, 0.98, 1.1), (0.1, 10, 1.0, 1.02)):
+            began_s = here.clock()
+
+            async def heartbeats(pause_s: float = pause_s, reports: int = reports) -> AsyncGenerator[MemberReport]:
+                yield told()
+                for sequence in range(reports):
+                    await asyncio.sleep(pause_s)
+                    yield Heartbeat(sequence, InstanceLoad({}))
+
+            assert await answers(here.services["m1:1"], heartbeats()) == [Order(OrderKind.REGISTERED)]
+            assert least_s <= here.clock() - began_s <= most_s
