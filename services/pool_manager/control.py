@@ -302,6 +302,7 @@ class Control:
             self._scaler,
             fence=self._fence,
             answer=lambda answer: self._feed(pool, answer),
+            works=lambda instance: machine.works(str(name), instance),
             timeout_s=self._limits.scaler_timeout_s,
             clock=self._clock,
         )
@@ -309,7 +310,7 @@ class Control:
         left = self._left.pop(str(name), None)
         found = None if self._taken is None else self._first_size(name)
         self._feed(pool, Resumed(str(name), found if left is None else later(left.pool, now_s - self._left_s)))
-        self._scope.spawn(orders.run(), name=f"orders {name}", vital=True)
+        self._scope.spawn(orders.run(), name=f"orders {name}", vital=True, may_end=True)
 
     def _first_size(self, name: PoolName) -> KeptPool | None:
         """Of a pool of which nothing is kept; None for the instances that it has."""

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
@@ -91,8 +92,13 @@ class Keeper:
         """Write what has changed, and decisions."""
         await self.drop([name for name in self._written if name not in pools], fence)
         for name, pool in pools.items():
-            if not self._is_fresh(name, pool, fence):
+            if self._is_fresh(name, pool, fence):
+                continue
+            try:
                 await self.keep(name, pool, fence)
+            except (InvalidRequest, Overloaded) as error:
+                logger.warning("pool %s cannot be kept in the store: %s", name, error)
+                self._written[name] = _Written(fence.token, _what(pool), self._clock())
         while self._records:
             await self._append(self._records[0], fence)
             self._records.popleft()
@@ -100,15 +106,14 @@ class Keeper:
     async def drop(self, pools: Iterable[str], fence: Fence) -> None:
         """Forget pools that are gone."""
         for name in pools:
-            await self._store.delete(_POOLS, name, fence=fence)
+            with suppress(InvalidRequest):  # it was never there: its name is no key
+                await self._store.delete(_POOLS, name, fence=fence)
             self._written.pop(name, None)
 
     async def keep(self, name: str, pool: KeptPool, fence: Fence) -> None:
-        """Write this pool now."""
-        try:
-            await self._store.put(_POOLS, name, _LEFT.dump_json(Left(self._owner, pool)), fence=fence)
-        except (InvalidRequest, Overloaded) as error:
-            logger.warning("pool %s cannot be kept in the store: %s", name, error)
+        """Write this pool now. Raises InvalidRequest and Overloaded if the store does not take it."""
+        self._written.pop(name, None)  # until it is certain what the store has
+        await self._store.put(_POOLS, name, _LEFT.dump_json(Left(self._owner, pool)), fence=fence)
         self._written[name] = _Written(fence.token, _what(pool), self._clock())
 
     def _is_fresh(self, name: str, pool: KeptPool, fence: Fence) -> bool:

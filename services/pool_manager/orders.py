@@ -23,7 +23,8 @@ _REPEAT_REMOVAL_S = 10.0
 class Orders:
     """Sends the newest size of one pool, then which instances to stop, until the scaler accepts it.
 
-    ``fence`` is asked before every call, and nothing is sent without one: what is under way is then forgotten.
+    ``fence`` is asked before every call, and nothing is sent without one: what is under way is then forgotten. So is the removal
+    of an instance that ``works`` again.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Orders:
         *,
         fence: Callable[[], Fence | None],
         answer: Callable[[OrderFailed | OrderTaken], None],
+        works: Callable[[str], bool],
         timeout_s: float,
         clock: Clock,
     ) -> None:
@@ -40,6 +42,7 @@ class Orders:
         self._scaler = scaler
         self._fence = fence
         self._answer = answer
+        self._works = works
         self._timeout_s = timeout_s
         self._clock = clock
         self._size: ScaleTo | None = None
@@ -93,24 +96,28 @@ class Orders:
         self._removed.clear()
 
     async def _send_next(self) -> bool:
-        """Whether the scaler has answered the next order."""
-        size = self._size
-        if size is not None:
+        """Whether the next order is done with."""
+        if (size := self._size) is not None:
             error = await self._send("scale", f"{size.size} instances, {size.reason}", size.size)
-            if self._size is size and (error is None or isinstance(error, Deposed)):
+            done = error is None or isinstance(error, Deposed)
+            if self._size is size and done:
                 self._size = None
             self._answer(
                 OrderTaken(size.pool, size.number) if error is None else OrderFailed(size.pool, size.number, str(error))
             )
+            return done
+        instance, reason = next(iter(self._removals.items()))
+        if self._works(instance):  # it was cut off, and is not any more
+            del self._removals[instance]
+            return True
+        error = await self._send("remove", f"stop {instance}, {reason}", instance)
+        reason = self._removals.pop(instance, reason)
+        done = error is None or isinstance(error, NotFound | Deposed)
+        if done:
+            self._removed[instance] = self._clock()
         else:
-            instance, reason = next(iter(self._removals.items()))
-            error = await self._send("remove", f"stop {instance}, {reason}", instance)
-            reason = self._removals.pop(instance, reason)
-            if error is None or isinstance(error, NotFound | Deposed):
-                self._removed[instance] = self._clock()
-            else:
-                self._removals[instance] = reason  # the others first
-        return error is None or isinstance(error, NotFound | Deposed)
+            self._removals[instance] = reason  # the others first
+        return done
 
     async def _send(self, kind: str, what: str, argument: int | str) -> Exception | None:
         fence = self._fence()

@@ -54,6 +54,8 @@ from .sharing import SharedProfiles
 
 logger = logging.getLogger(__name__)
 
+_MAX_NAME_LENGTH = 240
+"""Of an instance or a model: with a role it must be a key of the store, and a line of the log."""
 _SESSIONS_PER_MEMBER = 2
 """A member that reconnects has two streams for a moment."""
 _DECIDE_S = 1.0
@@ -287,6 +289,12 @@ class PoolManagerService:
     def _report(self, number: int, report: MemberReport) -> None:
         match report:
             case Registration():
+                for name, value in (("instance_id", report.instance_id), ("model", report.model)):
+                    if len(value) > _MAX_NAME_LENGTH or not value.isprintable():
+                        text = (
+                            f"the member's {name} is refused: it must be up to {_MAX_NAME_LENGTH} printable characters"
+                        )
+                        raise InvalidRequest(text, param=name)
                 reason = why_not_called(report.address, beyond_loopback=self._settings.reaches_network)
                 if reason is not None:
                     raise InvalidRequest(f"the member's address is refused: {reason}", param="address")

@@ -13,14 +13,16 @@ class TaskScope:
     """Owns background tasks: each ends with the scope; a failure is logged and does not end the others.
 
     A scope that already runs ``limit`` tasks refuses another (RuntimeError). A *vital* task is one that the process
-    cannot work without: when it ends while the scope is open, ``failed`` returns and the process ends.
+    cannot work without: when it ends while the scope is open, ``failed`` returns and the process ends. One that ``may_end``
+    does so only by an error or a cancellation.
     """
 
     def __init__(self, name: str, *, limit: int = 100_000) -> None:
         self._name = name
         self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
-        self._vital: set[asyncio.Task[None]] = set()
+        self._vital: dict[asyncio.Task[None], bool] = {}
+        """Whether it may end without an error."""
         self._failed = asyncio.Event()
         self._failure = ""
         self._closed = False
@@ -36,7 +38,9 @@ class TaskScope:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[object, object, None], *, name: str, vital: bool = False) -> None:
+    def spawn(
+        self, work: Coroutine[object, object, None], *, name: str, vital: bool = False, may_end: bool = False
+    ) -> None:
         """Start ``work``; closing the scope cancels it."""
         if self._closed or len(self._tasks) >= self._limit:
             work.close()
@@ -45,7 +49,7 @@ class TaskScope:
         task = asyncio.get_running_loop().create_task(work, name=f"{self._name}/{name}")
         self._tasks.add(task)
         if vital:
-            self._vital.add(task)
+            self._vital[task] = may_end
         task.add_done_callback(self._done)
 
     async def failed(self) -> str:
@@ -68,10 +72,12 @@ class TaskScope:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        ended_well = not task.cancelled()
+        if ended_well and (error := task.exception()) is not None:
+            ended_well = False
             logger.error("task %s failed", task.get_name(), exc_info=error)
         if task in self._vital:
-            self._vital.discard(task)
-            if not self._closed and not self._failed.is_set():
+            may_end = self._vital.pop(task)
+            if not self._closed and not self._failed.is_set() and not (may_end and ended_well):
                 self._failure = task.get_name()
                 self._failed.set()

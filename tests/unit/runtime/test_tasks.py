@@ -74,6 +74,20 @@ async def test_the_end_of_a_vital_task_is_reported() -> None:
             assert await scope.failed() == "test/heart"
 
 
+async def test_a_vital_task_that_may_end_is_reported_only_if_it_fails() -> None:
+    async def end() -> None:
+        pass
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async with TaskScope("test") as scope, asyncio.timeout(5):
+        scope.spawn(end(), name="first", vital=True, may_end=True)
+        await scope.drain(1)
+        scope.spawn(fail(), name="second", vital=True, may_end=True)
+        assert await scope.failed() == "test/second"
+
+
 async def test_closing_a_scope_does_not_report_its_vital_tasks_as_failed() -> None:
     scope = TaskScope("test")
     scope.spawn(_for_ever(), name="heart", vital=True)

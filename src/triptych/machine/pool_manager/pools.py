@@ -540,6 +540,11 @@ class PoolsMachine:
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
+    def works(self, pool: str, instance_id: str) -> bool:
+        """Whether the instance is ready, and not draining."""
+        one = self._pools[pool]
+        return any(it.instance_id == instance_id and one.phase(it) is InstancePhase.READY for it in one.instances)
+
     def wanted(self, pool: str) -> int:
         return self._pools[pool].wanted
 

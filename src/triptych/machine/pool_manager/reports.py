@@ -6,7 +6,7 @@ report says how old it is.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from triptych.domain.slo import CLASSES, ChargedStage
@@ -103,7 +103,10 @@ class RouterReports:
         for one in report.classes:
             if one.name not in CLASSES:
                 continue
-            add_to(bucket.classes, one.name, one.window)
+            window = one.window
+            if window.cached_tokens > window.finished_media_tokens:  # else one router would hide the load of the others
+                window = replace(window, cached_tokens=window.finished_media_tokens)
+            add_to(bucket.classes, one.name, window)
         for named in report.instances:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from triptych.domain.slo import ChargedStage
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, WindowReport
 from triptych.machine.pool_manager.reports import MAX_ROUTERS, Dropped, RouterReports
+from triptych.policy.scaling import encode_tokens
 
 ENCODERS, TEXTS = (ChargedStage.ENCODE,), (ChargedStage.PREFILL,)
 
@@ -48,6 +49,15 @@ def test_attainment_is_that_of_the_window_that_was_asked_for() -> None:
             said = report(at_s, classes=(NamedClass("text", classes),))
             assert reports.accept("r", said, float(at_s)) is None
         assert reports.attainment(TEXTS, 31.0) == Judged(2, missed)
+
+
+def test_a_router_cannot_hide_the_load_of_the_others_by_more_cached_tokens_than_were_finished() -> None:
+    reports = RouterReports()
+    for router, cached in (("honest", 0), ("wrong", 2**40)):
+        window = ClassWindow(arrivals=1, items=1, media_tokens=300, finished_media_tokens=300, cached_tokens=cached)
+        said = report(1, duration_s=30.0, classes=(NamedClass("image-1024", window),))
+        assert reports.accept(router, said, 30.0) is None
+    assert reports.per_s(30.0, 30.0, encode_tokens) == pytest.approx(10)
 
 
 def test_nothing_is_known_without_reports() -> None:

@@ -138,6 +138,8 @@ class ScriptedScaler:
             await asyncio.sleep(3600)
         if self.error is not None:
             raise self.error
+        if pool not in self.sizes:
+            raise NotFound("there is no such pool")
         if token < self.token:
             raise Deposed(f"the order's token is {token}, a later leader has {self.token}")
         self.token = token
@@ -618,6 +620,28 @@ def test_three_failed_starts_are_given_up_visibly_until_one_succeeds() -> None:
         await asyncio.sleep(30)
         status = service.control.status()[E]
         assert (status.ready, status.fault) == (3, "")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("scaler", ["none", "127.0.0.1:1"])
+def test_a_pool_whose_last_member_has_left_is_forgotten_and_the_manager_goes_on(scaler: str) -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot(settings=SETTINGS.model_copy(update={"scaler": scaler}))
+        site.begin()
+        scope = TaskScope("other")
+        told = Registration(MemberKind.INSTANCE, "x1", 1, "127.0.0.1:5000", "other", role=Role.E)
+        member = Member(site.links, told, scope)
+        await asyncio.sleep(30)
+        assert PoolName("other", Role.E) in service.control.status()
+        await member.registrar.leave()
+        await scope.close()
+        await asyncio.sleep(120)
+        assert PoolName("other", Role.E) not in service.control.status()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await site.managers["m:1"][1].failed()
+        assert service.control.status()[E].ready == 2
 
     play(scenario)
 

@@ -20,7 +20,7 @@ from triptych.domain.decision import (
     Why,
 )
 from triptych.domain.store import Fence
-from triptych.errors import Deposed, StoreUnavailable
+from triptych.errors import Deposed, InvalidRequest, StoreUnavailable
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time
@@ -132,3 +132,35 @@ def test_nothing_is_written_while_nothing_changes_but_times_now_and_then() -> No
         assert await version() > first
 
     virtual_time.run(test())
+
+
+async def test_what_the_store_does_not_take_is_an_error_at_once_and_a_warning_in_passing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore(clock=now_s)
+    fence = await led(store)
+    keeper = Keeper(store, now_s, "me")
+    name = "x" * 300 + "/E"
+    with pytest.raises(InvalidRequest):
+        await keeper.keep(name, POOL, fence)
+    await keeper.write({name: POOL, "m/E": POOL}, fence)
+    await keeper.write({name: POOL, "m/E": POOL}, fence)
+    assert list(await keeper.read()) == ["m/E"]
+    assert caplog.text.count("cannot be kept in the store") == 1
+    await keeper.write({}, fence)
+    assert await keeper.read() == {}
+
+
+async def test_a_pool_of_which_it_is_not_known_what_the_store_has_is_written_again() -> None:
+    store = MemoryStore(clock=now_s)
+    fence = await led(store)
+    link = StoreLink(store, timeout_s=0.05)
+    keeper = Keeper(link, now_s, "me")
+    await keeper.write({"m/E": POOL}, fence)
+    link.cut = True
+    with pytest.raises(StoreUnavailable):
+        await keeper.keep("m/E", KeptPool(9), fence)
+    link.cut = False
+    await store.put("pools", "m/E", b"it was written after all", fence=fence)
+    await keeper.write({"m/E": POOL}, fence)
+    assert await keeper.read() == {"m/E": Left("me", POOL)}

@@ -49,9 +49,16 @@ class Site:
         self.scaler = Scaler()
         self.fence: Fence | None = Fence("leader", 7)
         self.answers: list[OrderFailed | OrderTaken] = []
+        self.working: set[str] = set()
         clock = asyncio.get_running_loop().time
         self.orders = Orders(
-            POOL, self.scaler, fence=lambda: self.fence, answer=self.answers.append, timeout_s=10.0, clock=clock
+            POOL,
+            self.scaler,
+            fence=lambda: self.fence,
+            answer=self.answers.append,
+            works=lambda name: name in self.working,
+            timeout_s=10.0,
+            clock=clock,
         )
 
     def scale(self, size: int, number: int = 1) -> None:
@@ -117,6 +124,30 @@ def test_a_call_that_fails_is_repeated_with_the_newest_size_and_token() -> None:
         assert [type(one) for one in site.answers] == [OrderFailed] * 3 + [OrderTaken]
         assert site.orders.sent == {("scale", "failed"): 3, ("scale", "accepted"): 1}
         assert "defect" in str(site.answers[1])
+
+    play(scenario)
+
+
+def test_a_pool_that_the_scaler_does_not_know_is_asked_for_with_growing_pauses() -> None:
+    async def scenario(site: Site) -> None:
+        site.scaler.errors = [NotFound("there is no such pool") for _ in range(100)]
+        site.scale(2)
+        await asyncio.sleep(60)
+        assert 2 < len(site.scaler.calls) < 12
+        assert {type(one) for one in site.answers} == {OrderFailed}
+
+    play(scenario)
+
+
+def test_an_instance_that_works_again_is_not_stopped_any_more() -> None:
+    async def scenario(site: Site) -> None:
+        site.scaler.errors = [Unavailable("away")]
+        site.remove("a")
+        site.remove("b")
+        await asyncio.sleep(0.1)
+        site.working.add("a")
+        await asyncio.sleep(60)
+        assert [what for _, what, _ in site.scaler.calls] == ["a", "b"]
 
     play(scenario)
 

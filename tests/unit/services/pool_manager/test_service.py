@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -350,6 +351,8 @@ async def test_streams_that_do_not_register_properly_are_refused() -> None:
         assert isinstance(await answers(manager, reports(stays_open=True)), InvalidRequest)
         assert isinstance(await answers(manager, reports(told("10.0.0.1:1"))), InvalidRequest), "beyond loopback"
         assert isinstance(await answers(manager, reports(told("nowhere"))), InvalidRequest)
+        for bad in (told(name="a\nb"), replace(told(), model="x" * 241), replace(told(), model="x\x1b[0m")):
+            assert isinstance(await answers(manager, reports(bad)), InvalidRequest), "no key of the store"
         unknown = await answers(manager, reports(Heartbeat(1, InstanceLoad({}))))
         assert isinstance(unknown, list)
         assert [order.kind for order in unknown] == [OrderKind.REREGISTER]
