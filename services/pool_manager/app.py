@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.ports import Scaler, Store
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import ScalerStub
@@ -15,7 +16,6 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.store.memory import MemoryStore
 from triptych.wire.documents import manager_document
 
-from .control import MAX_POOL_SIZE
 from .gauges import watch
 from .service import PoolManagerService
 from .servicer import SERVICE_NAME, PoolManagerServicer

@@ -19,6 +19,7 @@ from triptych.domain.decision import (
 )
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.pool import Condition, ManualSize, MemberStatus, PoolStatus, Registration
+from triptych.domain.pool_sizes import MAX_POOL_SIZE, bounds_of, parse_bounds
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Fence
@@ -62,7 +63,6 @@ from .orders import Orders
 
 logger = logging.getLogger(__name__)
 
-MAX_POOL_SIZE = 4096
 _LEASE = "pool-manager"
 _MAX_POOLS = 256
 _POLL_S = 1.0
@@ -102,24 +102,14 @@ class ControlLimits:
         check_limits(self, ("min_instances", "max_instances"))
         if self.max_instances > MAX_POOL_SIZE:
             raise ValueError(f"max_instances is {self.max_instances}, must be at most {MAX_POOL_SIZE}")
-        for entry in self.pool_sizes:
-            _bounds_of(entry)
+        try:
+            for entry in self.pool_sizes:
+                parse_bounds(entry)
+        except ValueError as error:
+            raise ValueError(f"pool_sizes: {error}") from None
 
     def bounds(self, pool: PoolName) -> Bounds:
-        found = dict(map(_bounds_of, self.pool_sizes))
-        return found.get(str(pool)) or found.get(pool.role.value) or Bounds(self.min_instances, self.max_instances)
-
-
-def _bounds_of(entry: str) -> tuple[str, Bounds]:
-    """Raises ValueError."""
-    pool, _, sizes = entry.rpartition("=")
-    least, _, most = sizes.partition("-")
-    role = pool.rpartition("/")[2]
-    if role not in {one.value for one in Role} or not least.isdecimal() or not most.isdecimal():
-        raise ValueError(f"pool_sizes {entry!r} is not [MODEL/]ROLE=LEAST-MOST")
-    if not 1 <= int(least) <= int(most) <= MAX_POOL_SIZE:
-        raise ValueError(f"pool_sizes {entry!r}: 1 <= LEAST <= MOST <= {MAX_POOL_SIZE} must hold")
-    return pool, Bounds(int(least), int(most))
+        return bounds_of(pool, self.pool_sizes) or Bounds(self.min_instances, self.max_instances)
 
 
 @dataclass(slots=True)
@@ -150,6 +140,7 @@ class Control:
         owner: str,
         store: Store,
         scaler: Scaler,
+        scaler_at: str,
         autoscale: bool,
         acts: bool,
         drain: Callable[[str, str], None],
@@ -159,7 +150,7 @@ class Control:
         advice_of: Callable[[PoolName, Mapping[str, ClassWindow]], tuple[str, ...]],
         hour: Clock,
     ) -> None:
-        """``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool,
+        """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``facts_of`` gives what profiles say of a pool,
         ``advice_of`` what people can improve. ``hour`` is the time in
         hours since the beginning of 1970, UTC.
         """
@@ -169,6 +160,7 @@ class Control:
         self._owner = owner
         self._store = store
         self._scaler = scaler
+        self._scaler_at = scaler_at
         self._advisory = not autoscale
         self._acts = acts
         self._drain = drain
@@ -370,7 +362,9 @@ class Control:
         if not self._acts or pool is None:
             return ""
         if self._scaled is None:
-            return f"the scaler has not answered yet{': ' if self._scaler_fault else ''}{self._scaler_fault}"
+            return (
+                f"waiting for the first answer of the scaler{f' ({self._scaler_fault})' if self._scaler_fault else ''}"
+            )
         found = self._clock() - pool.found_s < self._limits.adopt_s
         return "the pool was just found: its members may still register" if found and not self._advisory else ""
 
@@ -446,7 +440,10 @@ class Control:
             else:
                 fault, self._scaled = "", {pool.name: pool for pool in found}
             if fault != self._scaler_fault:
-                logger.warning("the scaler fails: %s", fault) if fault else logger.info("the scaler answers again")
+                if fault:
+                    logger.warning("the scaler at %s fails: %s", self._scaler_at, fault)
+                else:
+                    logger.info("the scaler at %s answers again", self._scaler_at)
             self._scaler_fault = fault
             await asyncio.sleep(_POLL_S)
 

@@ -20,6 +20,7 @@ from triptych.domain.pool import (
     Registration,
     Watch,
 )
+from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.windows import WindowReport
@@ -48,7 +49,7 @@ from triptych.scaling.none import NoScaler
 from triptych.store.memory import MemoryStore
 
 from .capacity import Capacities
-from .control import MAX_POOL_SIZE, Control
+from .control import Control
 from .settings import PoolManagerSettings
 from .sharing import SharedProfiles
 
@@ -134,6 +135,7 @@ class PoolManagerService:
             owner=owner or f"manager-{incarnation}",
             store=store,
             scaler=NoScaler(max_size=MAX_POOL_SIZE) if scaler is None else scaler,
+            scaler_at=settings.scaler,
             autoscale=settings.autoscale,
             acts=scaler is not None,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),

@@ -12,6 +12,7 @@ from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
 from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
+from triptych.domain.durations import in_words
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
@@ -31,7 +32,7 @@ def duration_s(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
     if not 0 < seconds <= MAX_OVERRIDE_S:
-        text = f"--for {text!r} is not a time such as 90s, 30m, 2h or 1d, of at most {_ago(MAX_OVERRIDE_S)}"
+        text = f"--for {text!r} is not a time such as 90s, 30m, 2h or 1d, of at most {in_words(MAX_OVERRIDE_S)}"
         raise CliError(text, caller=True)
     return seconds
 
@@ -73,7 +74,7 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
         follows = scaling is not None and scaling.acting is Acting.ALL
         line = f"the size of pool {name} {'follows its load again' if follows else 'is no longer set by hand'}"
     else:
-        line = f"pool {name} is to have {size} {'instance' if size == 1 else 'instances'} for {_ago(for_s)}"
+        line = f"pool {name} is to have {size} {'instance' if size == 1 else 'instances'} for {in_words(for_s)}"
     idle = scaling is not None and scaling.acting is Acting.NONE
     note = "; the pool manager has no scaler: it starts and stops nothing itself" if idle else ""
     console.print(line + note, soft_wrap=True)
@@ -100,7 +101,7 @@ def print_manager(address: str, status: ManagerStatus | None, console: Console) 
         console.print(f"pools      the pool manager at {address} does not answer", soft_wrap=True)
         return
     leads = "leads" if status.leads else f"follows {status.leader or 'another, which is not known'}"
-    console.print(f"manager    {address}  up {_ago(status.up_s)}, {leads}, {status.watchers} watch", soft_wrap=True)
+    console.print(f"manager    {address}  up {in_words(status.up_s)}, {leads}, {status.watchers} watch", soft_wrap=True)
     if status.store_fault:
         console.print(f"store      {status.store_fault}", style="red", soft_wrap=True)
     for pool in sorted(status.pools, key=lambda pool: pool.role is None):  # routers last
@@ -134,9 +135,9 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
     yield f"{scaling.state}: {', '.join(counts)}{advice}", ""
     share = scaling.attainment.attainment
     judged = "nothing judged" if share is None else f"{share:.1%} of {scaling.attainment.count}"
-    yield f"TTFT within SLO, last minute: {judged}", ""
+    yield f"TTFT within SLO, last {in_words(scaling.attainment_window_s)}: {judged}", ""
     if scaling.override is not None:
-        yield f"set by hand to {scaling.override.size} for another {_ago(scaling.override.left_s)}", "yellow"
+        yield f"set by hand to {scaling.override.size} for another {in_words(scaling.override.left_s)}", "yellow"
     if scaling.fault:
         yield scaling.fault, "red"
     for one in scaling.advice:
@@ -146,7 +147,7 @@ def _lines(scaling: ScalingStatus) -> Iterator[tuple[str, str]]:
 def _members(members: tuple[MemberStatus, ...]) -> Table:
     table = folding_table("instance", "address", "state", "load")
     for member in members:
-        state = f"{member.condition}{', suspected' if member.suspected else ''}, {_ago(member.since_s)}"
+        state = f"{member.condition}{', suspected' if member.suspected else ''}, {in_words(member.since_s)}"
         waits = [
             f"{stage.value} {load.pending}" + (f" ({load.pending_tokens:,} tokens)" if load.pending_tokens else "")
             for stage, load in member.load.stages.items()
@@ -165,17 +166,9 @@ def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
         why = [f"{reason.why}: {reason.text}" for reason in one.reasons]
         if one.missing:
             why.append(f"missing: {', '.join(one.missing)}")
-        table.add_row(_ago(one.age_s), size, outcome, "; ".join(why))
+        table.add_row(in_words(one.age_s), size, outcome, "; ".join(why))
     return table
 
 
 def _indented(shown: RenderableType) -> Padding:
     return Padding(shown, (0, 0, 0, 2), expand=False)
-
-
-def _ago(seconds: float) -> str:
-    """A duration in its largest unit."""
-    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -296,6 +296,8 @@ class ScalingStatus:
     """The last ones, oldest first."""
     advice: tuple[str, ...] = ()
     """What people can improve: the size of batches, the tensor-parallel degree, which instances share a host."""
+    attainment_window_s: float = 0.0
+    """Over which ``attainment`` is taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from triptych.domain.decision import Bounds, Decision, InstancePhase, PoolInstance, PoolLoad, PoolView, Reason, Why
+from triptych.domain.durations import in_words
 from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.windows import ClassWindow, Judged
 from triptych.policy.attainment import wilson
@@ -98,7 +99,7 @@ def _no_report(view: PoolView) -> str:
 def _overridden(view: PoolView, size: int, left_s: float) -> Decision:
     """Grow at once; shrink instance by instance."""
     target = max(view.bounds.least, min(view.bounds.most, size))
-    text = f"a size of {size} was asked for, for another {left_s:.0f} s"
+    text = f"a size of {size} was asked for, for another {in_words(left_s)}"
     if target != size:
         text += f"; the bounds are {view.bounds.least} to {view.bounds.most}"
     reason = Reason(Why.OVERRIDE, text)

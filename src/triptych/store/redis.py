@@ -42,8 +42,9 @@ class RedisStore:
     """
 
     def __init__(self, settings: RedisSettings, *, limits: StoreLimits | None = None) -> None:
-        """``settings.redis`` must be set. Raises ValueError when a file of TLS cannot be used."""
+        """``settings.redis`` must be set. Raises ValueError when a file of TLS or with the password cannot be used."""
         self.fault = ""
+        self._address = settings.redis
         self._limits = limits or StoreLimits()
         self._prefix = f"{settings.redis_prefix}:{SCHEMA}:"
         self._timeout_s = settings.redis_timeout_s
@@ -220,7 +221,7 @@ class RedisStore:
         except (exceptions.RedisError, OSError, UnicodeError) as error:
             raise self._away(_told(error)) from None
         if self.fault:
-            logger.info("the store answers again")
+            logger.info("the store at %s answers again", self._address)
             self.fault = ""
         return answer
 
@@ -230,7 +231,7 @@ class RedisStore:
 
     def _log(self, fault: str) -> None:
         if fault != self.fault:
-            logger.warning("the store fails: %s", fault)
+            logger.warning("the store at %s fails: %s", self._address, fault)
         self.fault = fault
 
     def _refused(self, error: exceptions.ResponseError) -> StoreUnavailable | StoreCorrupt:
@@ -258,8 +259,14 @@ class _PasswordFile:
         try:
             with self._file.open("rb") as file:
                 return file.read(_MAX_PASSWORD_NBYTES).decode().strip("\r\n")
-        except (OSError, UnicodeDecodeError):
-            raise exceptions.AuthenticationError("the password file cannot be read") from None
+        except OSError as error:
+            raise _NoPassword(f"the password file cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise _NoPassword("the password file is not UTF-8 text") from None
+
+
+class _NoPassword(exceptions.AuthenticationError):
+    """There is none to send. Apart from ``exceptions.AuthenticationError``, which is the answer of Redis."""
 
 
 def _connection(settings: RedisSettings) -> dict[str, Any]:
@@ -276,6 +283,8 @@ def _connection(settings: RedisSettings) -> dict[str, Any]:
         "protocol": 2,
     }
     if settings.redis_password_file is not None:
+        if not settings.redis_password_file.is_file():
+            raise ValueError(f"redis_password_file: {settings.redis_password_file} is not a file")
         options["credential_provider"] = _PasswordFile(settings.redis_username, settings.redis_password_file)
     elif settings.redis_username:
         options["username"] = settings.redis_username
@@ -298,6 +307,8 @@ def _connection(settings: RedisSettings) -> dict[str, Any]:
 def _told(error: Exception) -> str:
     """What went wrong, without the address."""
     match error:
+        case _NoPassword():
+            return str(error)
         case exceptions.AuthenticationError():
             return "Redis refused the credentials"
         case exceptions.BusyLoadingError():

@@ -494,7 +494,7 @@ class Decision(_message.Message):
     def __init__(self, number: _Optional[int] = ..., age_s: _Optional[float] = ..., wanted: _Optional[int] = ..., target: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., drain: _Optional[str] = ..., sick: _Optional[str] = ..., missing: _Optional[_Iterable[str]] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., load: _Optional[_Union[PoolLoad, _Mapping]] = ..., capacity_per_s: _Optional[float] = ..., needed: _Optional[int] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., report_age_s: _Optional[float] = ..., outcome: _Optional[_Union[DecisionOutcome, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ScalingStatus(_message.Message):
-    __slots__ = ("name", "state", "acting", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions", "advice")
+    __slots__ = ("name", "state", "acting", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions", "advice", "attainment_window_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ACTING_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +508,7 @@ class ScalingStatus(_message.Message):
     FAULT_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: PoolState
     acting: Acting
@@ -521,7 +522,8 @@ class ScalingStatus(_message.Message):
     fault: str
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     advice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ...) -> None: ...
+    attainment_window_s: float
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ..., attainment_window_s: _Optional[float] = ...) -> None: ...
 
 class ManagerStatus(_message.Message):
     __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault")

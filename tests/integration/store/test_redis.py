@@ -316,9 +316,12 @@ async def test_the_password_comes_from_a_file_can_change_and_is_never_told(
         async with opened(replace(server.settings, redis_password_file=file)) as store:
             with pytest.raises(StoreUnavailable, match="credentials") as refused:
                 await store.get("members", "a")
+            assert f"the store at {server.settings.redis} fails: Redis refused the credentials" in caplog.text
             file.unlink()
-            with pytest.raises(StoreUnavailable, match="credentials"):
+            with pytest.raises(StoreUnavailable, match="the password file cannot be read: No such file or directory"):
                 await store.get("members", "a")
+            with pytest.raises(ValueError, match=f"redis_password_file: {file} is not a file"):
+                RedisStore(replace(server.settings, redis_password_file=file))
             file.write_text(PASSWORD + "\n")
             await store.put("members", "a", b"")
             assert PASSWORD not in repr(store) + str(vars(store))

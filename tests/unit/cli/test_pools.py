@@ -83,6 +83,7 @@ ENCODERS = ScalingStatus(
     override=Override(3, 1700.0),
     fault="the scaler failed: forbidden",
     decisions=(decision(1, 700.0, 2, 2, Why.STEADY), decision(2, 12.0, 2, 3, Why.LOAD)),
+    attainment_window_s=120.0,
 )
 STATUS = ManagerStatus(
     1,
@@ -152,7 +153,7 @@ async def test_status_shows_sizes_attainment_and_decisions_within_80_columns() -
         f"manager {address} up 2 h, leads, 3 watch",
         "pool m/E",
         "growing: 3 wanted (1 to 64), 2 ready, 1 starting, advice only",
-        "TTFT within SLO, last minute: 90.0% of 100",
+        "TTFT within SLO, last 2 min: 90.0% of 100",
         "set by hand to 3 for another 28 min",
         "the scaler failed: forbidden",
         "encoder-1 127.0.0.1:40001 active, 63 s encode 3",

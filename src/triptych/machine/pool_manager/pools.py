@@ -588,6 +588,7 @@ class PoolsMachine:
                 pool.override(now_s),
                 self._frozen or pool.given_up or pool.refused or pool.fault,
                 tuple(map(DecisionSummary.of, self.records(name, now_s)[-_SHOWN_DECISIONS:])),
+                attainment_window_s=self._scaling.attainment_window_s,
             )
             for name, pool in self._pools.items()
         )

@@ -43,6 +43,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.policy.scaling import ScalingLimits
 from triptych.ports import PoolManager
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.metrics import Metrics
@@ -118,6 +119,7 @@ class ScriptedScaler:
         self.hangs: set[PoolName] = set()
         self.error: TriptychError | None = None
         self.broken = False
+        self.away: TriptychError | None = None
         self.started = 0
 
     def boot(self, pool: PoolName, number: int) -> None:
@@ -163,6 +165,8 @@ class ScriptedScaler:
         await scope.close()
 
     async def pools(self) -> tuple[ScaledPool, ...]:
+        if self.away is not None:
+            raise self.away
         return tuple(ScaledPool(pool, size, tuple(self._instances(pool))) for pool, size in self.sizes.items())
 
     def _instances(self, pool: PoolName) -> Iterator[ScaledInstance]:
@@ -595,6 +599,37 @@ def test_a_scaler_that_refuses_is_asked_again_for_the_newest_size_alone() -> Non
         await asyncio.sleep(60)
         assert site.scaler.sent("scale") == [2, 4]
         assert (site.encoders, service.control.status()[E].fault) == (4, "")
+
+    play(scenario)
+
+
+def test_a_scaler_that_is_not_there_yet_is_waited_for_and_the_log_names_its_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(site: Site) -> None:
+        site.scaler.away = Unavailable("the scaler cannot be reached")
+        service = site.boot()
+        site.begin()
+        await asyncio.sleep(5)
+        waiting = "waiting for the first answer of the scaler (the scaler cannot be reached)"
+        assert service.control.status()[E].fault == waiting
+        site.scaler.away = None
+        await asyncio.sleep(20)
+        assert service.control.status()[E].fault == ""
+
+    with caplog.at_level(logging.INFO, logger="services.pool_manager.control"):
+        play(scenario)
+    said = [one.getMessage() for one in caplog.records if "scaler" in one.getMessage()]
+    assert "the scaler at 127.0.0.1:1 fails: the scaler cannot be reached" in said
+    assert "the scaler at 127.0.0.1:1 answers again" in said
+
+
+def test_the_status_says_over_which_time_attainment_is_taken() -> None:
+    async def scenario(site: Site) -> None:
+        service = site.boot(settings=SETTINGS.model_copy(update={"scaling": ScalingLimits(attainment_window_s=120.0)}))
+        site.begin()
+        await asyncio.sleep(5)
+        assert service.control.status()[E].attainment_window_s == 120.0
 
     play(scenario)
 
