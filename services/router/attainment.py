@@ -1,8 +1,6 @@
 """Load and SLO attainment of this router: feeds their machine from running requests, and shows them as metrics."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from prometheus_client.core import Metric as Family
 
@@ -13,28 +11,15 @@ from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo, modality_of
 from triptych.domain.timeline import Timeline
 from triptych.domain.windows import ClassWindow, Sketch, WindowReport, summed
 from triptych.errors import Overloaded, TriptychError
-from triptych.machine.router.attainment import (
-    AttainmentEvent,
-    AttainmentRecorder,
-    Gaps,
-    RequestAnswering,
-    RequestDispatched,
-    RequestOver,
-    RequestPrepared,
-    RequestRefused,
-    RequestShape,
-    Tick,
-    WindowLimits,
-)
+from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge
 
-_KEPT_REPORTS = 60
 _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
 
 
 class Attainment:
-    """Owner of the router's ``AttainmentRecorder``. Keeps the last 60 reports."""
+    """Owner of the router's ``AttainmentRecorder``."""
 
     def __init__(
         self,
@@ -50,13 +35,12 @@ class Attainment:
         """
         self._isolated = isolated
         self._clock = clock
-        self._machine = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
-        self._reports: deque[tuple[float, WindowReport]] = deque(maxlen=_KEPT_REPORTS)
+        self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
 
     def refused(self, error: TriptychError) -> None:
-        self._feed(RequestRefused(isinstance(error, Overloaded)))
+        self._recorder.refused(overloaded=isinstance(error, Overloaded), now_s=self._clock())
 
-    def prepared(self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float) -> Gaps | None:
+    def prepared(self, number: int, items: Sequence[ItemPlan], prompt_tokens: int, waited_s: float) -> Gaps:
         """Count an arrival. Returns where the gaps between its tokens are counted."""
         tokens: dict[Modality, int] = {}
         for item in items:
@@ -69,43 +53,35 @@ class Attainment:
             media_bytes=sum(item.info.nbytes for item in items),
             pixels=sum(_pixels(item.info) for item in items),
         )
-        shape = RequestShape(
-            request_class(tokens), counts, isolated=None if self._isolated is None else self._isolated(counts)
+        isolated = None if self._isolated is None else self._isolated(counts)
+        return self._recorder.prepared(
+            number, request_class(tokens), counts, isolated, waited_s=waited_s, now_s=self._clock()
         )
-        self._feed(RequestPrepared(number, shape, waited_s))
-        return self._machine.gaps(number)
 
     def dispatched(self, number: int, instance_id: str) -> None:
-        self._feed(RequestDispatched(number, instance_id))
+        self._recorder.dispatched(number, instance_id, self._clock())
 
     def answering(self, number: int, timeline: Timeline) -> None:
-        self._feed(RequestAnswering(number, timeline))
+        self._recorder.answering(number, timeline, self._clock())
 
     def over(self, number: int, timeline: Timeline) -> None:
-        self._feed(RequestOver(number, timeline))
+        self._recorder.over(number, timeline, self._clock())
 
     def reports(self, after: int = 0) -> list[WindowReport]:
-        """The recent windows with a sequence number above ``after``, oldest first. They say how old they are."""
-        self._feed(Tick())
-        now_s = self._clock()
-        return [replace(report, age_s=now_s - at_s) for at_s, report in self._reports if report.sequence > after]
+        """See ``AttainmentRecorder.reports``."""
+        return self._recorder.reports(after, self._clock())
 
     def metrics(self, model: str) -> Iterable[Family]:
         """Gauges over the sliding window; a share without requests is missing."""
-        self._feed(Tick())
-        modalities = summed((modality_of(name), window) for name, window in self._machine.window.items())
+        self._recorder.roll(self._clock())
+        modalities = summed((modality_of(name), window) for name, window in self._recorder.window.items())
         yield from _shown(modalities, model)
         yield gauge(
             "triptych_slo_limit_seconds",
             "SLOs in seconds by request class; one that is a factor of an unknown latency is missing",
-            {(model, metric.value, name): limit_s for (name, metric), limit_s in self._machine.limits_s().items()},
+            {(model, metric.value, name): limit_s for (name, metric), limit_s in self._recorder.limits_s().items()},
             ("model_name", "metric", "class"),
         )
-
-    def _feed(self, event: AttainmentEvent) -> None:
-        now_s = self._clock()
-        for effect in self._machine.handle(event, now_s):
-            self._reports.append((now_s, effect.report))
 
 
 def _pixels(info: MediaInfo) -> int:

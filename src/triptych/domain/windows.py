@@ -10,7 +10,7 @@ from functools import cache
 from operator import add, attrgetter
 from typing import Any, Self, TypeVar
 
-from triptych.domain.slo import ChargedStage
+from triptych.domain.slo import ChargedStage, Metric
 
 SKETCH_LOW_S = 1e-4
 SKETCH_PER_DOUBLING = 4
@@ -73,6 +73,10 @@ class SketchBuilder:
     def add(self, seconds: float, times: int = 1) -> None:
         index = bucket_of(seconds)
         self._counts[index] = self._counts.get(index, 0) + times
+
+    def add_all(self, other: "SketchBuilder") -> None:
+        for index, count in other._counts.items():  # noqa: SLF001 - of the same class
+            self._counts[index] = self._counts.get(index, 0) + count
 
     def halve(self) -> None:
         """Halve all counts, rounded down."""
@@ -176,6 +180,39 @@ class ClassWindow(Counts):
             ChargedStage.ENCODE: self.missed_encode,
             ChargedStage.PREFILL: self.missed_prefill,
         }[stage]
+
+
+class WindowBuilder:
+    """Counts requests of one class and makes a ``ClassWindow`` of them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._judged: dict[Metric, list[int]] = {metric: [0, 0] for metric in Metric}
+        """Missed and met."""
+        self.seconds = {metric: SketchBuilder() for metric in Metric}
+
+    def add(self, **counts: int) -> None:
+        """Add to fields of ``ClassWindow`` that are plain counts."""
+        for name, number in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + number
+
+    def judge(self, metric: Metric, *, met: bool) -> None:
+        self._judged[metric][met] += 1
+
+    def window(self) -> ClassWindow:
+        def judged(metric: Metric) -> Judged:
+            missed, met = self._judged[metric]
+            return Judged(met, missed)
+
+        return ClassWindow(
+            ttft=judged(Metric.TTFT),
+            tbt=judged(Metric.TBT),
+            e2e=judged(Metric.E2E),
+            ttft_s=self.seconds[Metric.TTFT].sketch(),
+            tbt_s=self.seconds[Metric.TBT].sketch(),
+            e2e_s=self.seconds[Metric.E2E].sketch(),
+            **self._counts,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ shows in the next report and not when its requests end.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
-from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
+from triptych.domain.slo import CLASSES, ChargedStage, Isolated, Metric, Slo
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import (
     MAX_BLAMED,
@@ -19,14 +19,14 @@ from triptych.domain.windows import (
     NamedClass,
     NamedInstance,
     Refusals,
-    Sketch,
     SketchBuilder,
+    WindowBuilder,
     WindowReport,
-    add_to,
     merged,
 )
 from triptych.policy.attainment import charged
 
+KEPT_REPORTS = 60
 _MAX_INSTANCES = 4096
 _TBT_SHARE = 100
 """A request meets its TBT objective if at most one gap in so many is longer: its 99th percentile is within it."""
@@ -43,73 +43,6 @@ class WindowLimits:
 
     def __post_init__(self) -> None:
         check_limits(self, ("report_window_s", "attainment_window_s"))
-
-
-@dataclass(frozen=True, slots=True)
-class RequestShape:
-    """What is known of a request once its prompt is prepared."""
-
-    class_name: str
-    counts: ClassWindow
-    """A window with nothing but its arrival."""
-    isolated: Isolated | None = None
-    """If a profile has it; else it is estimated from requests of its class."""
-
-
-# --- events -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPrepared:
-    number: int
-    shape: RequestShape
-    waited_s: float
-    """Since its arrival."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDispatched:
-    """All items are encoded, and a text instance gets the request."""
-
-    number: int
-    instance_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestAnswering:
-    """Its first token has arrived."""
-
-    number: int
-    timeline: Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOver:
-    number: int
-    timeline: Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    overloaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-AttainmentEvent = RequestPrepared | RequestDispatched | RequestAnswering | RequestOver | RequestRefused | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The only effect: a window has ended."""
-
-    report: WindowReport
-
-
-# --- state --------------------------------------------------------------------------------------------------------------
 
 
 class Gaps:
@@ -179,7 +112,8 @@ class _IsolatedEstimate:
 
 @dataclass(slots=True)
 class _Running:
-    shape: RequestShape
+    class_name: str
+    counts: ClassWindow
     arrived_s: float
     gaps: Gaps
     isolated: Isolated | None
@@ -190,13 +124,16 @@ class _Running:
     judged: bool = False
 
 
-def _judged(met: bool) -> Judged:
-    return Judged(int(met), int(not met))
-
-
 class AttainmentRecorder:
+    """Told of each step of a request; what is said of a request that is unknown or over has no effect."""
+
     def __init__(self, *, slo: Slo, limits: WindowLimits, epoch: int, now_s: float) -> None:
-        self._slo = slo
+        self._objectives = {
+            (name, metric): found
+            for name in CLASSES
+            for metric in Metric
+            if (found := slo.objective(name, metric)) is not None
+        }
         self._limits = limits
         self._epoch = epoch
         self._sequence = count(1)
@@ -206,89 +143,116 @@ class AttainmentRecorder:
         self._last_isolated: dict[str, Isolated] = {}
         """Of the last request of each class."""
         self._opened_s = now_s
-        self._classes: dict[str, ClassWindow] = {}
+        self._classes: dict[str, WindowBuilder] = {}
         self._instances: dict[str, list[int]] = {}
         self._refusals = Refusals()
         self._closed: deque[tuple[float, WindowReport]] = deque()
+        """When each window ended, and what was in it."""
 
-    # --- events ------------------------------------------------------------------------------------------------------
+    # --- steps of a request ------------------------------------------------------------------------------------------
 
-    def handle(self, event: AttainmentEvent, now_s: float) -> list[Report]:
-        """An event about a request that is unknown or over has no effect."""
-        match event:
-            case RequestPrepared(number, shape, waited_s):
-                self._prepared(number, shape, now_s - waited_s)
-            case RequestDispatched(number, instance_id):
-                if (one := self._running.get(number)) is not None:
-                    one.dispatched_s, one.instance_id = now_s, instance_id
-            case RequestAnswering(number, timeline):
-                if (one := self._running.get(number)) is not None:
-                    self._answering(one, timeline)
-            case RequestOver(number, timeline):
-                if (one := self._running.pop(number, None)) is not None:
-                    self._over(one, timeline)
-                self._model = timeline.model
-            case RequestRefused(overloaded):
-                self._refusals += Refusals(int(overloaded), int(not overloaded))
-            case Tick():
-                pass
-        return self._roll(now_s)
+    def prepared(
+        self,
+        number: int,
+        class_name: str,
+        counts: ClassWindow,
+        isolated: Isolated | None,
+        *,
+        waited_s: float,
+        now_s: float,
+    ) -> Gaps:
+        """A prompt is prepared, ``waited_s`` after the request's arrival. Returns where to count the gaps between tokens.
 
-    def _prepared(self, number: int, shape: RequestShape, arrived_s: float) -> None:
-        isolated = shape.isolated or self._estimate(shape.class_name)
-        self._running[number] = _Running(
-            shape,
-            arrived_s,
-            Gaps(self._limit_s(shape.class_name, Metric.TBT, isolated)),
+        ``counts`` is a window with nothing but its arrival. ``isolated`` is None if no profile has it; then it is
+        estimated from requests of the class.
+        """
+        isolated = isolated or self._estimate(class_name)
+        one = self._running[number] = _Running(
+            class_name,
+            counts,
+            now_s - waited_s,
+            Gaps(self._limit_s(class_name, Metric.TBT, isolated)),
             isolated,
-            self._limit_s(shape.class_name, Metric.TTFT, isolated),
+            self._limit_s(class_name, Metric.TTFT, isolated),
         )
-        self._count(shape.class_name, shape.counts)
+        self._window(class_name).add(
+            arrivals=counts.arrivals,
+            items=counts.items,
+            media_tokens=counts.media_tokens,
+            media_bytes=counts.media_bytes,
+            pixels=counts.pixels,
+            prompt_tokens=counts.prompt_tokens,
+        )
         if isolated is not None:
-            self._last_isolated[shape.class_name] = isolated
+            self._last_isolated[class_name] = isolated
+        self.roll(now_s)
+        return one.gaps
+
+    def dispatched(self, number: int, instance_id: str, now_s: float) -> None:
+        """All items are encoded, and a text instance gets the request."""
+        if (one := self._running.get(number)) is not None:
+            one.dispatched_s, one.instance_id = now_s, instance_id
+        self.roll(now_s)
+
+    def answering(self, number: int, timeline: Timeline, now_s: float) -> None:
+        """Its first token has arrived."""
+        if (one := self._running.get(number)) is not None:
+            self._answering(one, timeline)
+        self.roll(now_s)
+
+    def over(self, number: int, timeline: Timeline, now_s: float) -> None:
+        if (one := self._running.pop(number, None)) is not None:
+            self._over(one, timeline)
+        self._model = timeline.model
+        self.roll(now_s)
+
+    def refused(self, *, overloaded: bool, now_s: float) -> None:
+        """Before it was prepared."""
+        self._refusals += Refusals(int(overloaded), int(not overloaded))
+        self.roll(now_s)
 
     def _answering(self, one: _Running, timeline: Timeline) -> None:
         if one.answering:
             return
         one.answering = True
-        self._count(one.shape.class_name, ClassWindow(ttft_s=Sketch.of(timeline.ttft_s)))
+        self._window(one.class_name).seconds[Metric.TTFT].add(timeline.ttft_s)
         encode_s = timeline.encode_s
         prefill_s = max(0.0, timeline.ttft_s - timeline.prepare_s - encode_s)
         if not one.judged:
             self._judge(one, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
         # The wait for the engine is no part of the isolated latency.
-        self._sample(one).add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
+        self._sample(one.class_name).add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
 
     def _over(self, one: _Running, timeline: Timeline) -> None:
-        gaps = one.gaps
-        if timeline.outcome is Outcome.DONE:
+        gaps, outcome = one.gaps, timeline.outcome
+        if outcome is Outcome.DONE:
             self._answering(one, timeline)
             self._judge_end(one, timeline)
         elif not one.judged:
             self._judge_unanswered(one, timeline)
-        counts = ClassWindow(
-            done=int(timeline.outcome is Outcome.DONE),
-            failed=int(timeline.outcome is Outcome.FAILED),
-            cancelled=int(timeline.outcome is Outcome.CANCELLED),
+        window = self._window(one.class_name)
+        window.add(
+            done=int(outcome is Outcome.DONE),
+            failed=int(outcome is Outcome.FAILED),
+            cancelled=int(outcome is Outcome.CANCELLED),
             output_tokens=timeline.completion_tokens,
-            cached_tokens=sum(item.tokens for item in timeline.items if item.encoder_cached or item.text_cached),
-            finished_media_tokens=sum(item.tokens for item in timeline.items),
+            cached_tokens=sum([item.tokens for item in timeline.items if item.encoder_cached or item.text_cached]),
+            finished_media_tokens=sum([item.tokens for item in timeline.items]),
             gaps=gaps.count,
             gaps_over=gaps.over,
-            tbt_s=gaps.sketch.sketch(),
         )
-        self._count(one.shape.class_name, counts)
         if gaps.count:
-            self._sample(one).add(None, None, None, gaps.seconds / gaps.count)
+            window.seconds[Metric.TBT].add_all(gaps.sketch)
+            self._sample(one.class_name).add(None, None, None, gaps.seconds / gaps.count)
 
     def _judge_end(self, one: _Running, timeline: Timeline) -> None:
-        limit_s = self._limit_s(one.shape.class_name, Metric.E2E, one.isolated, timeline.completion_tokens)
-        counts = ClassWindow(
-            tbt=_judged(one.gaps.met) if one.gaps.count and one.gaps.limit_s is not None else Judged(),
-            e2e=Judged() if limit_s is None else _judged(timeline.total_s <= limit_s),
-            e2e_s=Sketch.of(timeline.total_s),
-        )
-        self._count(one.shape.class_name, counts)
+        window = self._window(one.class_name)
+        window.seconds[Metric.E2E].add(timeline.total_s)
+        if one.gaps.count and one.gaps.limit_s is not None:
+            window.judge(Metric.TBT, met=one.gaps.met)
+        limit_s = self._limit_s(one.class_name, Metric.E2E, one.isolated, timeline.completion_tokens)
+        if limit_s is not None:
+            window.judge(Metric.E2E, met=timeline.total_s <= limit_s)
 
     def _judge_unanswered(self, one: _Running, timeline: Timeline) -> None:
         """A request that ended without a first token. Its own time limit is not the system's fault."""
@@ -298,7 +262,7 @@ class AttainmentRecorder:
         if one.ttft_limit_s is not None and timeline.total_s > one.ttft_limit_s:
             self._miss_unanswered(one, timeline.total_s)
         else:
-            self._count(one.shape.class_name, ClassWindow(impatient=1))
+            self._window(one.class_name).add(impatient=1)
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
@@ -312,25 +276,23 @@ class AttainmentRecorder:
         items: Sequence[ItemTimeline] = (),
     ) -> None:
         one.judged = True
-        name = one.shape.class_name
+        window = self._window(one.class_name)
         if one.ttft_limit_s is None:
-            if self._slo.objective(name, Metric.TTFT) is not None:
-                self._count(name, ClassWindow(not_judged=1))
+            window.add(not_judged=int((one.class_name, Metric.TTFT) in self._objectives))
             return
         met = ttft_s <= one.ttft_limit_s
+        window.judge(Metric.TTFT, met=met)
         stages: tuple[ChargedStage, ...] = ()
         if not met:
             stages = charged(
                 one.ttft_limit_s, one.isolated, prepare_s=prepare_s, encode_s=encode_s, prefill_s=prefill_s
             )
-        counts = ClassWindow(
-            ttft=_judged(met),
-            missed_prepare=int(ChargedStage.PREPARE in stages),
-            missed_encode=int(ChargedStage.ENCODE in stages),
-            missed_prefill=int(ChargedStage.PREFILL in stages),
-            missed_uncharged=int(not met and not stages),
-        )
-        self._count(name, counts)
+            window.add(
+                missed_prepare=int(ChargedStage.PREPARE in stages),
+                missed_encode=int(ChargedStage.ENCODE in stages),
+                missed_prefill=int(ChargedStage.PREFILL in stages),
+                missed_uncharged=int(not stages),
+            )
         if slowest := max(items, key=lambda item: item.queue_s + item.encode_s, default=None):
             self._blame(slowest.encoder, missed=ChargedStage.ENCODE in stages)
         if one.instance_id:
@@ -339,7 +301,7 @@ class AttainmentRecorder:
     def _miss_unanswered(self, one: _Running, waited_s: float) -> None:
         """The limit has passed without a first token: charge the stages up to the one it is in."""
         encoded_s = waited_s if one.dispatched_s is None else one.dispatched_s - one.arrived_s
-        has_items = bool(one.shape.counts.items)
+        has_items = bool(one.counts.items)
         self._judge(one, waited_s, 0.0, encoded_s if has_items else 0.0, waited_s - encoded_s * has_items)
 
     def _blame(self, instance_id: str, *, missed: bool) -> None:
@@ -347,26 +309,31 @@ class AttainmentRecorder:
             self._instances.setdefault(instance_id, [0, 0])[int(missed)] += 1
 
     def _limit_s(self, name: str, metric: Metric, isolated: Isolated | None, tokens: int = 1) -> float | None:
-        objective = self._slo.objective(name, metric)
+        objective = self._objectives.get((name, metric))
         limit_s = None if objective is None else objective.seconds(metric, isolated, tokens)
         return limit_s or None  # a factor of nothing is no limit
 
-    def _sample(self, one: _Running) -> _IsolatedEstimate:
-        return self._isolated.setdefault(one.shape.class_name, _IsolatedEstimate())
+    def _sample(self, name: str) -> _IsolatedEstimate:
+        if (estimate := self._isolated.get(name)) is None:
+            estimate = self._isolated[name] = _IsolatedEstimate()
+        return estimate
 
     def _estimate(self, name: str) -> Isolated | None:
         estimate = self._isolated.get(name)
         return estimate.isolated() if estimate and estimate.count >= self._limits.isolated_samples else None
 
-    def _count(self, name: str, counts: ClassWindow) -> None:
-        add_to(self._classes, name, counts)
+    def _window(self, name: str) -> WindowBuilder:
+        """The open window of a class."""
+        if (window := self._classes.get(name)) is None:
+            window = self._classes[name] = WindowBuilder()
+        return window
 
     # --- windows -----------------------------------------------------------------------------------------------------
 
-    def _roll(self, now_s: float) -> list[Report]:
+    def roll(self, now_s: float) -> None:
         """Close the open window if it is long enough."""
         if now_s - self._opened_s < self._limits.report_window_s:
-            return []
+            return
         for one in self._running.values():
             overdue = one.ttft_limit_s is not None and now_s - one.arrived_s > one.ttft_limit_s
             if overdue and not one.judged:
@@ -379,32 +346,35 @@ class AttainmentRecorder:
             duration_s=now_s - self._opened_s,
             age_s=0.0,
             model=self._model,
-            classes=tuple(NamedClass(name, one) for name, one in sorted(self._classes.items())),
+            classes=tuple(NamedClass(name, one.window()) for name, one in sorted(self._classes.items())),
             instances=tuple(NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]),
             refusals=self._refusals,
             waiting=len(waiting),
-            waiting_media_tokens=sum(one.shape.counts.media_tokens for one in waiting if one.dispatched_s is None),
-            waiting_prompt_tokens=sum(
-                one.shape.counts.prompt_tokens for one in waiting if one.dispatched_s is not None
-            ),
+            waiting_media_tokens=sum(one.counts.media_tokens for one in waiting if one.dispatched_s is None),
+            waiting_prompt_tokens=sum(one.counts.prompt_tokens for one in waiting if one.dispatched_s is not None),
         )
         self._opened_s, self._classes, self._instances, self._refusals = now_s, {}, {}, Refusals()
         self._closed.append((now_s, report))
-        while self._closed[0][0] <= now_s - self._limits.attainment_window_s:
+        while len(self._closed) > KEPT_REPORTS and self._closed[0][0] <= self._slides_from_s:
             self._closed.popleft()
-        return [Report(report)]
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
-    def gaps(self, number: int) -> Gaps | None:
-        """Where to count the tokens of a running request."""
-        one = self._running.get(number)
-        return None if one is None else one.gaps
+    def reports(self, after: int, now_s: float) -> list[WindowReport]:
+        """The last ``KEPT_REPORTS`` windows with a sequence number above ``after``, oldest first. They say how old they are."""
+        self.roll(now_s)
+        recent = list(self._closed)[-KEPT_REPORTS:]
+        return [replace(report, age_s=now_s - at_s) for at_s, report in recent if report.sequence > after]
 
     @property
     def window(self) -> dict[str, ClassWindow]:
         """The sliding window of ``attainment_window_s``, by class. The part that is still open is missing."""
-        return merged(report for _, report in self._closed)
+        return merged(report for at_s, report in self._closed if at_s > self._slides_from_s)
+
+    @property
+    def _slides_from_s(self) -> float:
+        """Start of the sliding window that ends with the last report."""
+        return self._opened_s - self._limits.attainment_window_s
 
     def limits_s(self) -> dict[tuple[str, Metric], float]:
         """The objectives in seconds, as the last request of each class had them; those that are unknown yet are missing."""
@@ -417,9 +387,7 @@ class AttainmentRecorder:
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
-        if self._limits.attainment_window_s and len(self._closed) > 1 + (
-            self._limits.attainment_window_s / self._limits.report_window_s
-        ):
+        if len(self._closed) > max(KEPT_REPORTS, 1 + self._limits.attainment_window_s / self._limits.report_window_s):
             raise AssertionError("more closed windows are kept than fit into the sliding window")
         if any(one.answering and not one.judged for one in self._running.values()):
             raise AssertionError("a request has a first token, and its TTFT is not judged")

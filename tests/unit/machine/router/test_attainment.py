@@ -1,27 +1,26 @@
 """Load and attainment in windows, as requests begin, answer and end."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Refusals, WindowReport, merged
-from triptych.machine.router.attainment import (
-    AttainmentRecorder,
-    RequestAnswering,
-    RequestDispatched,
-    RequestOver,
-    RequestPrepared,
-    RequestRefused,
-    RequestShape,
-    Tick,
-    WindowLimits,
-)
+from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowLimits
 
 ALONE = Isolated(prepare_s=0.0, encode_s=0.1, prefill_s=0.1, tbt_s=0.02)
-IMAGE = RequestShape("image-256", ClassWindow(arrivals=1, items=1, media_tokens=200, prompt_tokens=230), isolated=ALONE)
-TEXT = RequestShape("text", ClassWindow(arrivals=1, prompt_tokens=30))
+
+
+@dataclass(frozen=True)
+class Shape:
+    class_name: str
+    counts: ClassWindow
+    isolated: Isolated | None = None
+
+
+IMAGE = Shape("image-256", ClassWindow(arrivals=1, items=1, media_tokens=200, prompt_tokens=230), isolated=ALONE)
+TEXT = Shape("text", ClassWindow(arrivals=1, prompt_tokens=30))
 ITEM = ItemTimeline(0, "image", 28, 28, 200, "e1", encode_s=0.1)
 
 
@@ -49,28 +48,35 @@ class Router:
         limits = WindowLimits(isolated_samples=samples)
         self.recorder = AttainmentRecorder(slo=Slo.parse(slo), limits=limits, epoch=7, now_s=0.0)
         self.now_s = 0.0
-        self.reports: list[WindowReport] = []
         self.number = 0
+        self.gaps: Gaps
 
-    def feed(self, event: object) -> None:
-        self.reports += [effect.report for effect in self.recorder.handle(event, self.now_s)]  # type: ignore[arg-type]
-        self.recorder.validate()
+    @property
+    def reports(self) -> list[WindowReport]:
+        return self.recorder.reports(0, self.now_s)
 
-    def arrives(self, shape: RequestShape) -> int:
+    def arrives(self, shape: Shape) -> int:
         self.number += 1
-        self.feed(RequestPrepared(self.number, shape, 0.0))
+        self.gaps = self.recorder.prepared(
+            self.number, shape.class_name, shape.counts, shape.isolated, waited_s=0.0, now_s=self.now_s
+        )
         return self.number
 
-    def serves(self, shape: RequestShape, what: Timeline) -> None:
+    def is_over(self, number: int, what: Timeline) -> None:
+        self.recorder.over(number, what, self.now_s)
+        self.recorder.validate()
+
+    def serves(self, shape: Shape, what: Timeline) -> None:
         number = self.arrives(shape)
-        self.feed(RequestDispatched(number, "t1"))
-        self.feed(RequestAnswering(number, what))
-        self.feed(RequestOver(number, what))
+        self.recorder.dispatched(number, "t1", self.now_s)
+        self.recorder.answering(number, what, self.now_s)
+        self.recorder.validate()
+        self.is_over(number, what)
 
     def window(self, name: str = "image-256") -> ClassWindow:
         """Everything so far."""
         self.now_s += 1.0
-        self.feed(Tick())
+        self.recorder.roll(self.now_s)
         return merged(self.reports).get(name, ClassWindow())
 
 
@@ -81,7 +87,7 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
     assert (begun.arrivals, begun.items, begun.media_tokens, begun.prompt_tokens) == (1, 1, 200, 230)
     assert (begun.done, begun.ttft) == (0, Judged())
     assert (router.reports[0].waiting, router.reports[0].waiting_media_tokens) == (1, 200)
-    router.feed(RequestOver(number, timeline()))
+    router.is_over(number, timeline())
     over = router.window()
     assert (over.arrivals, over.done, over.output_tokens, over.ttft) == (1, 1, 11, Judged(1, 0))
     assert router.reports[1].waiting == 0
@@ -91,7 +97,7 @@ def test_reports_are_numbered_and_say_how_long_they_are() -> None:
     router = Router()
     router.window()
     router.now_s += 0.5
-    router.feed(Tick())
+    router.recorder.roll(router.now_s)
     router.window()
     assert [(one.epoch, one.sequence, one.duration_s) for one in router.reports] == [(7, 1, 1.0), (7, 2, 1.5)]
 
@@ -122,7 +128,7 @@ def test_a_request_that_waits_for_its_first_token_is_charged_to_prefill() -> Non
     router = Router("ttft=5x")
     number = router.arrives(IMAGE)
     router.now_s = 0.3
-    router.feed(RequestDispatched(number, "t1"))
+    router.recorder.dispatched(number, "t1", router.now_s)
     router.now_s = 0.9
     router.window()
     window = router.window()
@@ -135,8 +141,8 @@ def test_a_late_answer_is_judged_once() -> None:
     number = router.arrives(IMAGE)
     router.window()
     router.window()
-    router.feed(RequestAnswering(number, timeline(encode_s=3.0)))
-    router.feed(RequestOver(number, timeline(encode_s=3.0)))
+    router.recorder.answering(number, timeline(encode_s=3.0), router.now_s)
+    router.is_over(number, timeline(encode_s=3.0))
     assert router.window().ttft == Judged(0, 1)
 
 
@@ -144,7 +150,7 @@ def test_a_client_that_leaves_before_its_objective_has_passed_is_not_judged() ->
     router = Router("ttft=5x")
     for outcome, error in ((Outcome.CANCELLED, ""), (Outcome.FAILED, "deadline_exceeded")):
         left = replace(timeline(), outcome=outcome, error=error, ttft_s=0.0, total_s=0.9)
-        router.feed(RequestOver(router.arrives(IMAGE), left))
+        router.is_over(router.arrives(IMAGE), left)
     window = router.window()
     assert (window.impatient, window.cancelled, window.failed, window.ttft) == (2, 1, 1, Judged())
 
@@ -152,7 +158,7 @@ def test_a_client_that_leaves_before_its_objective_has_passed_is_not_judged() ->
 def test_a_client_that_leaves_after_its_objective_has_passed_is_a_miss() -> None:
     router = Router("ttft=5x")
     left = replace(timeline(), outcome=Outcome.CANCELLED, ttft_s=0.0, total_s=1.1)
-    router.feed(RequestOver(router.arrives(IMAGE), left))
+    router.is_over(router.arrives(IMAGE), left)
     window = router.window()
     assert (window.impatient, window.cancelled, window.ttft) == (0, 1, Judged(0, 1))
 
@@ -160,7 +166,7 @@ def test_a_client_that_leaves_after_its_objective_has_passed_is_a_miss() -> None
 def test_a_failure_is_counted_and_not_judged() -> None:
     router = Router("ttft=5x")
     failed = replace(timeline(), outcome=Outcome.FAILED, error="instance_lost", ttft_s=0.0, total_s=9.0)
-    router.feed(RequestOver(router.arrives(IMAGE), failed))
+    router.is_over(router.arrives(IMAGE), failed)
     window = router.window()
     assert (window.failed, window.impatient, window.ttft) == (1, 0, Judged())
 
@@ -197,12 +203,11 @@ def test_the_99th_percentile_of_the_gaps_is_judged() -> None:
     router = Router("tbt=0.1s")
     for slow in (0, 1, 2):
         number = router.arrives(TEXT)
-        gaps = router.recorder.gaps(number)
-        assert gaps is not None
+        gaps = router.gaps
         gaps.tokens(0, 1, at_s := 0.0)
         for index in range(100):
             gaps.tokens(0, 1, at_s := at_s + (0.2 if index < slow else 0.05))
-        router.feed(RequestOver(number, timeline(items=0)))
+        router.is_over(number, timeline(items=0))
     window = router.window("text")
     assert (window.tbt, window.gaps, window.gaps_over) == (Judged(2, 1), 300, 3)
     assert window.tbt_s.quantile_s(0.5) == pytest.approx(0.05, rel=0.1)
@@ -210,8 +215,8 @@ def test_the_99th_percentile_of_the_gaps_is_judged() -> None:
 
 def test_choices_have_gaps_of_their_own_and_tokens_that_come_together_share_one() -> None:
     router = Router("tbt=0.1s")
-    gaps = router.recorder.gaps(router.arrives(TEXT))
-    assert gaps is not None
+    router.arrives(TEXT)
+    gaps = router.gaps
     gaps.tokens(0, 1, 0.0)
     gaps.tokens(1, 1, 0.15)
     gaps.tokens(0, 4, 0.2)
@@ -240,7 +245,7 @@ def test_a_sick_instance_has_the_misses() -> None:
 def test_refusals_are_counted_by_whether_more_instances_would_help() -> None:
     router = Router()
     for overloaded in (True, False, True):
-        router.feed(RequestRefused(overloaded))
+        router.recorder.refused(overloaded=overloaded, now_s=router.now_s)
     router.window()
     assert router.reports[0].refusals == Refusals(2, 1)
 
@@ -263,10 +268,9 @@ def test_the_sliding_window_forgets() -> None:
     assert router.recorder.window == {}
 
 
-def test_events_of_an_unknown_request_change_nothing() -> None:
+def test_steps_of_an_unknown_request_change_nothing() -> None:
     router = Router("ttft=5x")
-    router.feed(RequestDispatched(9, "t1"))
-    router.feed(RequestAnswering(9, timeline()))
-    router.feed(RequestOver(9, timeline()))
+    router.recorder.dispatched(9, "t1", router.now_s)
+    router.recorder.answering(9, timeline(), router.now_s)
+    router.is_over(9, timeline())
     assert router.window() == ClassWindow()
-    assert router.recorder.gaps(9) is None
