@@ -12,7 +12,7 @@ from triptych.runtime.host import machine_name, new_epoch
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.telemetry import Telemetry
-from triptych.runtime.tls import TlsIdentity
+from triptych.runtime.tls import REDIS, TlsIdentity
 from triptych.store.memory import MemoryStore
 from triptych.wire.documents import manager_document
 
@@ -32,7 +32,7 @@ async def app(
     incarnation = new_epoch()
     async with AsyncExitStack() as stack:
         try:
-            store = _store(settings, incarnation)
+            store = _store(settings, incarnation, tls)
             stack.push_async_callback(store.close)
             scaler, run = _scaler(settings, tls, stack)
         except ValueError as error:
@@ -68,12 +68,12 @@ async def app(
         yield RpcApp(service, server, scope)
 
 
-def _store(settings: PoolManagerSettings, incarnation: int) -> Store:
+def _store(settings: PoolManagerSettings, incarnation: int, tls: TlsIdentity | None) -> Store:
     """Raises ValueError."""
     if settings.store.redis:
         from triptych.store.redis import RedisStore
 
-        return RedisStore(settings.store)
+        return RedisStore(settings.store, tls=None if tls is None else tls.calling(REDIS))
     return MemoryStore(clock=monotonic, first_revision=incarnation // 1000)
 
 

@@ -71,6 +71,8 @@ class PoolManagerSettings(RpcServiceSettings):
     @model_validator(mode="after")
     def _scaler_is_whole(self) -> Self:
         deployments = self.named_deployments
+        if self.store.redis_tls and self.tls.files is None:
+            raise ValueError("redis_tls needs tls_cert, tls_key and tls_ca")
         if self.autoscale and self.scaler == "none":
             raise ValueError("autoscale needs a scaler: set scaler")
         if self.scaler == "kubernetes" and not deployments:

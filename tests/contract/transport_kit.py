@@ -17,6 +17,7 @@ from triptych.domain.instance import TransportOffer
 from triptych.machine.encoder.arena import ArenaMachine
 from triptych.machine.encoder.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
 from triptych.ports import Arena, Transport
+from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
@@ -24,7 +25,6 @@ from triptych.transport.nixl import NixlTransport
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
-from triptych.transport.tcp_wire import Tls
 
 MACHINE = "test-host"
 MAX_PULL_S = 20.0
@@ -71,7 +71,7 @@ class Kit:
     the default of the services.
     """
 
-    def __init__(self, backend: str, *, tls: Tls | None = None, device: str | None = None) -> None:
+    def __init__(self, backend: str, *, tls: TlsIdentity | None = None, device: str | None = None) -> None:
         self.backend = backend
         self.device = device
         self.tls = tls

@@ -97,4 +97,4 @@ def test_mismatched_certificate_files_are_refused(tmp_path: Path) -> None:
         TlsIdentity.load(one / FILES["cert"], other / FILES["key"], one / FILES["ca"])
     with pytest.raises(ValueError, match="cannot be read"):
         TlsIdentity.load(tmp_path / "missing.pem", one / FILES["key"], one / FILES["ca"])
-    assert identity(one).listener.verify_mode is ssl.CERT_REQUIRED
+    assert identity(one).current.listener.verify_mode is ssl.CERT_REQUIRED

@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from triptych.cli.options import DEFAULT_URL, ApiKey, PoolManager, TlsCa, TlsCert, TlsKey, Url, failures, managers, run
+from triptych.cli.options import (
+    DEFAULT_URL,
+    ApiKey,
+    PoolManager,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TlsName,
+    Url,
+    failures,
+    managers,
+    run,
+)
 from triptych.cli.outcome import CliError
 
 commands = typer.Typer()
@@ -26,6 +38,7 @@ def status(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    tls_name: TlsName = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show whether a cluster is ready, its pools with their sizes, attainment and last decisions, and its instances."""
@@ -33,7 +46,7 @@ def status(
     from triptych.cli.show import plain_console
 
     with failures():
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     ready = run(looking.status(known, api_key, tuple(admin or ()), plain_console(), as_json=as_json))
     raise typer.Exit(0 if ready else 1)
 
@@ -57,6 +70,7 @@ def scale(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    tls_name: TlsName = "",
 ) -> None:
     """Set the size of a pool by hand for a time, or end that. With autoscaling it follows the load again afterwards."""
     from triptych.cli import pools
@@ -66,7 +80,7 @@ def scale(
         if auto == (size is not None):
             raise CliError("give either a size or --auto", caller=True)
         for_s = pools.duration_s(for_)
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     run(pools.scale(pool, size, for_s, known, plain_console()))
 
 
@@ -80,11 +94,12 @@ def drain(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    tls_name: TlsName = "",
 ) -> None:
     """Let an instance finish what it has and get no new work. Its process stays until it is stopped."""
     from triptych.cli import pools
     from triptych.cli.show import plain_console
 
     with failures():
-        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca))
+        known = managers(url, pool_manager, (tls_cert, tls_key, tls_ca), tls_name)
     run(pools.drain(instance, known, plain_console()))

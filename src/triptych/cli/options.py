@@ -41,20 +41,31 @@ TlsKey = Annotated[Path | None, typer.Option(envvar="TRIPTYCH_TLS_KEY", help="Ke
 TlsCa = Annotated[
     Path | None, typer.Option(envvar="TRIPTYCH_TLS_CA", help="Authority that signed the certificates (PEM).")
 ]
+TlsName = Annotated[
+    str,
+    typer.Option(
+        envvar="TRIPTYCH_TLS_NAME",
+        metavar="DOMAIN",
+        help="--tls-name of the services: the domain in their certificates; empty for their hosts.",
+        show_default=False,
+    ),
+]
 
 
-def managers(url: str, named: str | None, tls: tuple[Path | None, Path | None, Path | None]) -> "Managers":
+def managers(
+    url: str, named: str | None, tls: tuple[Path | None, Path | None, Path | None], tls_name: str = ""
+) -> "Managers":
     """The pool managers of a command. Raises CliError for options that cannot be used."""
     from triptych.cli.managers import Managers
     from triptych.runtime.tls import TlsIdentity
 
     certificate, key, authority = tls
     if certificate is None or key is None or authority is None:
-        if any(tls):
-            raise CliError("--tls-cert, --tls-key and --tls-ca go together", caller=True)
+        if any(tls) or tls_name:
+            raise CliError("--tls-cert, --tls-key and --tls-ca go together, and --tls-name with them", caller=True)
         return Managers(url, named)
     try:
-        return Managers(url, named, TlsIdentity.load(certificate, key, authority))
+        return Managers(url, named, TlsIdentity.load(certificate, key, authority, name=tls_name))
     except ValueError as error:
         raise CliError(str(error), caller=True) from None
 

@@ -34,9 +34,10 @@ MIN_PING_INTERVAL_MS = 5_000
 """A server closes the connection of a client that pings more often (gRPC's own limit is 5 minutes)."""
 
 
-def channel_options() -> tuple[tuple[str, int], ...]:
-    """Options of a client's channel."""
+def channel_options(server_name: str | None = None) -> tuple[tuple[str, int | str], ...]:
+    """Options of a client's channel. ``server_name`` is the one in the server's certificate, if it is not the host."""
     return (
+        *((("grpc.ssl_target_name_override", server_name),) if server_name else ()),
         ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
         ("grpc.enable_retries", 0),  # callers retry, as they know what a retry costs

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc.aio
 
@@ -19,7 +19,7 @@ from triptych.rpc import calls, limits
 from triptych.rpc.context import outgoing
 from triptych.rpc.credentials import channel_credentials
 from triptych.rpc.multiplex import Multiplexer
-from triptych.runtime.tls import TlsIdentity
+from triptych.runtime.tls import INSTANCE, POOL_MANAGER, ROUTER, SCALER, TlsIdentity
 from triptych.v1 import (
     encoder_pb2,
     instance_pb2,
@@ -46,12 +46,15 @@ _RELEASED = calls.reader(encoder_pb2.ReleaseResponse, lambda _: None)
 class _Channel:
     """A connection to ``target`` (``host:port``), with mutual TLS if ``tls`` is given. It reconnects automatically."""
 
+    kind: ClassVar[str]
+    """What is called, for the name in its certificate."""
+
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         if tls is None:
             self._channel = grpc.aio.insecure_channel(target, options=limits.channel_options())
         else:
-            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls), options=limits.channel_options())
-
+            options = limits.channel_options(tls.name_of(self.kind))
+            self._channel = grpc.aio.secure_channel(target, channel_credentials(tls.current), options=options)
         self._calls = Multiplexer(self._channel)
 
     @property
@@ -70,6 +73,8 @@ class _Channel:
 
 class RouterStub(_Channel):
     """``ports.Router`` at ``target``."""
+
+    kind = ROUTER
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)
@@ -107,6 +112,8 @@ class RouterStub(_Channel):
 
 class InstanceStub(_Channel):
     """``ports.Encoder`` and ``ports.Text`` at ``target``, for the stages that the instance serves."""
+
+    kind = INSTANCE
 
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)
@@ -160,6 +167,8 @@ class InstanceStub(_Channel):
 class PoolManagerStub(_Channel):
     """``ports.PoolManagerClient`` at ``target``."""
 
+    kind = POOL_MANAGER
+
     def __init__(self, target: str, tls: TlsIdentity | None = None) -> None:
         super().__init__(target, tls)
         self._stub = pool_manager_pb2_grpc.PoolManagerStub(self._channel)
@@ -193,6 +202,8 @@ async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenera
 
 class ScalerStub(_Channel):
     """``ports.Scaler`` at ``target``. Every method raises Unavailable when it is away. ``close`` leaves the scaler running."""
+
+    kind = SCALER
 
     def __init__(
         self, target: str, tls: TlsIdentity | None = None, *, timeout_s: float = limits.QUERY_TIMEOUT_S

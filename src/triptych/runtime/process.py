@@ -35,10 +35,10 @@ class CannotStart(Exception):
 
 def tls_identity(settings: ServiceSettings) -> TlsIdentity | None:
     """The TLS identity from the settings; None without TLS. Raises CannotStart."""
-    if settings.tls_files is None:
+    if settings.tls.files is None:
         return None
     try:
-        return TlsIdentity.load(*settings.tls_files)
+        return TlsIdentity.load(*settings.tls.files, name=settings.tls.tls_name)
     except ValueError as error:
         raise CannotStart(str(error)) from None
 

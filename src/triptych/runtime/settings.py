@@ -30,6 +30,7 @@ from pydantic_settings import (
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.tls import TlsSettings
 from triptych.runtime.watched_value import ReportIntervals
 
 _PREFIX = "TRIPTYCH_"
@@ -82,28 +83,10 @@ class ServiceSettings(BaseSettings):
     """TCP port for /health, /ready and /metrics of this process alone; 0 opens none."""
     loop_lag_warn_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
     """Log a warning when the event loop was blocked for this long."""
-    tls_cert: Path | None = None
-    """Certificate of this process (PEM). With it, tls_key and tls_ca, services talk to each other by mutual TLS."""
-    tls_key: Path | None = None
-    """Its private key (PEM)."""
-    tls_ca: Path | None = None
-    """CA certificates (PEM) that sign the certificates of trusted services."""
+    tls: TlsSettings = TlsSettings()
+    """Mutual TLS between services."""
     otlp_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
     """OTLP collector (gRPC, http://HOST:4317) for request spans; empty disables tracing."""
-
-    @property
-    def tls_files(self) -> tuple[Path, Path, Path] | None:
-        """Certificate, key and authority; None without TLS."""
-        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
-            return None
-        return self.tls_cert, self.tls_key, self.tls_ca
-
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
-        if given and self.tls_files is None:
-            raise ValueError(f"{' and '.join(given)} alone: TLS needs tls_cert, tls_key and tls_ca")
-        return self
 
     @classmethod
     def settings_customise_sources(
@@ -161,14 +144,14 @@ class RpcServiceSettings(ServiceSettings):
     @model_validator(mode="after")
     def _network_is_meant(self) -> Self:
         address = ip_address(self.host)
-        if not address.is_loopback and not self.allow_network and self.tls_files is None:
+        if not address.is_loopback and not self.allow_network and self.tls.files is None:
             raise ValueError(f"host {self.host} is not a loopback address: configure TLS, or set --allow-network")
         return self
 
     @property
     def reaches_network(self) -> bool:
         """Whether it may be connected with other machines."""
-        return self.allow_network or self.tls_files is not None
+        return self.allow_network or self.tls.files is not None
 
 
 class MemberSettings(RpcServiceSettings):

@@ -1,38 +1,273 @@
-"""Mutual TLS between services, from PEM files."""
+"""Mutual TLS between services, from PEM files that may be replaced while the process runs."""
 
+import contextlib
+import logging
+import re
 import ssl
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
+
+from triptych.ports import Clock
+from triptych.runtime.clock import monotonic
+
+logger = logging.getLogger(__name__)
+
+ROUTER, INSTANCE, POOL_MANAGER, SCALER, REDIS = "router", "instance", "pool-manager", "scaler", "redis"
+"""What is called by name: the certificate of a router under ``--tls-name NAME`` is for ``router.NAME``, and so on."""
+
+_CHECK_S = 1.0
+_NAME = re.compile(r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TlsIdentity:
-    """Both ends of a connection present a certificate signed by ``authority``.
+class TlsSettings:
+    """Mutual TLS between services."""
 
-    The client also checks that the certificate names the host it connects to.
+    tls_cert: Path | None = None
+    """Certificate of this process (PEM). With it, tls_key and tls_ca, services talk to each other by mutual TLS. Files that
+    are replaced are used for new connections."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    tls_ca: Path | None = None
+    """CA certificates (PEM) that sign the certificates of trusted services."""
+    tls_name: str = ""
+    """Domain that certificates carry, as triptych.internal: a router is called as router.triptych.internal wherever it runs.
+    Empty: certificates carry the hosts that are connected to."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
+        if given and self.files is None:
+            raise ValueError(f"{' and '.join(given)} alone: TLS needs tls_cert, tls_key and tls_ca")
+        if self.tls_name and self.files is None:
+            raise ValueError("tls_name alone: TLS needs tls_cert, tls_key and tls_ca")
+        check_domain(self.tls_name)
+
+    @property
+    def files(self) -> tuple[Path, Path, Path] | None:
+        """Certificate, key and authority; None without TLS."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return self.tls_cert, self.tls_key, self.tls_ca
+
+
+def check_domain(name: str) -> None:
+    """Raises ValueError for a ``tls_name`` that no certificate can carry. Empty means none."""
+    if name and not _NAME.fullmatch(name):
+        raise ValueError(f"tls_name {name!r} is no domain name in lower case")
+
+
+class Reloaded(Generic[T]):
+    """What ``make`` builds of files: built again on the first use more than a second after they have changed.
+
+    New files that cannot be used, as while they are being written, are logged and tried again; until then the last
+    ones count. Any thread may use it.
     """
 
-    certificate: bytes
+    def __init__(self, files: Sequence[Path], make: Callable[[], T], *, clock: Clock = monotonic) -> None:
+        """Raises ValueError as ``make`` does."""
+        self._files = tuple(files)
+        self._make = make
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = self._state()
+        self._value = make()
+        self._fault = ""
+        self._check_at_s = clock() + _CHECK_S
+
+    @property
+    def current(self) -> T:
+        if self._clock() >= self._check_at_s and self._lock.acquire(blocking=False):
+            try:
+                self._check()
+                self._check_at_s = self._clock() + _CHECK_S
+            finally:
+                self._lock.release()
+        return self._value
+
+    def _check(self) -> None:
+        state = self._state()
+        if state == self._seen and not self._fault:
+            return
+        try:
+            value = self._make()
+            if state != self._state():
+                raise ValueError("the files changed while they were read")  # noqa: TRY301
+        except ValueError as error:
+            if str(error) != self._fault:
+                logger.warning("new TLS files are not used yet: %s", error)
+            self._fault = str(error)
+            return
+        self._seen, self._fault = state, ""
+        if value != self._value:
+            logger.info("new TLS files are in use: %s", self._files[0])
+            self._value = value
+
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_file_state, self._files))
+
+
+def _file_state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What a process uses for new connections."""
+
+    certificate: bytes = field(repr=False)
     """Including intermediate certificates, if any."""
-    key: bytes
-    authority: bytes
-    listener: ssl.SSLContext
-    caller: ssl.SSLContext
+    key: bytes = field(repr=False)
+    authority: bytes = field(repr=False)
+    listener: ssl.SSLContext = field(repr=False, compare=False)
+    """Requires a certificate of callers."""
+    caller: ssl.SSLContext = field(repr=False, compare=False)
+    """Presents the certificate. It checks the name that it is given."""
+    begins_s: float
+    """When the own certificate becomes valid, in seconds since 1970."""
+    ends_s: float
+    """When it expires."""
+    authority_ends_s: float
+    """When the last of the CA certificates expires."""
+
+
+class TlsIdentity:
+    """The certificate of a process, and the authority that signs those of its peers.
+
+    Both ends of a connection present a certificate signed by the authority. The caller also checks that the certificate
+    names what it calls: ``name_of`` its kind, or the host it connects to. ``current`` follows the files.
+    """
+
+    def __init__(self, material: Reloaded[TlsMaterial], name: str) -> None:
+        """Use ``load``."""
+        self._material = material
+        self._name = name
 
     @classmethod
-    def load(cls, certificate: Path, key: Path, authority: Path) -> Self:
-        """Raises ValueError when a file cannot be read, or key and certificate do not match."""
-        try:
-            listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority))
-            listener.verify_mode = ssl.CERT_REQUIRED
-            caller = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(authority))
-            for context in (listener, caller):
-                context.minimum_version = ssl.TLSVersion.TLSv1_2
-                context.load_cert_chain(str(certificate), str(key))
-            return cls(certificate.read_bytes(), key.read_bytes(), authority.read_bytes(), listener, caller)
-        except ssl.SSLError as error:
-            raise ValueError(f"the TLS files cannot be used: {error.reason or 'not PEM'}") from None
-        except OSError as error:
-            name = error.filename or f"{certificate}, {key} or {authority}"
-            raise ValueError(f"a TLS file cannot be read: {name} ({error.strerror})") from None
+    def load(cls, certificate: Path, key: Path, authority: Path, *, name: str = "", clock: Clock = monotonic) -> Self:
+        """``name`` is the setting ``tls_name``. Raises ValueError when a file cannot be read, key and certificate do not
+        match, or the certificate is not valid now.
+        """
+        check_domain(name)
+        files = (certificate, key, authority)
+        return cls(Reloaded(files, lambda: _material(*files), clock=clock), name)
+
+    @property
+    def current(self) -> TlsMaterial:
+        return self._material.current
+
+    def name_of(self, kind: str) -> str | None:
+        """The name that the certificate of a service of this kind carries; None if it carries its host's."""
+        return f"{kind}.{self._name}" if self._name else None
+
+    def listening(self) -> ssl.SSLContext:
+        """For a server: each connection uses the files of its time."""
+        return _Following.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.current.listener)
+
+    def calling(self, kind: str) -> ssl.SSLContext:
+        """For connections to services of this kind: each uses the files of its time, and checks ``name_of`` the kind."""
+        return _Following.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.current.caller, self.name_of(kind))
+
+
+def caller_of(authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """For connections to a server outside of the cluster's authority; the certificate is for servers that ask for one. Each
+    connection uses the files of its time. Raises ValueError.
+    """
+
+    def make() -> ssl.SSLContext:
+        files = [file for file in (authority, certificate, key) if file is not None]
+        with _explained(*files):
+            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(authority))
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if certificate is not None:
+                context.load_cert_chain(str(certificate), None if key is None else str(key))
+            return context
+
+    files = [file for file in (authority, certificate, key) if file is not None]
+    following = Reloaded(files, make)
+    return _Following.made(ssl.PROTOCOL_TLS_CLIENT, lambda: following.current)
+
+
+class _Following(ssl.SSLContext):
+    """Stands for the context that ``source`` returns when a connection begins."""
+
+    source: Callable[[], ssl.SSLContext]
+    name: str | None
+
+    @classmethod
+    def made(cls, protocol: int, source: Callable[[], ssl.SSLContext], name: str | None = None) -> Self:
+        """``name``, if given, is checked instead of the host."""
+        made = cls(protocol)
+        made.source, made.name = source, name
+        return made
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        """What event loops call for each connection."""
+        if self.name is not None:
+            options["server_hostname"] = self.name
+        return self.source().wrap_bio(*args, **options)
+
+
+def _material(certificate: Path, key: Path, authority: Path) -> TlsMaterial:
+    with _explained(certificate, key, authority):
+        listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority))
+        listener.verify_mode = ssl.CERT_REQUIRED
+        listener.options |= ssl.OP_NO_TICKET
+        listener.num_tickets = 0  # nobody resumes a session after its certificate has expired
+        caller = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(authority))
+        for context in (listener, caller):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(str(certificate), str(key))
+        own = _decoded(certificate, key)
+        return TlsMaterial(
+            certificate.read_bytes(),
+            key.read_bytes(),
+            authority.read_bytes(),
+            listener,
+            caller,
+            ssl.cert_time_to_seconds(own["notBefore"]),
+            ssl.cert_time_to_seconds(own["notAfter"]),
+            max(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in caller.get_ca_certs()),
+        )
+
+
+@contextlib.contextmanager
+def _explained(*files: Path) -> Generator[None]:
+    """Raises ValueError for files that cannot be used."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(f"the certificate {files[0]} cannot be used: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise ValueError(f"the TLS files cannot be used: {error.reason or 'not PEM'}") from None
+    except OSError as error:
+        name = error.filename or " or ".join(map(str, files))
+        raise ValueError(f"a TLS file cannot be read: {name} ({error.strerror})") from None
+
+
+def _decoded(certificate: Path, key: Path) -> dict[str, Any]:
+    """The own certificate as the module ``ssl`` decodes it, which it does only for one that a peer presents: so it is
+    presented here, in memory. Raises SSLCertVerificationError if it is not valid now, or not for callers.
+    """
+    listener, caller = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    listener.verify_mode = ssl.CERT_REQUIRED
+    listener.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by whom only its peers trust
+    listener.load_verify_locations(cafile=str(certificate))
+    caller.check_hostname, caller.verify_mode = False, ssl.CERT_NONE
+    for context in (listener, caller):
+        context.load_cert_chain(str(certificate), str(key))
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = caller.wrap_bio(back, there), listener.wrap_bio(there, back, server_side=True)
+    for _ in range(3):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ends[1].getpeercert() or {}

@@ -9,6 +9,7 @@ on the clock of Redis, if that is more. So they do not go back when Redis is emp
 import asyncio
 import logging
 import re
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from redis.backoff import NoBackoff
 
 from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.errors import Conflict, Deposed, Overloaded, StoreCorrupt, StoreUnavailable
+from triptych.runtime.tls import caller_of
 from triptych.store import scripts
 from triptych.store.limits import StoreLimits, check_key, check_name, check_ttl
 from triptych.store.redis_settings import RedisSettings
@@ -41,8 +43,12 @@ class RedisStore:
     clocks of both agree.
     """
 
-    def __init__(self, settings: RedisSettings, *, limits: StoreLimits | None = None) -> None:
-        """``settings.redis`` must be set. Raises ValueError when a file of TLS or with the password cannot be used."""
+    def __init__(
+        self, settings: RedisSettings, *, limits: StoreLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """``settings.redis`` must be set. ``tls`` is for connections under ``settings.redis_tls``. Raises ValueError when a
+        file of TLS or with the password cannot be used.
+        """
         self.fault = ""
         self._address = settings.redis
         self._limits = limits or StoreLimits()
@@ -51,7 +57,7 @@ class RedisStore:
         self._poll_s = settings.redis_poll_s
         # Waiting for a connection is part of a call's time.
         self._pool = BlockingConnectionPool(
-            max_connections=settings.redis_connections, timeout=None, **_connection(settings)
+            max_connections=settings.redis_connections, timeout=None, **_connection(settings, tls)
         )
         self._redis = Redis(connection_pool=self._pool)
         self._scripts = {text: self._redis.register_script(text) for text in scripts.ALL}
@@ -269,7 +275,15 @@ class _NoPassword(exceptions.AuthenticationError):
     """There is none to send. Apart from ``exceptions.AuthenticationError``, which is the answer of Redis."""
 
 
-def _connection(settings: RedisSettings) -> dict[str, Any]:
+class _Encrypted(SSLConnection):
+    """A connection under a given context, instead of one from files that are read once."""
+
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context.context = context
+
+
+def _connection(settings: RedisSettings, tls: ssl.SSLContext | None) -> dict[str, Any]:
     host, _, port = settings.redis.rpartition(":")
     options: dict[str, Any] = {
         "connection_class": Connection,
@@ -289,19 +303,12 @@ def _connection(settings: RedisSettings) -> dict[str, Any]:
     elif settings.redis_username:
         options["username"] = settings.redis_username
     if settings.redis_tls_ca is not None:
-        files = (settings.redis_tls_ca, settings.redis_tls_cert, settings.redis_tls_key)
-        for file in files:
-            if file is not None and not file.is_file():
-                raise ValueError(f"a TLS file cannot be read: {file}")
-        ca, cert, key = (None if file is None else str(file) for file in files)
-        options |= {
-            "connection_class": SSLConnection,
-            "ssl_ca_certs": ca,
-            "ssl_certfile": cert,
-            "ssl_keyfile": key,
-            "ssl_check_hostname": True,
-        }
-    return options
+        tls = caller_of(settings.redis_tls_ca, settings.redis_tls_cert, settings.redis_tls_key)
+    elif not settings.redis_tls:
+        return options
+    elif tls is None:
+        raise ValueError("redis_tls needs tls_cert, tls_key and tls_ca")
+    return options | {"connection_class": _Encrypted, "context": tls}
 
 
 def _told(error: Exception) -> str:

@@ -19,8 +19,10 @@ class RedisSettings:
     """User of Redis's access control list; empty for the default user."""
     redis_password_file: Path | None = None
     """File with the password, read at each new connection."""
+    redis_tls: bool = False
+    """Reach Redis by mutual TLS with tls_cert, tls_key and tls_ca. Under tls_name its certificate is for redis.DOMAIN."""
     redis_tls_ca: Path | None = None
-    """CA certificates (PEM) that sign the certificate of Redis. With it, the connection is encrypted and the name checked."""
+    """CA certificates (PEM) of a Redis with an authority of its own. With it, the connection is encrypted and the host checked."""
     redis_tls_cert: Path | None = None
     """Certificate of this process (PEM), if Redis asks for one."""
     redis_tls_key: Path | None = None
@@ -42,6 +44,8 @@ class RedisSettings:
             raise ValueError("redis_tls_cert and redis_tls_key need each other")
         if self.redis_tls_cert is not None and self.redis_tls_ca is None:
             raise ValueError("redis_tls_cert needs redis_tls_ca")
+        if self.redis_tls and self.redis_tls_ca is not None:
+            raise ValueError("redis_tls takes tls_ca: leave redis_tls_ca out")
         if not 0 <= self.redis_database < 1 << 16:
             raise ValueError(f"redis_database {self.redis_database} must be 0 to 65535")
         for name, low, value, high in (

@@ -13,7 +13,6 @@ from triptych.transport.nixl import NixlTransport, OnReset
 from triptych.transport.shm import ShmTransport
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
-from triptych.transport.tcp_wire import Tls
 from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ async def start_transports(
                     limits=TcpLimits(max_pull_s=max_pull_s),
                     bind_host=host,
                     advertised_host=advertise_host or None,
-                    tls=None if tls is None else Tls(tls.listener, tls.caller),
+                    tls=tls,
                 )
                 transports.append(await listener)
             case _:

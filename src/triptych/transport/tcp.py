@@ -1,6 +1,6 @@
 """Plain TCP: needs no extra package and reaches every host.
 
-The holder checks each read against its leases, so a ticket's nonce is what grants access. Without ``Tls`` the stream is
+The holder checks each read against its leases, so a ticket's nonce is what grants access. Without TLS the stream is
 not encrypted and belongs on an isolated network.
 """
 
@@ -10,9 +10,10 @@ from typing import Self, cast
 from triptych.domain.instance import TransportOffer
 from triptych.policy.transport import TCP
 from triptych.ports import Arena, LeaseCheck
+from triptych.runtime.tls import TlsIdentity
 from triptych.transport.tcp_holder import Serving, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
-from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer, Tls
+from triptych.transport.tcp_wire import TLS_HANDSHAKE_S, TcpOffer
 
 BACKEND = TCP
 
@@ -20,7 +21,9 @@ BACKEND = TCP
 class TcpTransport:
     """Listens from ``listen`` until ``close``."""
 
-    def __init__(self, arena: Arena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: Tls | None) -> None:
+    def __init__(
+        self, arena: Arena, *, machine: str, check: LeaseCheck, limits: TcpLimits, tls: TlsIdentity | None
+    ) -> None:
         """Use ``listen``. ``machine`` names the host, as in ``TransportOffer.host``."""
         self._arena = arena
         self._machine = machine
@@ -42,7 +45,7 @@ class TcpTransport:
         limits: TcpLimits,
         bind_host: str = "127.0.0.1",
         advertised_host: str | None = None,
-        tls: Tls | None = None,
+        tls: TlsIdentity | None = None,
     ) -> Self:
         """Serve ``arena`` on a port that the system chooses.
 
@@ -55,7 +58,7 @@ class TcpTransport:
             server = await loop.create_server(transport._accept, bind_host, 0)
         else:
             server = await loop.create_server(
-                transport._accept, bind_host, 0, ssl=tls.listener, ssl_handshake_timeout=TLS_HANDSHAKE_S
+                transport._accept, bind_host, 0, ssl=tls.listening(), ssl_handshake_timeout=TLS_HANDSHAKE_S
             )
         transport._server = server
         transport._advertised = (advertised_host or bind_host, server.sockets[0].getsockname()[1])

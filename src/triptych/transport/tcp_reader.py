@@ -15,6 +15,7 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.errors import LeaseLost, TransferFailed
 from triptych.policy.transport import TCP
 from triptych.ports import Arena
+from triptych.runtime.tls import INSTANCE, TlsIdentity
 from triptych.transport.arena import PROBE_NBYTES, probed_nbytes
 from triptych.transport.slot import check_ticket
 from triptych.transport.tcp_wire import (
@@ -25,7 +26,6 @@ from triptych.transport.tcp_wire import (
     Read,
     Status,
     TcpOffer,
-    Tls,
 )
 
 _LINKS = 2
@@ -164,7 +164,7 @@ class TcpPeer:
         offer: TcpOffer,
         *,
         max_pull_s: float,
-        tls: Tls | None,
+        tls: TlsIdentity | None,
         closed: Callable[["TcpPeer"], None],
     ) -> None:
         self._arena = arena
@@ -279,7 +279,11 @@ class TcpPeer:
             _, link = await loop.create_connection(Link, host, port)
         else:
             _, link = await loop.create_connection(
-                Link, host, port, ssl=self._tls.reader, ssl_handshake_timeout=TLS_HANDSHAKE_S
+                Link,
+                host,
+                port,
+                ssl=self._tls.calling(INSTANCE),
+                ssl_handshake_timeout=TLS_HANDSHAKE_S,
             )
         return link
 

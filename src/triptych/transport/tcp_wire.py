@@ -10,7 +10,6 @@ probe. Either side drops the connection on any other bytes.
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from ssl import SSLContext
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module calls its exception "error"
 
@@ -31,17 +30,6 @@ _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}", re.ASCII)
 
 
 TLS_HANDSHAKE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS contexts: a holder listens with one, a reader connects with the other.
-
-    The contexts decide which certificates each side demands. A reader that checks names checks the host in the offer.
-    """
-
-    listener: SSLContext
-    reader: SSLContext
 
 
 class Status(IntEnum):

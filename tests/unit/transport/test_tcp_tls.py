@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,8 @@ import uvloop
 from tests.contract.transport_kit import Kit, Site, tensor_of
 from triptych.domain.embedding import DType
 from triptych.errors import TransferFailed
+from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
-from triptych.transport.tcp_wire import Tls
 
 pytestmark = pytest.mark.process
 
@@ -35,26 +34,16 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-def mutual(own: tuple[Path, Path], trusted: Path) -> Tls:
-    """Both sides present their certificate and require ``trusted`` of the other."""
-    listener = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(trusted))
-    listener.verify_mode = ssl.CERT_REQUIRED
-    reader = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(trusted))
-    for context in (listener, reader):
-        context.load_cert_chain(*map(str, own))
-    return Tls(listener, reader)
-
-
 @pytest.fixture(scope="module")
-def member(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def member(tmp_path_factory: pytest.TempPathFactory) -> TlsIdentity:
     own = certificate(tmp_path_factory.mktemp("member"), "member")
-    return mutual(own, own[0])
+    return TlsIdentity.load(*own, own[0])
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> TlsIdentity:
     own = certificate(tmp_path_factory.mktemp("stranger"), "stranger")
-    return mutual(own, own[0])
+    return TlsIdentity.load(*own, own[0])
 
 
 async def pull(holder: Site, reader: Site, nbytes: int) -> None:
@@ -70,7 +59,7 @@ async def pull(holder: Site, reader: Site, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_embeddings_arrive_under_tls(member: Tls, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_embeddings_arrive_under_tls(member: TlsIdentity, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def run() -> None:
         kit = Kit("tcp", tls=member)
         async with kit.site("holder", nbytes=24 << 20) as holder, kit.site("reader", nbytes=24 << 20) as reader:
@@ -81,7 +70,7 @@ def test_embeddings_arrive_under_tls(member: Tls, new_loop: Callable[[], asyncio
         runner.run(run())
 
 
-async def test_a_cancelled_pull_under_tls_writes_nothing_more(member: Tls) -> None:
+async def test_a_cancelled_pull_under_tls_writes_nothing_more(member: TlsIdentity) -> None:
     kit = Kit("tcp", tls=member)
     async with kit.site("holder", nbytes=24 << 20) as holder, kit.site("reader", nbytes=24 << 20) as reader:
         peer = await reader.transport.connect(holder.transport.offer())
@@ -98,14 +87,18 @@ async def test_a_cancelled_pull_under_tls_writes_nothing_more(member: Tls) -> No
         await peer.close()
 
 
-async def test_an_untrusted_certificate_and_a_missing_holder_have_different_errors(member: Tls, stranger: Tls) -> None:
+async def test_an_untrusted_certificate_and_a_missing_holder_have_different_errors(
+    member: TlsIdentity, stranger: TlsIdentity
+) -> None:
     async with Kit("tcp", tls=member).site("holder") as holder, Kit("tcp", tls=stranger).site("reader") as reader:
         with pytest.raises(TransferFailed, match="TLS handshake with the holder failed: CERTIFICATE_VERIFY_FAILED"):
             await pull(holder, reader, 1000)
 
 
 @pytest.mark.parametrize("theirs", ["stranger", "plain"])
-async def test_without_a_trusted_certificate_no_pull_succeeds(member: Tls, stranger: Tls, theirs: str) -> None:
+async def test_without_a_trusted_certificate_no_pull_succeeds(
+    member: TlsIdentity, stranger: TlsIdentity, theirs: str
+) -> None:
     outside = stranger if theirs == "stranger" else None
     async with (
         Kit("tcp", tls=member).site("in", max_pull_s=2) as inside,

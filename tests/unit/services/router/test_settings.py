@@ -55,12 +55,12 @@ def test_policies_are_chosen_by_name() -> None:
 
 def test_tls_needs_all_its_files_and_replaces_allow_network() -> None:
     files = ["--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-ca", "a.pem"]
-    assert RouterSettings.load([*files, "--host", "0.0.0.0"], {}).tls_files == (
+    assert RouterSettings.load([*files, "--host", "0.0.0.0"], {}).tls.files == (
         Path("c.pem"),
         Path("k.pem"),
         Path("a.pem"),
     )
-    assert RouterSettings.load([], {}).tls_files is None
+    assert RouterSettings.load([], {}).tls.files is None
     for some in (files[:2], files[:4], files[2:]):
         with pytest.raises(SettingsError, match="TLS needs tls_cert, tls_key and tls_ca"):
             RouterSettings.load(some, {})
